@@ -1,0 +1,85 @@
+"""The loss at every position of a context, in memory that does not grow with the context."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polysketch.evaluation.windows import window_batches
+from polysketch.models import TransformerLM
+
+__all__ = ["PositionLosses", "evaluation_mode", "sum_losses"]
+
+
+@dataclass(frozen=True)
+class PositionLosses:
+    """Losses in nats summed over windows, position by position.
+
+    Attributes:
+        sums: float64, (positions,): the summed loss of the predictions made from that position of a window.
+        counts: int64, (positions,): how many predictions were summed; never zero.
+        num_bytes: bytes of text that the predicted tokens stand for, or None when no `token_bytes` were given.
+    """
+
+    sums: np.ndarray
+    counts: np.ndarray
+    num_bytes: int | None
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch `model` to evaluation, without gradients, and leave it as it was found."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def sum_losses(
+    model: TransformerLM,
+    tokens: np.ndarray,
+    *,
+    context_length: int,
+    span: int,
+    batch_size: int,
+    token_bytes: np.ndarray | None,
+    device: torch.device,
+    on_progress: Callable[[int, int], None] | None,
+) -> PositionLosses:
+    """Return the losses of every token of `tokens` but the first, summed by position in its window.
+
+    A window is read `span` tokens at a time with the model's state carried along, so memory depends on
+    batch_size * span and the size of the state; of the context only 16 bytes per position are kept.
+    """
+    num_predicted = len(tokens) - 1
+    sums = np.zeros(min(context_length, num_predicted), dtype=np.float64)
+    counts = np.zeros(len(sums), dtype=np.int64)
+    num_bytes = 0
+    vocab_size = model.config.vocab_size if token_bytes is None else len(token_bytes)
+    batches = window_batches(tokens, context_length=context_length, batch_size=batch_size, vocab_size=vocab_size)
+    with evaluation_mode(model):
+        for inputs, targets in batches:
+            losses = _window_losses(model, inputs.to(device), targets.to(device), span)
+            sums[: losses.shape[1]] += losses.sum(axis=0)
+            counts[: losses.shape[1]] += len(losses)
+            if token_bytes is not None:
+                num_bytes += int(token_bytes[targets.numpy()].sum(dtype=np.int64))
+            if on_progress is not None:
+                on_progress(int(counts.sum()), num_predicted)
+    return PositionLosses(sums, counts, None if token_bytes is None else num_bytes)
+
+
+def _window_losses(model: TransformerLM, inputs: Tensor, targets: Tensor, span: int) -> np.ndarray:
+    """Return the losses (batch, length) in float64 of one batch of windows, read span by span."""
+    state = model.init_state(len(inputs), device=inputs.device)
+    losses = []
+    for span_inputs, span_targets in zip(inputs.split(span, dim=1), targets.split(span, dim=1), strict=True):
+        hidden, state = model.extend_hidden(span_inputs, state)
+        losses.append(model.token_losses(hidden, span_targets).cpu().double().numpy())
+    return np.concatenate(losses, axis=1)

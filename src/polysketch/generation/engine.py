@@ -1,0 +1,170 @@
+"""Continue prompts with a language model whose state does not grow. Token ids in, token ids out: no text here."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polysketch.generation.randomness import RowUniforms
+from polysketch.generation.sampling import Sampler
+from polysketch.models import ModelState, TransformerLM
+
+__all__ = ["GenerationResult", "generate"]
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What `generate` made.
+
+    Attributes:
+        tokens: for every prompt the new token ids, without the prompt and without the stop id.
+        stopped: for every prompt whether the stop id ended it, rather than max_new_tokens.
+        tokens_per_second: new tokens of all prompts together, over the seconds from the end of the prompts on.
+        prefill_seconds: time to read the prompts.
+        state_bytes: size of the state carried from token to token, all prompts together.
+    """
+
+    tokens: list[list[int]]
+    stopped: list[bool]
+    tokens_per_second: float
+    prefill_seconds: float
+    state_bytes: int
+
+
+@torch.inference_mode()
+def generate(
+    model: TransformerLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: int | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+    span: int = 512,
+) -> GenerationResult:
+    """Continue every prompt by up to `max_new_tokens` tokens, all prompts in one batch.
+
+    Prompts of different lengths are padded on the left, where padding changes nothing. The tokens of a prompt are a
+    function of the model, the prompt, the settings and `seed`: not of the other prompts in the batch. (Rounding may
+    differ between batch sizes, and so, very rarely, may a token.) Equal prompts get different continuations.
+
+    Cost: prompts are read `span` tokens at a time, then one step a token; with a linear mechanism neither the time of
+    a step nor the state depends on what came before.
+
+    Args:
+        model: a language model; its training mode is restored.
+        prompts: token ids, at least one in every prompt.
+        max_new_tokens: at least 1.
+        temperature: see `Sampler`; 0 is greedy.
+        top_k: see `Sampler`.
+        top_p: see `Sampler`.
+        seed: of the random draws.
+        stop: a token id that ends its row, for instance end of text. Default: none.
+        on_token: called as (row, token id) for every new token as soon as it is known, not for the stop id.
+        span: prompt tokens read at a time; bounds the memory of long prompts.
+
+    Raises:
+        ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
+            not finite.
+    """
+    sampler = Sampler(temperature, top_k, top_p)
+    _require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
+    rows = _Rows(len(prompts), stop, on_token)
+    uniforms = RowUniforms(prompts, seed)
+    was_training = model.training
+    model.eval()
+    try:
+        started = time.perf_counter()
+        logits, state = _prefill(model, prompts, span)
+        prefilled = time.perf_counter()
+        for remaining in reversed(range(max_new_tokens)):
+            chosen = sampler.choose(logits, uniforms.next().to(logits.device))
+            rows.add(chosen.tolist())
+            if remaining == 0 or rows.all_stopped:
+                break
+            logits, state = _step(model, chosen, state)
+        seconds = time.perf_counter() - prefilled
+    finally:
+        model.train(was_training)
+    return GenerationResult(rows.tokens, rows.stopped, rows.num_tokens / seconds, prefilled - started, state.nbytes)
+
+
+class _Rows:
+    """The tokens of every row so far, and which rows have ended."""
+
+    def __init__(self, num_rows: int, stop: int | None, on_token: Callable[[int, int], None] | None) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(num_rows)]
+        self.stopped = [False] * num_rows
+        self._stop = stop
+        self._on_token = on_token
+
+    def add(self, chosen: list[int]) -> None:
+        """Append one token to every row that has not ended; a row that has ended goes on in the batch, unheard."""
+        for row, token in enumerate(chosen):
+            self.stopped[row] = self.stopped[row] or token == self._stop
+            if self.stopped[row]:
+                continue
+            self.tokens[row].append(token)
+            if self._on_token is not None:
+                self._on_token(row, token)
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether no row takes another token."""
+        return all(self.stopped)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all rows."""
+        return sum(len(row) for row in self.tokens)
+
+
+def _prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], span: int) -> tuple[Tensor, ModelState]:
+    """Read the prompts and return the logits (batch, vocab) of their last tokens, and the state behind them."""
+    device = next(model.parameters()).device
+    ids, key_mask = _pad_left(prompts)
+    state = model.init_state(len(prompts), device=device)
+    for span_ids, span_mask in zip(ids.split(span, dim=1), key_mask.split(span, dim=1), strict=True):
+        mask = None if bool(span_mask.all()) else span_mask.to(device)
+        hidden, state = model.extend_hidden(span_ids.to(device), state, key_mask=mask)
+    return model.logits(hidden[:, -1:])[:, 0], state
+
+
+def _step(model: TransformerLM, chosen: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+    """Feed one token a row and return the logits (batch, vocab) of the next, and the state behind it."""
+    logits, state = model.extend(chosen.unsqueeze(1), state)
+    return logits[:, -1], state
+
+
+def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return ids (batch, longest), int64, zeros before the shorter prompts, and a mask that is true on real tokens."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    key_mask = torch.zeros(len(prompts), longest, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.int64)
+        key_mask[row, longest - len(prompt) :] = True
+    return ids, key_mask
+
+
+def _require_usable(prompts: Sequence[Sequence[int]], vocab_size: int, max_new_tokens: int, span: int) -> None:
+    """Refuse prompts the model cannot read and counts that are not positive."""
+    if max_new_tokens < 1 or span < 1:
+        raise ValueError(f"expected max_new_tokens and span of at least 1, found {max_new_tokens} and {span}")
+    if not prompts:
+        raise ValueError("expected at least one prompt, found none")
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ValueError(
+                f"expected at least one token in prompt {row}, found none: begin with the end-of-text token"
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise ValueError(
+                f"expected token ids from 0 to {vocab_size - 1}, found {min(prompt)} to {max(prompt)} in prompt {row}: "
+                "it was probably encoded with another tokenizer than the model's"
+            )
