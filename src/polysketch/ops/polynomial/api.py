@@ -1,0 +1,171 @@
+"""Exact polynomial attention (PolySketchFormer, section 2.1): the public functions and the choice of backend."""
+
+import math
+from typing import Protocol
+
+from torch import Tensor
+
+from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.polynomial.reference import reference_polynomial_attention
+
+
+class PolynomialBackend(Protocol):
+    """What every backend takes: checked tensors and the polynomial; see the reference for their meaning."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        degree: int,
+        scale: float,
+        offset: float,
+        first_position: int | None,
+        key_mask: Tensor | None,
+    ) -> Tensor: ...
+
+
+POLYNOMIAL_BACKENDS: dict[str, PolynomialBackend] = {
+    "reference": reference_polynomial_attention,
+}
+
+
+def polynomial_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    degree: int = 4,
+    scale: float = 1.0,
+    offset: float = 1.0,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Exact polynomial attention: o_i = sum_j w_ij v_j / (offset + sum_j w_ij), w_ij = (scale * q_i . k_j)^degree.
+
+    PolySketchFormer, section 2.1. The paper's queries and keys are layer-normalised, its scale and offset are 1.
+    ``offset`` is used as given: a scale s multiplies every weight by s^degree, so the function of scale 1 and
+    offset c is also that of scale s and offset c * s^degree.
+
+    Weights and sums are float32 (float64 for float64 inputs) whatever the input and also under autocast; float16
+    inputs are safe for that reason. A float32 weight overflows where |scale * q . k| exceeds 2^(128 / degree): 4e9 at
+    degree 4, 65,536 at 8, 256 at 16 (layer-normalised vectors of size 64 reach 64). Such a row becomes NaN, never a
+    wrong finite number; a smaller ``scale`` with the ``offset`` to match avoids it. A row whose weights are all zero
+    gives zeros, also with offset 0.
+
+    Args:
+        query: (batch, heads, query_length, head_dim), float32, bfloat16, float16 or float64, any strides.
+        key: (batch, key_heads, key_length, head_dim); ``heads`` is a multiple of ``key_heads`` (grouped queries).
+        value: (batch, key_heads, key_length, value_dim); value_dim may differ from head_dim.
+        degree: even, at least 2.
+        scale: finite factor on q . k.
+        offset: finite, at least 0.
+        causal: query i sees the keys j <= i only; needs equal lengths.
+        key_mask: (batch, key_length) bool, True for a real token.
+        backend: "reference", "blockwise", or "auto"; ``polynomial_backend`` tells what "auto" picks.
+
+    Returns:
+        (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
+        Differentiable once in query, key and value.
+
+    Raises:
+        ValueError: shapes, devices, degree, scale, offset or backend do not fit, or ``causal`` with unequal lengths.
+        TypeError: dtypes that are not floating point or not alike (outside autocast), or a mask that is not bool.
+
+    Cost: 2 * query_length * key_length * (head_dim + value_dim) operations a head, half of it when causal. The
+    blockwise backend holds a few blocks of weights, never the whole matrix.
+    """
+    check_attention_tensors(query, key, value, key_mask)
+    if causal:
+        check_causal_lengths(query, key)
+    first_position = 0 if causal else None
+    return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
+
+
+def polynomial_attention_with_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    degree: int = 4,
+    scale: float = 1.0,
+    offset: float = 1.0,
+    key_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal polynomial attention of the last queries of a sequence over all of its keys, for decoding with a cache.
+
+    Query i of n stands at position m - n + i of the m keys and sees the keys up to and including its own position;
+    the caller has appended the new keys and values to the cache. With n = m this is ``polynomial_attention`` with
+    ``causal=True``.
+
+    Args:
+        query: (batch, heads, n, head_dim), n <= m.
+        key: (batch, key_heads, m, head_dim).
+        value: (batch, key_heads, m, value_dim).
+        degree: even, at least 2.
+        scale: finite factor on q . k.
+        offset: finite, at least 0, used as given.
+        key_mask: (batch, m) bool, True for a real token.
+        backend: as in ``polynomial_attention``.
+
+    Returns:
+        (batch, heads, n, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
+
+    Raises:
+        ValueError: more queries than keys, or as in ``polynomial_attention``.
+        TypeError: as in ``polynomial_attention``.
+    """
+    check_attention_tensors(query, key, value, key_mask)
+    check_cache_lengths(query, key)
+    first_position = key.shape[2] - query.shape[2]
+    return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
+
+
+def polynomial_backend(query: Tensor, key: Tensor, *, backend: str = "auto") -> str:
+    """Name of the backend that ``polynomial_attention`` runs for these tensors.
+
+    Raises:
+        ValueError: ``backend`` is not one of "auto" and the names in ``POLYNOMIAL_BACKENDS``.
+    """
+    if backend == "auto":
+        return "reference"
+    if backend not in POLYNOMIAL_BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(['auto', *POLYNOMIAL_BACKENDS])}, got {backend!r}")
+    return backend
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    degree: int,
+    scale: float,
+    offset: float,
+    first_position: int | None,
+    key_mask: Tensor | None,
+    backend: str,
+) -> Tensor:
+    _check_polynomial(degree, scale, offset)
+    attend = POLYNOMIAL_BACKENDS[polynomial_backend(query, key, backend=backend)]
+    return attend(
+        query,
+        key,
+        value,
+        degree=degree,
+        scale=scale,
+        offset=offset,
+        first_position=first_position,
+        key_mask=key_mask,
+    )
+
+
+def _check_polynomial(degree: int, scale: float, offset: float) -> None:
+    if isinstance(degree, bool) or not isinstance(degree, int) or degree < 2 or degree % 2 != 0:
+        raise ValueError(f"degree must be an even integer, 2 or more, so that no weight is negative, got {degree!r}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale!r}")
+    if not (math.isfinite(offset) and offset >= 0):
+        raise ValueError(f"offset must be finite and not negative, got {offset!r}")
