@@ -1,0 +1,140 @@
+"""The `polysketch` command: one file per verb, loaded when that verb is asked for and not before.
+
+A verb's file exports `run(flags) -> int`, where `flags` is annotated with the verb's own dataclass: its fields are the
+command's flags, its docstrings their help. To add a verb, write that file and add a line to `VERBS`.
+
+Exit status: 0 done, 1 a failure that is explained in one line on stderr, 2 wrong usage, 130 interrupted.
+"""
+
+import argparse
+import errno
+import importlib
+import importlib.util
+import os
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polysketch import __version__
+
+__all__ = ["main"]
+
+VERBS = {
+    "prepare": "turn text (files, folders, data sets) into tokens, split for training and testing",
+    "train": "train a language model on prepared text, or go on with a run that was stopped",
+    "evaluate": "loss, perplexity and bits per byte of a trained model on held-out text",
+    "generate": "continue a prompt with a trained model",
+    "benchmark": "time attention mechanisms on this machine",
+}
+"""Every verb and what it does; verb `x` lives in polysketch/cli/x.py."""
+
+EXTRAS = {
+    "datasets": "hf",
+    "matplotlib": "plot",
+    "pyarrow": "hf",
+    "safetensors": "train",
+    "sentencepiece": "sentencepiece",
+    "tensorboard": "tensorboard",
+    "tokenizers": "train",
+    "tqdm": "train",
+    "tyro": "train",
+}
+"""Which extra of polysketch brings a package that the base install does without."""
+
+FIRST_STEPS = """first steps:
+  polysketch prepare my_texts/ --tokenizer bytes --out data
+  polysketch train --data data --preset tiny --out runs/first
+  polysketch evaluate runs/first
+  polysketch generate runs/first --prompt "Once upon a time"
+
+`polysketch COMMAND --help` lists the flags of a command.
+"""
+
+KNOWN_FAILURES = (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError)
+"""What bad input, a missing package or a full machine raises. Anything else is a mistake of ours: a traceback."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return the exit status."""
+    try:
+        arguments = _parser().parse_args(argv)
+        if arguments.verb is None:
+            _parser().print_help(sys.stderr)
+            return 2
+        return _run_reporting(arguments.verb, arguments.flags, traceback=arguments.traceback)
+    except SystemExit as stop:  # how argparse and tyro end after --help (0) and wrong usage (2)
+        return stop.code if isinstance(stop.code, int) else 2
+
+
+def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
+    """Run a verb; turn a known failure into one line and an exit status, unless the whole traceback is wanted."""
+    try:
+        return _run_verb(verb, arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted", status=130)
+    except BrokenPipeError:
+        return _leave_broken_pipe()
+    except KNOWN_FAILURES as error:
+        if traceback:
+            raise
+        return _fail(_describe(error), status=1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of everything up to the verb; what follows it is the verb's own business."""
+    verbs = {verb: summary for verb, summary in VERBS.items() if importlib.util.find_spec(f"{__name__}.{verb}")}
+    listing = "\n".join(f"  {verb:<10} {summary}" for verb, summary in verbs.items())
+    parser = argparse.ArgumentParser(
+        prog="polysketch",
+        usage="polysketch [--help] [--version] [--traceback] COMMAND ...",
+        description="Language models with attention in less than quadratic time.\n\ncommands:\n" + listing,
+        epilog=FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"polysketch {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="on failure show where, not only what")
+    parser.add_argument("verb", nargs="?", choices=list(verbs), metavar="COMMAND", help="one of the commands above")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _run_verb(verb: str, arguments: list[str]) -> int:
+    """Load the verb's file, parse its flags and run it."""
+    run: Callable[[Any], int] = importlib.import_module(f"{__name__}.{verb}").run
+    import tyro
+
+    flags_class = next(iter(typing.get_type_hints(run).values()))
+    flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    return run(flags)
+
+
+def _describe(error: BaseException) -> str:
+    """Return one line that says what went wrong and, where that is known, what to do about it."""
+    if isinstance(error, ImportError) and (package := (error.name or "").partition(".")[0]) in EXTRAS:
+        return f"the package {package!r} is needed here and not installed: pip install 'polysketch[{EXTRAS[package]}]'"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"no space left on the disk{_where(error)}: free some and run the same command again"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror.lower()}{_where(error)}"
+    if isinstance(error, MemoryError):
+        return "not enough memory: choose a smaller batch, context or model"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _where(error: OSError) -> str:
+    """Return ": FILE" where the error names one."""
+    return f": {error.filename}" if error.filename is not None else ""
+
+
+def _fail(message: str, status: int) -> int:
+    """Print the message as one line on stderr and return the exit status."""
+    print(f"polysketch: {message}", file=sys.stderr)
+    return status
+
+
+def _leave_broken_pipe() -> int:
+    """Whoever read our output has gone (`| head`): end without a word, and without another error at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

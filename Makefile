@@ -1,0 +1,61 @@
+# Every target sets up .venv first, on a fresh machine too; nothing is installed outside it.
+#
+#   make demo       prepare, train, evaluate and generate on text that is on every machine; minutes, no download
+#   make test       the tests, with the slowest of them
+#   make test-full  the full product of combinations
+#   make lint       ruff and mypy
+#   make bench      timings on this machine
+#
+# A machine without a GPU can be spared PyTorch's CUDA packages:
+#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+# External data for tests and experiments; what needs it skips where it is absent.
+POLYSKETCH_DATA ?= $(abspath $(wildcard ../shared/data))
+ifneq ($(POLYSKETCH_DATA),)
+export POLYSKETCH_DATA
+endif
+
+.PHONY: setup demo test test-full lint format bench clean
+.DEFAULT_GOAL := test
+
+setup: $(READY)
+
+# torch comes first and alone, so that no other package's range chooses another build of it.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("polysketch needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not full"
+
+test-full: $(READY)
+	$(BIN)/python -m pytest -m "full or not full" --timeout 3600
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

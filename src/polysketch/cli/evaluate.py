@@ -1,0 +1,154 @@
+"""`polysketch evaluate RUN`: how well a trained model predicts held-out text, and how that depends on position."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+
+from polysketch.data import PreparedData
+from polysketch.evaluation import Evaluation, evaluate
+from polysketch.models import TransformerLM
+from polysketch.training import RunDescription, load_model
+
+__all__ = ["EvaluateFlags", "run"]
+
+
+@dataclass(frozen=True)
+class EvaluateFlags:
+    """Measure loss, perplexity, bits per byte and loss by position of a trained model on held-out text.
+
+    Every token but the first is predicted once, from those before it in its window of --context tokens. The context
+    may be longer than the one used in training: memory does not grow with it.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """folder of the training run"""
+    data: Path | None = None
+    """folder of prepared text; default: the one the run was trained on"""
+    split: Literal["train", "validation", "test"] = "test"
+    """which part of the text"""
+    context: int | None = None
+    """tokens in a window; default: as in training"""
+    checkpoint: str = "latest"
+    """which checkpoint of the run: latest, or a name such as step-00000100"""
+    batch_size: int = 8
+    """windows read at a time; smaller needs less memory"""
+    span: int = 2048
+    """tokens of a window read at a time; smaller needs less memory"""
+    max_tokens: int | None = None
+    """predict only the first so many tokens; default: all"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes a GPU where there is one"""
+    without_prefix: bool = False
+    """switch the sketched prefix off: what the local chunks manage alone"""
+    plot: Path | None = None
+    """write a plot of the loss by position to this file (.png, .pdf or .svg)"""
+    json: bool = False
+    """print the figures as one JSON object on the last line"""
+
+
+def run(flags: EvaluateFlags) -> int:
+    """Evaluate as the flags say, print the figures, and return the exit status."""
+    model, description = load_model(flags.run, device=choose_device(flags.device), checkpoint=flags.checkpoint)
+    data = PreparedData.open(description.data if flags.data is None else flags.data)
+    require_same_tokenizer(data, description, model)
+    if flags.without_prefix:
+        model.remove_prefix()
+    result = evaluate(
+        model,
+        data.split(flags.split).tokens,
+        context_length=flags.context or description.context_length,
+        span=flags.span,
+        batch_size=flags.batch_size,
+        token_bytes=data.tokenizer.token_bytes(),
+        max_tokens=flags.max_tokens,
+        on_progress=_show_progress if sys.stderr.isatty() else None,
+    )
+    if not math.isfinite(result.loss):
+        raise ValueError(f"expected a finite loss, found {result.loss}: the weights of {flags.run} are probably bad")
+    _print_table(result, flags, description)
+    if flags.plot is not None:
+        plot_loss_by_position(result, flags.plot, title=f"{flags.run.name}, {flags.split}")
+    if flags.json:
+        print(json.dumps(_as_json(result, flags, description)))
+    return 0
+
+
+def choose_device(name: str) -> str:
+    """Return `name`, or for "auto" a GPU where there is one and else the CPU."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def require_same_tokenizer(data: PreparedData, description: RunDescription, model: TransformerLM) -> None:
+    """Refuse text whose ids mean something else to the model than they did in training."""
+    found, expected = data.tokenizer, description.tokenizer
+    same = found.name == expected.name and found.vocab_size == expected.vocab_size
+    if not same or (found.token_bytes() != expected.token_bytes()).any():
+        raise ValueError(
+            f"expected text prepared with the run's tokenizer {expected.name} ({expected.vocab_size} tokens), found "
+            f"{found.name} ({found.vocab_size} tokens): run `polysketch prepare` with --tokenizer set to the run's file"
+        )
+    if found.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"expected a vocabulary of at most the model's {model.config.vocab_size} tokens, found {found.vocab_size}: "
+            "the run and the data do not belong together"
+        )
+
+
+def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None:
+    """Write a plot of the loss against the position in the context, both as measured and on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.stairs(result.loss_by_position, result.position_edges, baseline=None, linewidth=2)
+    axes.set_xscale("symlog", base=2, linthresh=max(1, int(result.position_edges[1])))
+    axes.set_xlim(0, int(result.position_edges[-1]))
+    axes.set(xlabel="position in the context (tokens)", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=150)
+    print(f"plot: {file}")
+
+
+def _print_table(result: Evaluation, flags: EvaluateFlags, description: RunDescription) -> None:
+    """Print the figures for a person."""
+    print(f"{flags.run} at step {description.step}, {flags.split}, context {result.context_length}")
+    print(f"  tokens          {result.num_tokens:>12,}")
+    print(f"  loss            {result.loss:>12.4f} nats per token")
+    print(f"  perplexity      {result.perplexity:>12.3f}")
+    if result.bits_per_byte is not None:
+        print(f"  bits per byte   {result.bits_per_byte:>12.4f}   ({result.num_bytes:,} bytes)")
+    print("  loss by position")
+    edges = result.position_edges.tolist()
+    for first, end, loss in zip(edges[:-1], edges[1:], result.loss_by_position, strict=True):
+        print(f"    {first:>8,} - {end - 1:<10,}{loss:>8.4f}")
+
+
+def _as_json(result: Evaluation, flags: EvaluateFlags, description: RunDescription) -> dict[str, Any]:
+    """Return the figures for a program."""
+    return {
+        "run": str(flags.run),
+        "step": description.step,
+        "split": flags.split,
+        "context_length": result.context_length,
+        "without_prefix": flags.without_prefix,
+        "loss": result.loss,
+        "perplexity": result.perplexity if math.isfinite(result.perplexity) else None,
+        "bits_per_byte": result.bits_per_byte,
+        "num_tokens": result.num_tokens,
+        "num_bytes": result.num_bytes,
+        "position_edges": result.position_edges.tolist(),
+        "loss_by_position": result.loss_by_position.tolist(),
+    }
+
+
+def _show_progress(done: int, total: int) -> None:
+    """Overwrite one line on the terminal with the share that is done."""
+    print(f"\r{100 * done / total:5.1f} %", end="\r" if done == total else "", file=sys.stderr, flush=True)

@@ -1,0 +1,119 @@
+"""`polysketch generate RUN --prompt TEXT`: continue text with a trained model, as it comes."""
+
+import codecs
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from polysketch.cli.evaluate import choose_device
+from polysketch.data import TokenizerLike
+from polysketch.generation import GenerationResult, generate
+from polysketch.training import load_model
+
+__all__ = ["GenerateFlags", "run"]
+
+
+@dataclass(frozen=True)
+class GenerateFlags:
+    """Continue one or several prompts with a trained model.
+
+    One prompt is continued on the screen as the tokens come; several are continued together and printed one after the
+    other. A continuation ends at the end of a text or after --max-new-tokens.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """folder of the training run"""
+    prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """text to continue; give it several times for several texts; without it a new text is begun"""
+    max_new_tokens: int = 256
+    """stop after so many tokens"""
+    temperature: float = 0.8
+    """0 always takes the most probable token; 1 samples the model's own distribution; more is wilder"""
+    top_k: int | None = None
+    """draw among the so many most probable tokens only"""
+    top_p: float | None = None
+    """draw among the most probable tokens that together have this probability"""
+    seed: int = 0
+    """another seed gives another continuation; the same one gives the same"""
+    checkpoint: str = "latest"
+    """which checkpoint of the run: latest, or a name such as step-00000100"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes a GPU where there is one"""
+    json: bool = False
+    """print everything as one JSON object on the last line"""
+
+
+def run(flags: GenerateFlags) -> int:
+    """Generate as the flags say, print text and speed, and return the exit status."""
+    model, description = load_model(flags.run, device=choose_device(flags.device), checkpoint=flags.checkpoint)
+    tokenizer, texts = description.tokenizer, flags.prompt or ("",)
+    streamed = len(texts) == 1
+    if streamed:
+        _write(texts[0])
+    result = generate(
+        model,
+        [_encode(tokenizer, text) for text in texts],
+        max_new_tokens=flags.max_new_tokens,
+        temperature=flags.temperature,
+        top_k=flags.top_k,
+        top_p=flags.top_p,
+        seed=flags.seed,
+        stop=tokenizer.end_of_text,
+        on_token=_text_writer(tokenizer) if streamed else None,
+    )
+    continuations = [tokenizer.decode(tokens) for tokens in result.tokens]
+    if not streamed:
+        _print_texts(texts, continuations)
+    _print_figures(result)
+    if flags.json:
+        print(json.dumps(_as_json(texts, continuations, result)))
+    return 0
+
+
+def _encode(tokenizer: TokenizerLike, text: str) -> list[int]:
+    """Return the ids of a prompt; of an empty one the end-of-text id, which is what a new text follows."""
+    return tokenizer.encode(text) or [tokenizer.end_of_text]
+
+
+def _text_writer(tokenizer: TokenizerLike) -> Callable[[int, int], None]:
+    """Return an `on_token` that writes text as soon as its bytes are complete: a character may span tokens."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return lambda row, token: _write(decoder.decode(tokenizer.decode_bytes([token])))
+
+
+def _write(text: str) -> None:
+    """Write to the screen now, not when the line is full."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_texts(texts: tuple[str, ...], continuations: list[str]) -> None:
+    """Print every prompt with its continuation."""
+    for number, (text, continuation) in enumerate(zip(texts, continuations, strict=True), start=1):
+        print(f"--- {number} ---\n{text}{continuation}")
+
+
+def _print_figures(result: GenerationResult) -> None:
+    """Print speed and state size for a person."""
+    num_tokens = sum(len(tokens) for tokens in result.tokens)
+    print(
+        f"\n[{num_tokens} tokens, {result.tokens_per_second:.1f} tokens per second, "
+        f"state of {result.state_bytes / 1024:.0f} KiB]"
+    )
+
+
+def _as_json(texts: tuple[str, ...], continuations: list[str], result: GenerationResult) -> dict[str, object]:
+    """Return everything for a program."""
+    return {
+        "prompts": list(texts),
+        "texts": continuations,
+        "tokens": result.tokens,
+        "stopped": result.stopped,
+        "tokens_per_second": result.tokens_per_second,
+        "prefill_seconds": result.prefill_seconds,
+        "state_bytes": result.state_bytes,
+    }
