@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.polynomial.blockwise import blockwise_polynomial_attention
 from polysketch.ops.polynomial.reference import reference_polynomial_attention
 
 
@@ -28,6 +29,7 @@ class PolynomialBackend(Protocol):
 
 POLYNOMIAL_BACKENDS: dict[str, PolynomialBackend] = {
     "reference": reference_polynomial_attention,
+    "blockwise": blockwise_polynomial_attention,
 }
 
 

@@ -1,0 +1,195 @@
+"""Polynomial attention in blocks of rows and keys: quadratic time, linear memory, forward and backward.
+
+No running maximum is needed, unlike softmax: a row's numerator and sum of weights just add up over its blocks of
+keys. Both directions are ``torch.library`` operators, ``polysketch::polynomial_attention`` and its ``_backward``.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from polysketch.ops.polynomial.reference import reciprocal, working_dtype
+from polysketch.ops.polynomial.tiling import tiles
+
+
+def blockwise_polynomial_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    degree: int,
+    scale: float,
+    offset: float,
+    first_position: int | None,
+    key_mask: Tensor | None,
+) -> Tensor:
+    """The reference's function, without its matrix of weights; see there for the arguments.
+
+    Keeps the inputs, the output and one denominator a row for the backward pass, which recomputes the weights block
+    by block. Differentiable once.
+    """
+    output, _ = _forward(query, key, value, key_mask, degree, scale, offset, first_position)
+    return output
+
+
+@torch.library.custom_op("polysketch::polynomial_attention", mutates_args=())
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    degree: int,
+    scale: float,
+    offset: float,
+    first_position: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, query_length, value_dim) and denominator (batch, heads, query_length)."""
+    output, denominator = _empty_outputs(query, key, value)
+    with torch.autocast(query.device.type, enabled=False):
+        for tile in tiles(query, key, value, first_position, num_buffers=1):
+            keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
+            for rows in tile.row_blocks():
+                queries = tile.read_rows(query, rows) * scale
+                numerator = queries.new_zeros(*queries.shape[:2], values.shape[2])
+                total = queries.new_full((*queries.shape[:2], 1), offset)
+                for columns in tile.key_blocks(rows):
+                    weights = torch.bmm(queries, keys[:, columns].mT, out=tile.buffer(0, queries, columns))
+                    power_(tile.hide_future_(weights, rows, columns), degree)
+                    total += weights.sum(dim=-1, keepdim=True)
+                    numerator.baddbmm_(weights, values[:, columns])
+                tile.write_rows(output, rows, numerator.mul_(reciprocal(total)))
+                tile.write_rows(denominator.unsqueeze(-1), rows, total)
+    return output, denominator
+
+
+@torch.library.custom_op("polysketch::polynomial_attention_backward", mutates_args=())
+def _backward(
+    grad_output: Tensor,
+    row_term: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    denominator: Tensor,
+    degree: int,
+    scale: float,
+    first_position: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value.
+
+    Each query is divided by denominator^(1 / degree) first. The recomputed weights are then the normalised ones, at
+    most 1: no power overflows, and no gradient is lost by a division through a huge denominator. With s_ij the score
+    of such a query, the loss changes with it by degree * s_ij^(degree - 1) * (grad_output_i . v_j - row_term_i).
+    """
+    grad_query, grad_key, grad_value = _empty_like_inputs(query, key, value)
+    with torch.autocast(query.device.type, enabled=False):
+        norm = reciprocal(denominator).pow(1.0 / degree).unsqueeze(-1)
+        for tile in tiles(query, key, value, first_position, num_buffers=2):
+            keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
+            grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
+            for rows in tile.row_blocks():
+                factor = tile.read_rows(norm, rows) * scale
+                queries = tile.read_rows(query, rows) * factor
+                upstream, term = tile.read_rows(grad_output, rows), tile.read_rows(row_term.unsqueeze(-1), rows)
+                grad_queries = torch.zeros_like(queries)
+                for columns in tile.key_blocks(rows):
+                    scores = torch.bmm(queries, keys[:, columns].mT, out=tile.buffer(0, queries, columns))
+                    tile.hide_future_(scores, rows, columns)
+                    slope = odd_power(scores, degree - 1, out=tile.buffer(1, queries, columns))
+                    grad_values[:, columns].baddbmm_(scores.mul_(slope).mT, upstream)
+                    grad_weights = torch.bmm(upstream, values[:, columns].mT, out=scores)
+                    slope.mul_(grad_weights.sub_(term))
+                    grad_queries.baddbmm_(slope, keys[:, columns])
+                    grad_keys[:, columns].baddbmm_(slope.mT, queries)
+                tile.write_rows(grad_query, rows, grad_queries.mul_(factor * degree))
+            tile.write_keys(grad_key, grad_keys.mul_(degree))
+            tile.write_keys(grad_value, grad_values)
+    return grad_query, grad_key, grad_value
+
+
+def power_(base: Tensor, exponent: int) -> Tensor:
+    """base^exponent in place, by squaring; no other memory when the exponent is a power of two."""
+    while exponent % 2 == 0:
+        base.mul_(base)
+        exponent //= 2
+    if exponent > 1:
+        base.copy_(odd_power(base, exponent, out=torch.empty_like(base)))
+    return base
+
+
+def odd_power(base: Tensor, exponent: int, out: Tensor) -> Tensor:
+    """base^exponent for an odd exponent, written to ``out``: square, and multiply where the exponent has a bit."""
+    if exponent == 1:
+        return out.copy_(base)
+    bits = f"{exponent:b}"[1:]
+    torch.mul(base, base, out=out)
+    for position, bit in enumerate(bits):
+        if position > 0:
+            out.mul_(out)
+        if bit == "1":
+            out.mul_(base)
+    return out
+
+
+def _empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    rows = query.shape[:3]
+    return value.new_empty((*rows, value.shape[3])), query.new_empty(rows, dtype=working_dtype(query, key, value))
+
+
+def _empty_like_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Contiguous, whatever the strides of the inputs, so that the fake kernel need not know those."""
+    return tuple(tensor.new_empty(tensor.shape) for tensor in inputs)
+
+
+@_forward.register_fake
+def _(query, key, value, key_mask, degree, scale, offset, first_position):
+    return _empty_outputs(query, key, value)
+
+
+@_backward.register_fake
+def _(grad_output, row_term, query, key, value, key_mask, denominator, degree, scale, first_position):
+    return _empty_like_inputs(query, key, value)
+
+
+def _save_for_backward(ctx, inputs, output) -> None:
+    query, key, value, key_mask, ctx.degree, ctx.scale, _, ctx.first_position = inputs
+    ctx.save_for_backward(query, key, value, key_mask, *output)
+
+
+def _differentiate(ctx, grad_output: Tensor, grad_denominator: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, key_mask, output, denominator = ctx.saved_tensors
+    # What a row's normalisation takes back from every one of its weights; 0 for a row that has none.
+    row_term = (grad_output * output.to(denominator.dtype)).sum(dim=-1) - grad_denominator * denominator
+    grads = _backward(
+        grad_output, row_term, query, key, value, key_mask, denominator, ctx.degree, ctx.scale, ctx.first_position
+    )
+    return *grads, None, None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save_for_backward)
+
+
+def _visible_pairs(query_shape: tuple[int, ...], key_shape: tuple[int, ...], first_position: int | None) -> int:
+    """Pairs of a query and a key that it sees, over all heads of the batch."""
+    batch, heads, rows, _ = query_shape
+    keys = key_shape[2]
+    if first_position is None:
+        return batch * heads * rows * keys
+    return batch * heads * (rows * (first_position + 1) + rows * (rows - 1) // 2)
+
+
+@register_flop_formula(torch.ops.polysketch.polynomial_attention)
+def _forward_flops(
+    query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *, out_shape=None, **_
+) -> int:
+    """Two products over the visible pairs; a multiply-add counts as two operations."""
+    return 2 * _visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
+
+
+@register_flop_formula(torch.ops.polysketch.polynomial_attention_backward)
+def _backward_flops(
+    grad_shape, term_shape, query_shape, key_shape, value_shape, mask_shape, denominator_shape, degree, scale,
+    first_position, *, out_shape=None, **_,
+) -> int:  # fmt: skip
+    """Five products over the visible pairs: the scores again, and one for each factor of the two forward products."""
+    return 2 * _visible_pairs(query_shape, key_shape, first_position) * (3 * query_shape[3] + 2 * value_shape[3])
