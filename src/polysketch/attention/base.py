@@ -1,0 +1,143 @@
+"""What every attention mechanism is: a module from query, key and value to an output, with a state for decoding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Mechanism(nn.Module):
+    """Attention of (query, key, value), without the projections around it.
+
+    A subclass takes `num_heads`, `head_dim` and `num_kv_heads` and its own options as typed constructor arguments,
+    and gives `forward`, `init_state` and `extend`. Two promises hold for every causal mechanism, and the contract
+    tests check them: nothing at or before a token depends on a later one, and `forward` on a sequence equals
+    `extend` over any split of it.
+
+    Args:
+        num_heads: query heads.
+        head_dim: width of one query or key head.
+        num_kv_heads: key and value heads, a divisor of `num_heads` (grouped queries); `num_heads` when None.
+
+    Raises:
+        TypeError: a size that is not an integer.
+        ValueError: a size below one, or heads that do not divide.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, size in (("num_heads", num_heads), ("head_dim", head_dim), ("num_kv_heads", num_kv_heads)):
+            check_positive_int(name, size)
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads};"
+                " each key/value head serves the same number of query heads"
+            )
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.num_kv_heads = num_kv_heads
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether attention is an exact local part and an approximated rest, whose shares of the mass one can ask."""
+        return False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """Attend over a whole sequence.
+
+        Args:
+            query: (batch, num_heads, length, head_dim).
+            key: (batch, num_kv_heads, length, head_dim).
+            value: (batch, num_kv_heads, length, value_dim).
+            causal: token i sees tokens up to and including itself only.
+            key_mask: (batch, length) bool, True for a real token; None when all are real.
+            hidden: (batch, length, hidden_size), the layer's input, for mechanisms that gate on it; else ignored.
+
+        Returns:
+            (batch, num_heads, length, value_dim), in the dtype of value.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Any:
+        """The state before the first token, with `.position`, `.nbytes`, `.clone()` and `.reorder(indices)`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
+
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: Any,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Attend causally from any number of new tokens to all tokens so far; no gradient.
+
+        Args:
+            query, key, value, hidden: the new tokens, shaped as for `forward`.
+            state: from `init_state` or an earlier call; updated in place.
+            key_mask: (batch, new tokens) bool, True for a real token.
+
+        Returns:
+            The output for the new tokens, and the same state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
+
+    def check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Refuse tensors of other heads or widths than the mechanism was built for.
+
+        Raises:
+            ValueError: naming the expected and the received shape.
+        """
+        expected = {"query": (query, self.num_heads), "key": (key, self.num_kv_heads)}
+        for name, (tensor, heads) in expected.items():
+            if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != self.head_dim:
+                raise ValueError(
+                    f"{name} must be (batch, {heads}, length, {self.head_dim}), got {tuple(tensor.shape)};"
+                    " is the layout (batch, heads, length, head_dim)?"
+                )
+        if value.dim() != 4 or value.shape[1] != self.num_kv_heads:
+            raise ValueError(f"value must be (batch, {self.num_kv_heads}, length, value_dim), got {tuple(value.shape)}")
+
+    def extra_repr(self) -> str:
+        """The sizes every mechanism has; subclasses append their options."""
+        kv_heads = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}{kv_heads}"
+
+
+def check_positive_int(name: str, size: object) -> None:
+    """Refuse a size that is not an integer of at least one.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: below one.
+    """
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise TypeError(f"{name} must be an integer, got {size!r}")
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def check_even_degree(degree: object) -> None:
+    """Refuse a degree that could give negative weights.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: odd, or below two.
+    """
+    check_positive_int("degree", degree)
+    if degree % 2:
+        raise ValueError(f"degree must be even so that no weight is negative, got {degree}")

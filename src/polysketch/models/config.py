@@ -1,0 +1,149 @@
+"""The configuration of a model: everything needed to build it again, as plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from polysketch.attention import check_options
+from polysketch.nn import gated_width
+
+_SIZES = ("vocab_size", "num_layers", "hidden_size", "num_heads", "head_dim", "num_kv_heads", "feedforward_size")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and mechanisms of a `TransformerLM`. Sizes left as None are filled in, so a saved one is explicit.
+
+    Attributes:
+        vocab_size: number of token ids.
+        num_layers: transformer blocks.
+        hidden_size: width of the residual stream; even.
+        num_heads: query heads of a layer.
+        head_dim: width of a head, even; hidden_size / num_heads when None.
+        num_kv_heads: key and value heads, a divisor of num_heads; num_heads when None.
+        attention: name of the mechanism, or one name per layer.
+        attention_options: options of the mechanism, or one dictionary per layer.
+        feedforward_size: inner width of the gated linear unit; 8/3 of hidden_size, in eights, when None.
+        rope_base: base of the rotary positions' frequencies.
+        norm_epsilon: of the layer norms.
+
+    Raises:
+        TypeError: a field of the wrong type.
+        ValueError: a field out of range, sizes that do not divide, an unknown mechanism or option, or as many names or
+            dictionaries as there are not layers.
+    """
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    head_dim: int | None = None
+    num_kv_heads: int | None = None
+    attention: str | tuple[str, ...] = "polysketch"
+    attention_options: dict[str, Any] | tuple[dict[str, Any], ...] = field(default_factory=dict)
+    feedforward_size: int | None = None
+    rope_base: float = 10000.0
+    norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "num_layers", "hidden_size", "num_heads"):
+            _check_size(name, getattr(self, name))
+        self._fill_sizes()
+        for name in _SIZES:
+            _check_size(name, getattr(self, name))
+        self._check_heads()
+        self._check_scalars()
+        self._per_layer_fields()
+        for name, options in self.layers():
+            check_options(name, options)
+
+    def layers(self) -> list[tuple[str, dict[str, Any]]]:
+        """The mechanism's name and options of each layer."""
+        names = self.attention if isinstance(self.attention, tuple) else (self.attention,) * self.num_layers
+        options = self.attention_options
+        options = options if isinstance(options, tuple) else (options,) * self.num_layers
+        return list(zip(names, options, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that JSON can hold; `from_dict` gives an equal configuration back."""
+        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        """The configuration `to_dict` wrote.
+
+        Raises:
+            ValueError: keys that are not fields, by name, or required fields that are missing.
+        """
+        known = [one.name for one in fields(cls)]
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"unknown model option {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+        missing = [name for name in known[:4] if name not in values]
+        if missing:
+            raise ValueError(f"a model configuration needs {', '.join(missing)}")
+        return cls(**values)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the class is frozen for everyone else
+
+    def _fill_sizes(self) -> None:
+        if self.head_dim is None:
+            if self.hidden_size % self.num_heads:
+                raise ValueError(
+                    f"hidden_size must be a multiple of num_heads, got {self.hidden_size} and {self.num_heads};"
+                    " or give head_dim"
+                )
+            self._set("head_dim", self.hidden_size // self.num_heads)
+        if self.num_kv_heads is None:
+            self._set("num_kv_heads", self.num_heads)
+        if self.feedforward_size is None:
+            self._set("feedforward_size", gated_width(self.hidden_size))
+
+    def _check_heads(self) -> None:
+        for name in ("hidden_size", "head_dim"):
+            if getattr(self, name) % 2:
+                raise ValueError(f"{name} must be even, for positions are pairs, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
+            )
+
+    def _check_scalars(self) -> None:
+        for name in ("rope_base", "norm_epsilon"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+            self._set(name, float(value))
+
+    def _per_layer_fields(self) -> None:
+        self._set("attention", self._one_or_per_layer("attention", str))
+        self._set("attention_options", self._one_or_per_layer("attention_options", dict))
+
+    def _one_or_per_layer(self, name: str, kind: type) -> Any:
+        value = getattr(self, name)
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
+            raise TypeError(f"{name} must be a {kind.__name__}, or a list of one per layer, got {value!r}")
+        if len(value) != self.num_layers:
+            raise ValueError(f"{name} must be one, or one per layer: {self.num_layers} layers, got {len(value)}")
+        return tuple(value)
+
+
+def _check_size(name: str, size: Any) -> None:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name} must be an integer, got {size!r}")
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists and dictionaries copied, all the way down."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

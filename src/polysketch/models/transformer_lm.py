@@ -1,0 +1,232 @@
+"""The decoder-only language model of the papers ("Transformer++"), for every mechanism."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from polysketch import attention
+from polysketch.attention import Mechanism, advance_positions
+from polysketch.models.config import ModelConfig
+from polysketch.models.state import ModelState
+from polysketch.models.token_losses import token_losses
+from polysketch.nn import Rotation, TransformerBlock, rotation_at, sinusoidal_positions
+
+
+class TransformerLM(nn.Module):
+    """Token ids -> logits of the next token (PolySketchFormer, appendix I).
+
+    Embedded tokens plus sinusoidal positions, pre-norm blocks with rotary positions in every head and a GELU-gated
+    linear unit, a final norm, and the embedding again as output layer, with a bias. No dropout.
+
+    Initialisation: embedding N(0, 1 / hidden_size); projections truncated normal of variance 1 / fan_in, those that
+    add to the residual stream divided by sqrt(2 num_layers) besides; norms 1 and 0; output bias 0.
+
+    Args:
+        config: sizes and mechanisms.
+
+    Attributes:
+        config: as given.
+        activation_checkpointing: recompute each block in backward instead of keeping what is inside it; False at
+            first.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.activation_checkpointing = False
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(
+                config.hidden_size,
+                _build_mechanism(config, name, options),
+                feedforward_size=config.feedforward_size,
+                norm_epsilon=config.norm_epsilon,
+            )
+            for name, options in config.layers()
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self._initialize()
+
+    def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Logits of every token's successor.
+
+        Args:
+            ids: (batch, length) int64.
+            key_mask: (batch, length) bool, True for a real token; rows are padded on the left.
+
+        Returns:
+            (batch, length, vocab_size). Prefer `loss` for training: it never holds all of these.
+        """
+        return self.logits(self.hidden_states(ids, key_mask=key_mask))
+
+    def hidden_states(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """(batch, length, hidden_size) after the final norm; arguments as for `forward`."""
+        hidden, rotation = self._embed(ids, self._positions(ids, key_mask))
+        for block in self.blocks:
+            hidden = self._run(block, hidden, rotation, key_mask)
+        return self.final_norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., hidden_size) after the final norm -> (..., vocab_size)."""
+        return nn.functional.linear(hidden, self.embedding.weight, self.output_bias)
+
+    def token_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of each token, in nats, in chunks of tokens: the logits of all are never held.
+
+        Args:
+            hidden: (batch, length, hidden_size) from `hidden_states`.
+            targets: (batch, length) int64; -100 where there is nothing to predict, which costs 0.
+
+        Returns:
+            (batch, length) float32.
+        """
+        return token_losses(hidden, self.embedding.weight, self.output_bias, targets)
+
+    def loss(self, ids: Tensor) -> Tensor:
+        """Mean cross-entropy (nats) of ids[:, 1:] predicted from ids[:, :-1]; a scalar.
+
+        Raises:
+            ValueError: fewer than two tokens a row.
+        """
+        if ids.dim() != 2 or ids.shape[1] < 2:
+            raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
+        return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
+
+    def init_state(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> ModelState:
+        """The state before the first token, on the model's device when `device` is None."""
+        device = self.output_bias.device if device is None else device
+        layers = [block.attention.mechanism.init_state(batch_size, device, dtype) for block in self.blocks]
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64))
+
+    def extend(self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """Logits for new tokens that follow those in `state`; no gradient.
+
+        Args:
+            ids: (batch, new tokens) int64.
+            state: from `init_state` or an earlier call; updated in place.
+            key_mask: (batch, new tokens) bool, True for a real token.
+
+        Returns:
+            (batch, new tokens, vocab_size), and the same state.
+        """
+        hidden, state = self.extend_hidden(ids, state, key_mask=key_mask)
+        with torch.no_grad():
+            return self.logits(hidden), state
+
+    @torch.no_grad()
+    def extend_hidden(
+        self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """As `extend`, giving (batch, new tokens, hidden_size) after the final norm."""
+        if ids.shape[0] != state.position.shape[0]:
+            raise ValueError(f"the state holds {state.position.shape[0]} rows, got ids of shape {tuple(ids.shape)}")
+        positions, next_position = advance_positions(state.position, ids.shape[1], key_mask)
+        hidden, rotation = self._embed(ids, positions.to(ids.device))
+        for index, block in enumerate(self.blocks):
+            hidden, state.layers[index] = block.extend(hidden, state.layers[index], rotation, key_mask=key_mask)
+        state.position = next_position
+        return self.final_norm(hidden), state
+
+    @torch.no_grad()
+    def calibrate(self, ids: Tensor) -> None:
+        """Set each layer's prefix gain from a batch, layer after layer; call once, before training.
+
+        Only mechanisms with a `calibrate` method are touched.
+
+        Args:
+            ids: (batch, length) int64, text like that of training; longer than one local chunk.
+        """
+        hidden, rotation = self._embed(ids, self._positions(ids, None))
+        for block in self.blocks:
+            if hasattr(block.attention.mechanism, "calibrate"):
+                query, key, gate_input = block.attention_inputs(hidden, rotation)
+                block.attention.mechanism.calibrate(query, key, hidden=gate_input)
+            hidden = block(hidden, rotation)
+
+    @torch.no_grad()
+    def prefix_shares(self, ids: Tensor) -> dict[int, Tensor]:
+        """The share of the attention mass held by the sketched prefix.
+
+        Args:
+            ids: (batch, length) int64.
+
+        Returns:
+            Layer index -> (num_heads,) shares, for layers with an exact local part and a sketched prefix.
+        """
+        hidden, rotation = self._embed(ids, self._positions(ids, None))
+        shares = {}
+        for index, block in enumerate(self.blocks):
+            mechanism = block.attention.mechanism
+            if mechanism.has_prefix:
+                query, key, gate_input = block.attention_inputs(hidden, rotation)
+                shares[index] = mechanism.prefix_share(query, key, hidden=gate_input)
+            hidden = block(hidden, rotation)
+        return shares
+
+    def remove_prefix(self) -> None:
+        """Switch the sketched prefix off in every layer that has one, for an ablation."""
+        for block in self.blocks:
+            if block.attention.mechanism.has_prefix:
+                block.attention.mechanism.remove_prefix()
+
+    def num_parameters(self) -> int:
+        """Learned numbers; the tied embedding counts once, fixed sketches not at all."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _initialize(self) -> None:
+        nn.init.normal_(self.embedding.weight, std=self.config.hidden_size**-0.5)
+        for block in self.blocks:
+            block.reset_parameters(residual_scale=(2 * self.config.num_layers) ** -0.5)
+
+    def _positions(self, ids: Tensor, key_mask: Tensor | None) -> Tensor:
+        """(length,) positions, or (batch, length) where padding makes rows differ."""
+        if key_mask is None:
+            return torch.arange(ids.shape[-1], device=ids.device)
+        positions, _ = advance_positions(torch.zeros(ids.shape[0], dtype=torch.int64), ids.shape[1], key_mask)
+        return positions.to(ids.device)
+
+    def _embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        self._check_ids(ids)
+        embedded = self.embedding(ids)
+        added = sinusoidal_positions(positions, self.config.hidden_size).to(embedded.dtype)
+        return embedded + added, rotation_at(positions, self.config.head_dim, self.config.rope_base)
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.dim() != 2 or ids.shape[1] == 0 or ids.dtype != torch.int64:
+            raise ValueError(f"ids must be int64 of shape (batch, length), got {ids.dtype} of {tuple(ids.shape)}")
+        # On a GPU this would wait for the device; there the embedding's own assertion has to do.
+        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"ids must lie in [0, {self.config.vocab_size}), got {low} to {high};"
+                    " was the text encoded with another tokenizer?"
+                )
+
+    def _run(self, block: nn.Module, hidden: Tensor, rotation: Rotation, key_mask: Tensor | None) -> Tensor:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, hidden, rotation, key_mask=key_mask, use_reentrant=False)
+        return block(hidden, rotation, key_mask=key_mask)
+
+
+def _build_mechanism(config: ModelConfig, name: str, options: dict[str, Any]) -> Mechanism:
+    """The mechanism of one layer; one that may gate on the layer's input is told its width."""
+    given = dict(options)
+    if "hidden_size" in attention.option_names(name):
+        given.setdefault("hidden_size", config.hidden_size)
+    return attention.build(
+        name,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
+        num_kv_heads=config.num_kv_heads,
+        **given,
+    )

@@ -1,0 +1,25 @@
+"""Angles of positions at geometrically spaced frequencies: what both kinds of position embedding are made of."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def position_angles(positions: Tensor, width: int, base: float) -> Tensor:
+    """Angles position * base^(-2 i / width), i < width / 2, reduced to one turn.
+
+    Products are taken in float64 where the device has it: at position 10^6 a float32 angle is off by 0.06.
+
+    Args:
+        positions: int64, any shape.
+        width: even; twice the number of angles.
+        base: the lowest frequency is about 1 / base.
+
+    Returns:
+        float32, positions.shape + (width / 2,).
+    """
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # MPS has no float64
+    exponents = torch.arange(width // 2, device=positions.device, dtype=dtype) * (-2.0 / width)
+    angles = positions.to(dtype)[..., None] * (base**exponents)
+    return angles.remainder(2 * math.pi).float()
