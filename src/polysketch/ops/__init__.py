@@ -1,0 +1,27 @@
+"""What is computed: parameter-free functions on tensors (batch, heads, length, width)."""
+
+from polysketch.ops.linear import (
+    LinearAttentionResult,
+    LinearAttentionState,
+    LocalPolynomial,
+    combine,
+    linear_attention,
+    linear_attention_backend,
+    lower_triangular_multiply,
+)
+from polysketch.ops.polynomial import polynomial_attention, polynomial_attention_with_cache
+from polysketch.ops.softmax import softmax_attention, softmax_attention_with_cache
+
+__all__ = [
+    "LinearAttentionResult",
+    "LinearAttentionState",
+    "LocalPolynomial",
+    "combine",
+    "linear_attention",
+    "linear_attention_backend",
+    "lower_triangular_multiply",
+    "polynomial_attention",
+    "polynomial_attention_with_cache",
+    "softmax_attention",
+    "softmax_attention_with_cache",
+]

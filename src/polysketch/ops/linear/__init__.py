@@ -1,0 +1,15 @@
+"""Attention over features: `linear_attention` and its state."""
+
+from polysketch.ops.linear.api import linear_attention, linear_attention_backend, lower_triangular_multiply
+from polysketch.ops.linear.state import LinearAttentionState, combine
+from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
+
+__all__ = [
+    "LinearAttentionResult",
+    "LinearAttentionState",
+    "LocalPolynomial",
+    "combine",
+    "linear_attention",
+    "linear_attention_backend",
+    "lower_triangular_multiply",
+]

@@ -1,0 +1,124 @@
+"""`linear_attention`: attention over features, the one op behind every linearised mechanism."""
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear import reference
+from polysketch.ops.linear.aligned import chunked_attention
+from polysketch.ops.linear.checks import check
+from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
+
+BACKENDS = {"reference": reference.linear_attention, "chunked": chunked_attention}
+
+
+def linear_attention(
+    query_features: Tensor,
+    key_features: Tensor,
+    value: Tensor,
+    *,
+    power: int = 1,
+    causal: bool = False,
+    offset: float = 0.0,
+    normalize: bool = True,
+    local: LocalPolynomial | None = None,
+    log_decay: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    state: LinearAttentionState | None = None,
+    return_state: bool = False,
+    chunk_size: int | None = None,
+    backend: str = "auto",
+) -> LinearAttentionResult:
+    """Attention whose weights are products of features, in time linear in the length.
+
+        o_i = sum_j w_ij v_j / (offset + sum_j w_ij)
+        w_ij = (phi(q_i) . phi(k_j))^power exp(log_decay_{j+1} + ... + log_decay_i)
+        w_ij = (q_i . k_j)^degree              where i and j share an aligned chunk of `local`
+
+    over j <= i when `causal`, over all j otherwise. A row without any mass (offset + sum = 0) gives zeros.
+    PolySketchFormer (Kacham, Mirrokni, Zhong, ICML 2024), sections 2.2 to 3.2.
+
+    Chunk boundaries and positions count from each row's first real token (`key_mask`), across calls when a state is
+    passed on; what stands at padding before it is ignored and gives zeros. Masked tokens after it keep their position
+    but have no weight and no decay.
+
+    Args:
+        query_features: (batch, heads, length, r); float32, bfloat16, float16 or float64, like all inputs.
+        key_features: (batch, key_heads, key_length, r); heads is a multiple of key_heads (grouped-query attention).
+        value: (batch, key_heads, key_length, value_dim).
+        power: 1 or 2. At 2 the features are squared inside, never written out.
+        causal: needs equal query and key lengths.
+        offset: added to the denominator; 1 in PolySketchFormer.
+        normalize: false leaves out the denominator.
+        local: exact weights inside aligned chunks; without `causal` unmasked inside.
+        log_decay: (batch, key_heads, length), at most 0, causal only; does not act on exact local weights.
+        key_mask: (batch, key_length) bool, true where a token is real.
+        state: of the tokens before these (causal only), treated as a value.
+        return_state: whether the state after the last token is returned (causal only).
+        chunk_size: tokens worked on at once where there is no `local`; tuning only, the result does not depend on it.
+        backend: "auto", "chunked" or "reference" (quadratic, the definition).
+
+    Returns:
+        `.output` (batch, heads, length, value_dim) in the dtype of `value`; `.state` or None. Sums are float32, or
+        float64 for float64 inputs, also under autocast, which does not touch this op.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
+
+    Cost, per token and head, power 2: 4 (r (r + 1) / 2) (value_dim + 1) operations for the sums and 2 chunk (head_dim
+    + value_dim) / 2 inside chunks; the backward pass about 2.5 times the forward one. Memory beyond inputs and outputs
+    does not grow with the length.
+    """
+    local = None if local is None else LocalPolynomial(*local)
+    check(query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size)
+    options = {"chunk_size": chunk_size} if _pick(backend) == "chunked" else {}
+    return BACKENDS[_pick(backend)](
+        query_features,
+        key_features,
+        value,
+        power=power,
+        causal=causal,
+        offset=float(offset),
+        normalize=normalize,
+        local=local,
+        log_decay=log_decay,
+        key_mask=key_mask,
+        state=state,
+        return_state=return_state,
+        **options,
+    )
+
+
+def linear_attention_backend(backend: str = "auto") -> str:
+    """The backend that `linear_attention(..., backend=backend)` runs: "auto" picks "chunked" at every length.
+
+    Below one chunk the chunked backend is the quadratic formula itself, so it is never the slower one.
+    """
+    return _pick(backend)
+
+
+def lower_triangular_multiply(
+    a: Tensor, b: Tensor, c: Tensor, *, power: int = 1, chunk_size: int | None = None
+) -> Tensor:
+    """lt((A B^T)^power) C: row i sums (a_i . b_j)^power c_j over j <= i, without the n x n matrix.
+
+    PolySketchFormer, section 3.1. Any length, also one that is no multiple of the chunk.
+
+    Args:
+        a, b: (batch, heads, length, m).
+        c: (batch, heads, length, width).
+        power: 1 or 2, entrywise.
+        chunk_size: tokens worked on at once; the result does not depend on it.
+
+    Returns:
+        (batch, heads, length, width), dtype of c.
+    """
+    return linear_attention(a, b, c, power=power, causal=True, normalize=False, chunk_size=chunk_size).output
+
+
+def _pick(backend: str) -> str:
+    if backend == "auto":
+        return "chunked"
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
+    return backend

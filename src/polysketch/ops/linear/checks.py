@@ -1,0 +1,131 @@
+"""What `linear_attention` refuses, and how it says so."""
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.types import LocalPolynomial
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    power: int,
+    causal: bool,
+    local: LocalPolynomial | None,
+    log_decay: Tensor | None,
+    key_mask: Tensor | None,
+    state: LinearAttentionState | None,
+    return_state: bool,
+    chunk_size: int | None,
+) -> None:
+    """Raise a ValueError or TypeError that names the argument, what was expected and what came."""
+    _check_kinds({"query_features": query, "key_features": key, "value": value})
+    _check_shapes(query, key, value, causal)
+    if power not in (1, 2):
+        raise ValueError(f"power must be 1 or 2, got {power!r}")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    if local is not None:
+        _check_local(local, query, key, causal)
+    if log_decay is not None:
+        _expect_causal(causal, "log_decay")
+        _expect_shape("log_decay", log_decay, (*key.shape[:3],))
+        _check_kinds({"value": value, "log_decay": log_decay}, same_dtype=False)
+    if key_mask is not None:
+        _check_mask(key_mask, key)
+    if state is not None or return_state:
+        _expect_causal(causal, "a state")
+    if state is not None:
+        _check_state(state, key, value, power, local)
+
+
+def _check_kinds(tensors: dict[str, Tensor], *, same_dtype: bool = True) -> None:
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {tensor.dtype}")
+        if same_dtype and tensor.dtype != first.dtype:
+            raise TypeError(f"{name} is {tensor.dtype} but {first_name} is {first.dtype}: cast them to one dtype")
+        if tensor.device != first.device:
+            raise ValueError(f"{name} is on {tensor.device} but {first_name} is on {first.device}: move one of them")
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
+    for name, tensor in (("query_features", query), ("key_features", key), ("value", value)):
+        if tensor.dim() != 4 or 0 in tensor.shape:
+            raise ValueError(f"{name} must be (batch, heads, length, width), none of them 0, got {tuple(tensor.shape)}")
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            f"key_features and value must agree in batch, heads and length, got {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+        raise ValueError(
+            "query_features and key_features must agree in batch and width, got "
+            f"{tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"query heads must be a multiple of key heads (grouped-query attention), got {query.shape[1]} and {key.shape[1]}"
+        )
+    if causal and query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"causal attention needs equal query and key lengths, got {query.shape[2]} and {key.shape[2]}; "
+            "earlier tokens belong into a state"
+        )
+
+
+def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor, causal: bool) -> None:
+    if local.degree < 2 or local.degree % 2:
+        raise ValueError(f"local.degree must be even and at least 2, got {local.degree}")
+    if local.chunk < 1:
+        raise ValueError(f"local.chunk must be at least 1, got {local.chunk}")
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"local chunks need equal query and key lengths, got {query.shape[2]} and {key.shape[2]}"
+        )
+    _check_kinds({"query_features": query, "local.query": local.query, "local.key": local.key})
+    _expect_shape("local.query", local.query, (*query.shape[:3], local.query.shape[-1]))
+    _expect_shape("local.key", local.key, (*key.shape[:3], local.query.shape[-1]))
+
+
+def _check_mask(key_mask: Tensor, key: Tensor) -> None:
+    if key_mask.dtype != torch.bool:
+        raise TypeError(f"key_mask must be bool, true where a token is real, got {key_mask.dtype}")
+    _expect_shape("key_mask", key_mask, (key.shape[0], key.shape[2]))
+    if key_mask.device != key.device:
+        raise ValueError(f"key_mask is on {key_mask.device} but key_features is on {key.device}: move one of them")
+
+
+def _check_state(
+    state: LinearAttentionState, key: Tensor, value: Tensor, power: int, local: LocalPolynomial | None
+) -> None:
+    chunk, width = (0, 0) if local is None else (local.chunk, local.key.shape[3])
+    expected = (key.shape[0], key.shape[1], key.shape[3], value.shape[3], power, chunk, width)
+    found = (
+        state.sums.shape[0],
+        state.sums.shape[1],
+        state.feature_dim,
+        state.sums.shape[3],
+        state.power,
+        state.local_chunk,
+        state.open_key.shape[3],
+    )
+    if expected != found:
+        names = "batch, key heads, features, value width, power, local chunk, local width"
+        raise ValueError(f"the state does not fit: expected ({names}) = {expected}, found {found}")
+    if state.sums.device != key.device:
+        raise ValueError(f"the state is on {state.sums.device} but key_features is on {key.device}: move one of them")
+
+
+def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+
+
+def _expect_causal(causal: bool, what: str) -> None:
+    if not causal:
+        raise ValueError(f"{what} needs causal=True: without an order of tokens it has no meaning")

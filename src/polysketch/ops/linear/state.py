@@ -1,0 +1,177 @@
+"""What decoding carries: sums over the tokens seen, of a size that depends on features, values and chunk alone."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.tiles import expanded_size
+
+
+@dataclass
+class LinearAttentionState:
+    """The state of `linear_attention` between two spans of a sequence; the same layout for every backend.
+
+    Tokens before the last boundary of a local chunk (all tokens, where there is no local part) are folded into sums;
+    the tokens since are kept, because the exact local weights still need them. Tensors are float32, or float64 for
+    float64 inputs. Sizes below: r features, e = `expanded_size(r, power)`, b tokens a local chunk (0: no local part).
+
+    Attributes:
+        sums: (batch, key_heads, e, value_dim), sum of expanded key features times values, decayed to the boundary.
+        normalizer: (batch, key_heads, e), the same for a value of one.
+        log_decay: (batch, key_heads), sum of the log decay of all folded tokens.
+        open_features: (batch, key_heads, b, r), key features since the boundary; unused slots are zero here and below.
+        open_value: (batch, key_heads, b, value_dim).
+        open_key: (batch, key_heads, b, head_dim), keys of the exact local part.
+        open_log_decay: (batch, key_heads, b).
+        position: (batch,) int64 in host memory, tokens seen since the row's first real one; in host memory so that
+            no decision about chunks waits for a device.
+        power: 1 or 2, the power of the feature products.
+    """
+
+    sums: Tensor
+    normalizer: Tensor
+    log_decay: Tensor
+    open_features: Tensor
+    open_value: Tensor
+    open_key: Tensor
+    open_log_decay: Tensor
+    position: Tensor
+    power: int
+
+    @classmethod
+    def init(
+        cls,
+        batch_size: int,
+        num_key_heads: int,
+        feature_dim: int,
+        value_dim: int,
+        *,
+        power: int = 1,
+        local_chunk: int = 0,
+        local_dim: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> "LinearAttentionState":
+        """The state before the first token: zeros.
+
+        Args:
+            local_chunk: tokens of a local chunk; 0 where there is no local part.
+            local_dim: width of the keys of the local part.
+            dtype: float32 or float64; narrower types are raised to float32.
+        """
+        dtype = state_dtype(dtype)
+        lead = (batch_size, num_key_heads)
+        expanded = expanded_size(feature_dim, power)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*lead, *shape, device=device, dtype=dtype)
+
+        return cls(
+            sums=zeros(expanded, value_dim),
+            normalizer=zeros(expanded),
+            log_decay=zeros(),
+            open_features=zeros(local_chunk, feature_dim),
+            open_value=zeros(local_chunk, value_dim),
+            open_key=zeros(local_chunk, local_dim),
+            open_log_decay=zeros(local_chunk),
+            position=torch.zeros(batch_size, dtype=torch.int64),
+            power=power,
+        )
+
+    @property
+    def local_chunk(self) -> int:
+        """Tokens of a local chunk, 0 where there is no local part."""
+        return self.open_key.shape[2]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width r of the features."""
+        return self.open_features.shape[3]
+
+    @property
+    def fill(self) -> Tensor:
+        """(batch,) int64, tokens in each row's open chunk."""
+        return self.position % self.local_chunk if self.local_chunk else torch.zeros_like(self.position)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors: the same at every position."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor, for saving and for walking over them."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "power"}
+
+    def clone(self) -> "LinearAttentionState":
+        """A copy to roll back to."""
+        return replace(self, **{name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def reorder(self, indices: Tensor) -> "LinearAttentionState":
+        """The rows `indices` (int64) of the batch, repeated or dropped as they are named: for beam search."""
+        return replace(
+            self, **{name: tensor.index_select(0, indices.to(tensor.device)) for name, tensor in self.tensors().items()}
+        )
+
+    def copy_(self, other: "LinearAttentionState") -> "LinearAttentionState":
+        """Overwrite with `other`, at the same addresses."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(getattr(other, name))
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write to a safetensors file."""
+        _safetensors().save_file(
+            {name: tensor.contiguous() for name, tensor in self.tensors().items()},
+            path,
+            metadata={"power": str(self.power)},
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> "LinearAttentionState":
+        """Read what `save` wrote; only tensors and one number are read, nothing is unpickled."""
+        with _safetensors().safe_open(path, framework="pt", device=str(device)) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            power = int(file.metadata()["power"])
+        tensors["position"] = tensors["position"].cpu()
+        return cls(**tensors, power=power)
+
+
+def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> LinearAttentionState:
+    """The state of two spans in a row, given the state of each (both started from zeros); associative.
+
+    `earlier` must end on a boundary of a local chunk in every row, for chunks of `later` count from its first token.
+    """
+    if bool(earlier.fill.any()):
+        raise ValueError(
+            f"combine needs an earlier span that ends on a chunk boundary (multiples of {earlier.local_chunk} tokens); "
+            f"got rows of {earlier.position.tolist()} tokens"
+        )
+    decay = later.log_decay.exp()
+    return replace(
+        later,
+        sums=earlier.sums * decay[..., None, None] + later.sums,
+        normalizer=earlier.normalizer * decay[..., None] + later.normalizer,
+        log_decay=earlier.log_decay + later.log_decay,
+        position=earlier.position + later.position,
+    )
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are kept for inputs of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _safetensors():
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("saving a state needs safetensors: pip install 'polysketch[train]'") from error
+
+    class Files:
+        safe_open = safetensors.safe_open
+        save_file = staticmethod(safetensors.torch.save_file)
+
+    return Files

@@ -1,0 +1,91 @@
+"""The symmetric tile layout of x (x) x, in which the state of a power-2 feature map is kept.
+
+x in R^r is padded with zeros to a multiple of 16 and cut into tiles of 16. Of the r^2 products x_a x_b only the tile
+pairs I <= J are written, each as 16 x 16 values in row-major order, pairs ordered (0,0), (0,1), ..., (1,1), ...:
+
+    (x . y)^2 = sum over I <= J of w_IJ <x_I (x) x_J, y_I (x) y_J>,    w_II = 1, w_IJ = 2 otherwise
+
+The factor 2 belongs to the query side, so that a state is a plain sum of products of keys.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+TILE = 16
+
+
+@cache
+def tile_pairs(feature_dim: int) -> tuple[tuple[int, int], ...]:
+    """Pairs (I, J), I <= J, of tiles of a vector of `feature_dim` entries, in layout order."""
+    count = -(-feature_dim // TILE)
+    return tuple((i, j) for i in range(count) for j in range(i, count))
+
+
+def expanded_size(feature_dim: int, power: int) -> int:
+    """Length of the expanded feature vector: `feature_dim` at power 1, 256 values per tile pair at power 2."""
+    return feature_dim if power == 1 else len(tile_pairs(feature_dim)) * TILE * TILE
+
+
+def pad_features(x: Tensor) -> Tensor:
+    """(..., r) -> (..., r rounded up to a multiple of 16), zeros appended; x itself where nothing is to be added."""
+    missing = -x.shape[-1] % TILE
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def expand_tiles(x: Tensor, *, double_off_diagonal: bool, out: Tensor | None = None) -> Tensor:
+    """x (..., r), r a multiple of 16 -> (..., expanded_size): the products of each tile pair.
+
+    `double_off_diagonal` is true on the query side (see the module's formula). With `out` the result is written there
+    and cannot be differentiated; without, it can.
+    """
+    pairs = tile_pairs(x.shape[-1])
+    tiles = x.unflatten(-1, (-1, TILE))
+    doubled = tiles + tiles if double_off_diagonal else tiles
+    if out is None:
+        products = [(tiles if i == j else doubled)[..., i, :, None] * tiles[..., j, None, :] for i, j in pairs]
+        return torch.stack(products, -3).flatten(-3)
+    products = out.unflatten(-1, (len(pairs), TILE, TILE))
+    for index, (i, j) in enumerate(pairs):
+        left = tiles if i == j else doubled
+        torch.mul(left[..., i, :, None], tiles[..., j, None, :], out=products[..., index, :, :])
+    return out
+
+
+def contract_tiles(x: Tensor, gradient: Tensor, *, double_off_diagonal: bool) -> Tensor:
+    """The adjoint of `expand_tiles`: the gradient with respect to x, given the one with respect to its expansion."""
+    products = gradient.unflatten(-1, (-1, TILE, TILE))
+    tiles = x.unflatten(-1, (-1, TILE))
+    result = torch.zeros_like(tiles)
+    for index, (i, j) in enumerate(tile_pairs(x.shape[-1])):
+        factor = 2.0 if double_off_diagonal and i != j else 1.0
+        block = products[..., index, :, :]
+        result[..., i, :].add_(torch.mul(block, tiles[..., j, None, :]).sum(-1), alpha=factor)
+        result[..., j, :].add_(torch.mul(block, tiles[..., i, :, None]).sum(-2), alpha=factor)
+    return result.flatten(-2)
+
+
+def pack_matrix(matrix: Tensor) -> Tensor:
+    """(..., r, r) -> (..., expanded_size): the tiles I <= J of a matrix, r a multiple of 16."""
+    blocks = matrix.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))
+    return torch.cat([blocks[..., i, :, j, :].flatten(-2) for i, j in tile_pairs(matrix.shape[-1])], dim=-1)
+
+
+def unpack_matrix(packed: Tensor, feature_dim: int) -> Tensor:
+    """(..., expanded_size) -> (..., r, r), r = `feature_dim` padded: tile (J, I) is the transpose of tile (I, J)."""
+    padded = feature_dim + -feature_dim % TILE
+    matrix = packed.new_zeros(*packed.shape[:-1], padded, padded)
+    blocks = matrix.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))
+    tiles = packed.unflatten(-1, (-1, TILE, TILE))
+    for index, (i, j) in enumerate(tile_pairs(feature_dim)):
+        blocks[..., j, :, i, :] = tiles[..., index, :, :].mT
+        blocks[..., i, :, j, :] = tiles[..., index, :, :]
+    return matrix
+
+
+def unpack_matrix_backward(gradient: Tensor) -> Tensor:
+    """The adjoint of `unpack_matrix`: (..., r, r) -> (..., expanded_size)."""
+    both = pack_matrix(gradient) + pack_matrix(gradient.mT)
+    diagonal = torch.tensor([i == j for i, j in tile_pairs(gradient.shape[-1])], device=gradient.device)
+    return torch.where(diagonal.repeat_interleave(TILE * TILE), pack_matrix(gradient), both)

@@ -1,0 +1,20 @@
+"""Scratch memory that a loop over chunks uses again and again, so that it stays in cache and costs no allocation."""
+
+from torch import Tensor
+
+
+class Workspace:
+    """Named buffers that grow to the largest shape asked for; `take` gives uninitialised memory."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A contiguous tensor of `shape`, dtype and device of `like`; the last one taken by this name is void."""
+        size = 1
+        for length in shape:
+            size *= length
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name] = like.new_empty(size)
+        return buffer[:size].view(shape)
