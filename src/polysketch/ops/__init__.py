@@ -7,6 +7,7 @@ from polysketch.ops.linear import (
     combine,
     linear_attention,
     linear_attention_backend,
+    linear_attention_extend_,
     lower_triangular_multiply,
 )
 from polysketch.ops.polynomial import polynomial_attention, polynomial_attention_with_cache
@@ -19,6 +20,7 @@ __all__ = [
     "combine",
     "linear_attention",
     "linear_attention_backend",
+    "linear_attention_extend_",
     "lower_triangular_multiply",
     "polynomial_attention",
     "polynomial_attention_with_cache",

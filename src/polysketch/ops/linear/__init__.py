@@ -1,6 +1,7 @@
 """Attention over features: `linear_attention` and its state."""
 
 from polysketch.ops.linear.api import linear_attention, linear_attention_backend, lower_triangular_multiply
+from polysketch.ops.linear.decode import linear_attention_extend_
 from polysketch.ops.linear.state import LinearAttentionState, combine
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
@@ -11,5 +12,6 @@ __all__ = [
     "combine",
     "linear_attention",
     "linear_attention_backend",
+    "linear_attention_extend_",
     "lower_triangular_multiply",
 ]

@@ -51,7 +51,8 @@ def linear_attention(
         offset: added to the denominator; 1 in PolySketchFormer.
         normalize: false leaves out the denominator.
         local: exact weights inside aligned chunks; without `causal` unmasked inside.
-        log_decay: (batch, key_heads, length), at most 0, causal only; does not act on exact local weights.
+        log_decay: (batch, key_heads, length), at most 0, causal only; does not act on exact local weights. A sequence
+            given in several calls has it in all of them or in none.
         key_mask: (batch, key_length) bool, true where a token is real.
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).

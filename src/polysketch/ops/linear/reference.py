@@ -48,7 +48,8 @@ def linear_attention(
         features = torch.cat([state.open_features, features], 2)
         values = torch.cat([state.open_value, values], 2)
         local_key = torch.cat([state.open_key, local_key], 2)
-        decay = torch.cat([state.open_log_decay, decay], 2)
+        opened = torch.zeros_like(state.open_log_decay) if log_decay is None else state.open_log_decay
+        decay = torch.cat([opened, decay], 2)
         key_position = torch.cat([seen - fill + slots, position], 1)
         real = torch.cat([slots < fill, real], 1)
     decay = decay * real[:, None]

@@ -1,0 +1,143 @@
+"""Decoding: a few new tokens against a state that is updated in place, without gradients."""
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.api import linear_attention
+from polysketch.ops.linear.checks import check
+from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.tiles import expand_tiles, pad_features
+from polysketch.ops.linear.types import LocalPolynomial
+
+# Longer spans go through the chunked backend: one call for all of them costs less than this many single steps.
+STEPS_AT_MOST = 4
+
+
+@torch.no_grad()
+def linear_attention_extend_(
+    query_features: Tensor,
+    key_features: Tensor,
+    value: Tensor,
+    state: LinearAttentionState,
+    *,
+    power: int = 1,
+    offset: float = 0.0,
+    normalize: bool = True,
+    local: LocalPolynomial | None = None,
+    log_decay: Tensor | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Causal `linear_attention` of the next tokens; `state` moves on in place, at the same addresses.
+
+    Arguments and errors as in `linear_attention`; any number of tokens, rows at different positions too. Nothing is
+    differentiated: to train through a state, pass it to `linear_attention`.
+
+    Returns:
+        (batch, heads, length, value_dim), dtype of the value.
+
+    Cost of one token, per key head: reading `state.sums` once, and the tokens of the open chunk. When a chunk is full
+    it is folded into the sums, at the cost of about one forward pass over that chunk.
+    """
+    local = None if local is None else LocalPolynomial(*local)
+    length = key_features.shape[2]
+    if length > STEPS_AT_MOST or key_mask is not None:
+        options = {"power": power, "causal": True, "offset": offset, "normalize": normalize, "return_state": True}
+        result = linear_attention(
+            query_features,
+            key_features,
+            value,
+            local=local,
+            log_decay=log_decay,
+            key_mask=key_mask,
+            state=state,
+            **options,
+        )
+        state.copy_(result.state)
+        return result.output
+    check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
+    steps = [
+        _step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
+        for i in range(length)
+    ]
+    return steps[0] if length == 1 else torch.cat(steps, 2)
+
+
+def _step(query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
+    """One token of every row."""
+    dtype, batch, key_heads = state.sums.dtype, key.shape[0], key.shape[1]
+    rows = query[:, :, here].reshape(batch, key_heads, -1, query.shape[3]).to(dtype)
+    key, value_now = key[:, :, here].to(dtype), value[:, :, here].to(dtype)
+    decay = None if log_decay is None else log_decay[:, :, here].to(dtype)
+    if local is None:
+        _fold_token(state, key, value_now, decay)
+        numerator, denominator = _read(state, rows)
+    else:
+        fill = state.fill.tolist()
+        local_query = local.query[:, :, here].reshape(batch, key_heads, -1, local.query.shape[3]).to(dtype)
+        _open_token(state, fill, key, value_now, local.key[:, :, here].to(dtype), decay)
+        numerator, denominator = _read(state, rows)
+        if decay is not None:
+            factor = state.open_log_decay.sum(-1).exp()[..., None]
+            numerator, denominator = numerator * factor[..., None], denominator * factor
+        exact = (local_query @ state.open_key[:, :, : max(fill) + 1].mT).pow_(local.degree)
+        numerator = numerator + exact @ state.open_value[:, :, : max(fill) + 1]
+        denominator = denominator + exact.sum(-1)
+        _fold_full_chunks(state, [row for row, used in enumerate(fill) if used + 1 == local.chunk])
+    state.position += 1
+    if normalize:
+        mass = (denominator + offset)[..., None]
+        numerator = torch.where(mass == 0, 0.0, numerator / mass)
+    return numerator.reshape(batch, query.shape[1], 1, -1).to(value.dtype)
+
+
+def _expand(x: Tensor, state: LinearAttentionState, *, query: bool) -> Tensor:
+    return x if state.power == 1 else expand_tiles(pad_features(x), double_off_diagonal=query)
+
+
+def _read(state: LinearAttentionState, rows: Tensor) -> tuple[Tensor, Tensor]:
+    expanded = _expand(rows, state, query=True)
+    return expanded @ state.sums, (expanded @ state.normalizer[..., None])[..., 0]
+
+
+def _fold_token(state: LinearAttentionState, key: Tensor, value: Tensor, decay: Tensor | None) -> None:
+    expanded = _expand(key, state, query=False)
+    if decay is not None:
+        factor = decay.exp()
+        state.sums.mul_(factor[..., None])
+        state.normalizer.mul_(factor)
+        state.log_decay.add_(decay[..., 0])
+    state.sums.addcmul_(expanded.mT, value)
+    state.normalizer.add_(expanded[:, :, 0])
+
+
+def _open_token(
+    state: LinearAttentionState, fill: list[int], key: Tensor, value: Tensor, local_key: Tensor, decay: Tensor | None
+) -> None:
+    """Write the token into the next slot of every row's open chunk."""
+    rows = [slice(None)] if len(set(fill)) == 1 else [slice(row, row + 1) for row in range(len(fill))]
+    for place in rows:
+        slot = fill[place.start or 0]
+        state.open_features[place, :, slot] = key[place, :, 0]
+        state.open_value[place, :, slot] = value[place, :, 0]
+        state.open_key[place, :, slot] = local_key[place, :, 0]
+        if decay is not None:
+            state.open_log_decay[place, :, slot] = decay[place, :, 0]
+
+
+def _fold_full_chunks(state: LinearAttentionState, full: list[int]) -> None:
+    """Fold the open chunks of these rows of the batch into their sums and empty them."""
+    if not full:
+        return
+    whole = slice(None) if len(full) == state.sums.shape[0] else None
+    for row in [whole] if whole is not None else [slice(row, row + 1) for row in full]:
+        since = state.open_log_decay[row].cumsum(-1)
+        total = since[..., -1]
+        value = state.open_value[row] * (total[..., None] - since).exp()[..., None]
+        expanded = _expand(state.open_features[row], state, query=False)
+        state.sums[row] = state.sums[row] * total.exp()[..., None, None] + expanded.mT @ value
+        ones = (total[..., None] - since).exp()
+        carried = state.normalizer[row] * total.exp()[..., None]
+        state.normalizer[row] = carried + (ones[..., None, :] @ expanded)[..., 0, :]
+        state.log_decay[row] += total
+        for tensor in (state.open_features, state.open_value, state.open_key, state.open_log_decay):
+            tensor[row] = 0
