@@ -1,0 +1,94 @@
+"""The file operations that a run's safety depends on, one function each.
+
+Everything that a checkpoint, a configuration or the metrics do to the disk goes through this module, so that a test can
+count the operations, fail any one of them, or act out a power cut before it. Callers therefore write
+`files.rename(...)`, never `from files import rename`. Each function raises OSError with the path in it.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put `path` into an OSError that comes without one (a failed write or sync has none)."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write(path: Path, data: bytes) -> None:
+    """Create or replace the file `path` with `data`; not yet safe from a power cut, see `sync`."""
+    with _naming(path), open(path, "wb") as file:
+        file.write(data)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append `data` to `path` with one unbuffered write, so that a killed process leaves whole lines or a torn last one."""
+    with _naming(path), open(path, "ab", buffering=0) as file:
+        written = file.write(data)
+        while written < len(data):
+            written += file.write(data[written:])
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with _naming(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give `source` the name `target`; atomic within a file system."""
+    os.rename(source, target)
+
+
+def make_folder(path: Path) -> None:
+    """Create one folder, whose parent exists."""
+    os.mkdir(path)
+
+
+def delete(path: Path) -> None:
+    """Delete one file."""
+    os.unlink(path)
+
+
+def delete_folder(path: Path) -> None:
+    """Delete one empty folder."""
+    os.rmdir(path)
+
+
+def temporary_name(path: Path) -> Path:
+    """The name next to `path` under which it is made: hidden, and recognised by `is_temporary`."""
+    return path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `path` is the leftover of an interrupted operation of this module's callers."""
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY_SUFFIX)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` so that a reader, or a restart after a power cut, sees the old or the new content."""
+    temporary = temporary_name(path)
+    write(temporary, data)
+    sync(temporary)
+    rename(temporary, path)
+    sync(path.parent)
+
+
+def delete_tree(folder: Path) -> None:
+    """Delete a folder of files that nobody needs any more."""
+    for entry in sorted(folder.iterdir()):
+        delete_tree(entry) if entry.is_dir() else delete(entry)
+    delete_folder(folder)

@@ -1,0 +1,79 @@
+"""manifest.json: what files a checkpoint consists of, with their sizes and sha256 sums."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def describe(data: bytes) -> dict[str, int | str]:
+    """What the manifest says about a file with the content `data`."""
+    return {"bytes": len(data), "sha256": sha256(data)}
+
+
+def manifest_bytes(entries: Mapping[str, Mapping[str, int | str]]) -> bytes:
+    """The content of a manifest that lists `entries` (file name -> what `describe` says)."""
+    return json.dumps({"format": FORMAT, "files": dict(entries)}, indent=2).encode() + b"\n"
+
+
+def sha256(data: bytes) -> str:
+    """The sha256 sum of `data` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_verified(folder: Path, name: str) -> bytes:
+    """Read the file `name` of a checkpoint, checking it against the manifest.
+
+    The bytes that are returned are the ones that were checked; nothing is read twice.
+
+    Raises:
+        FileNotFoundError: the manifest or the file is missing.
+        ValueError: the manifest cannot be read, or size or sha256 differ; says expected, found and what to do.
+    """
+    expected = _entry(folder, name)
+    path = folder / name
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing, but {MANIFEST} lists it: the checkpoint is damaged; {_advice(folder)}"
+        )
+    data = path.read_bytes()
+    if len(data) != expected["bytes"]:
+        raise ValueError(
+            f"{path}: expected {expected['bytes']} bytes, found {len(data)}: truncated or altered; {_advice(folder)}"
+        )
+    found = sha256(data)
+    if found != expected["sha256"]:
+        raise ValueError(
+            f"{path}: expected sha256 {expected['sha256']}, found {found}: "
+            f"altered, or damaged on the disk; {_advice(folder)}"
+        )
+    return data
+
+
+def _entry(folder: Path, name: str) -> dict:
+    """The manifest's line about `name`, checked for its form."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: expected a complete checkpoint folder; {_advice(folder)}")
+    try:
+        manifest = json.loads(path.read_bytes())
+        entry = manifest["files"][name]
+        well_formed = manifest["format"] == FORMAT and type(entry["bytes"]) is int and type(entry["sha256"]) is str
+    except (ValueError, KeyError, TypeError):
+        well_formed = False
+    if not well_formed:
+        raise ValueError(
+            f"{path}: expected a manifest of format {FORMAT} that lists {name}, found something else: "
+            f"altered, or written by another version; {_advice(folder)}"
+        )
+    return entry
+
+
+def _advice(folder: Path) -> str:
+    others = sorted(path.name for path in folder.parent.glob("step-*") if path.name != folder.name)
+    if not others:
+        return "there is no other checkpoint beside it"
+    return f"to use another checkpoint on purpose, name it: --checkpoint {others[-1]}"

@@ -1,0 +1,57 @@
+"""metrics.jsonl: one JSON object per line, appended as training goes, cut back when a run is resumed."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from polysketch.training import files
+
+
+class MetricsFile:
+    """The metrics of a run.
+
+    Lines are appended unbuffered: a killed process loses none that `append` has returned from, and at worst leaves a
+    torn last line, which reading and `drop_after` ignore.
+
+    Args:
+        path: the file; need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Append one line. Numbers that are not finite become null, since JSON has none."""
+        line = json.dumps({key: _finite(value) for key, value in values.items()}, allow_nan=False)
+        files.append(self.path, line.encode() + b"\n")
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        if self.path.exists():
+            files.sync(self.path)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines in order, up to the first that is torn or damaged (what a kill or a power cut leaves at the end)."""
+        return [values for _, values in self._lines()]
+
+    def drop_after(self, step: int) -> None:
+        """Drop, in one atomic replacement, the lines of later steps than `step` and a torn or damaged end."""
+        if not self.path.exists():
+            return
+        kept = b"".join(line + b"\n" for line, values in self._lines() if values["step"] <= step)
+        if kept != self.path.read_bytes():
+            files.replace_file(self.path, kept)
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        for line in content.split(b"\n")[:-1]:  # a line is whole only with its line break, which is written last
+            try:
+                yield line, json.loads(line)
+            except ValueError:
+                return
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,98 @@
+"""What a run will do: every option resolved and checked before anything is written."""
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polysketch import attention, models
+from polysketch.data import PreparedData
+from polysketch.training.attention_options import parse_attention_options
+from polysketch.training.config import TrainingConfig
+from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run's resolved options.
+
+    Attributes:
+        config: the options as given.
+        data: the opened data folder.
+        model: configuration of the model; its vocabulary is the data's.
+        device: where to compute.
+        dtype: precision of the matrix products.
+    """
+
+    config: TrainingConfig
+    data: PreparedData
+    model: models.ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds; JSON values."""
+        return {
+            "format": 1,
+            "training": options_dict(self.config),
+            "resolved": {"warmup": self.config.warmup_steps, "device": str(self.device), "dtype": str(self.dtype)},
+            "model": self.model.to_dict(),
+            "data": describe_data(self.config.data, self.data),
+            "environment": describe_environment(self.device),
+        }
+
+
+def make_plan(config: TrainingConfig) -> Plan:
+    """Resolve and check `config`.
+
+    Raises:
+        FileNotFoundError: the data folder is missing or incomplete.
+        ValueError: unknown names or options, sizes that do not fit, a context longer than the data, no such device.
+    """
+    data = PreparedData.open(config.data)
+    device = resolve_device(config.device)
+    _check_length(config, data)
+    return Plan(config, data, build_model_config(config, data), device, resolve_dtype(config.dtype, device))
+
+
+def build_model_config(config: TrainingConfig, data: PreparedData) -> models.ModelConfig:
+    """The preset with the run's changes, the mechanism's options, and the vocabulary of the data."""
+    mechanism = attention.mechanism_class(config.attention)
+    options = parse_attention_options(config.attention_options, mechanism, config.attention)
+    changes: dict[str, Any] = {"attention": config.attention, "attention_options": options}
+    if config.layers is not None:
+        changes["num_layers"] = config.layers
+    return models.preset(config.preset, vocab_size=data.tokenizer.vocab_size, **changes)
+
+
+def options_dict(config: TrainingConfig) -> dict[str, Any]:
+    """The fields of `config` as JSON values, in the form they have after a round trip through JSON."""
+    return {field.name: _json_value(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:
+    """Where the data is, and the sha256 of its description (which holds those of the token files)."""
+    description = (folder / "description.json").read_bytes()
+    return {
+        "folder": str(folder.resolve()),
+        "description_sha256": hashlib.sha256(description).hexdigest(),
+        "tokenizer": data.tokenizer.name,
+    }
+
+
+def _check_length(config: TrainingConfig, data: PreparedData) -> None:
+    found = data.split("train").num_tokens
+    if found < config.context + 1:
+        raise ValueError(
+            f"--context {config.context}: expected at least {config.context + 1} training tokens in {config.data}, "
+            f"found {found}: choose a shorter context or prepare more text"
+        )
