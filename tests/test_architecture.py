@@ -1,0 +1,194 @@
+"""Who may import whom, who owns which third-party library, and what a bare installation can do.
+
+The source is read as syntax trees, so that an import inside a function counts too.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "polysketch"
+
+MAY_IMPORT = {
+    "ops": set(),
+    "data": set(),
+    "feature_maps": {"ops"},
+    "attention": {"feature_maps", "ops"},
+    "nn": {"attention", "feature_maps", "ops"},
+    "models": {"nn", "attention", "feature_maps", "ops"},
+    "evaluation": {"models", "data"},
+    "generation": {"models", "attention", "data"},
+    "training": {"evaluation", "models", "data"},
+    "integrations": {"evaluation", "generation", "models", "attention", "data"},
+    "cli": {
+        *("ops", "feature_maps", "attention", "nn", "models", "data"),
+        *("evaluation", "generation", "training", "integrations"),
+    },
+}
+"""The table of the design: what each package may import of ours, besides itself."""
+
+OWNERS = {
+    "triton": {"ops"},
+    "datasets": {"data"},
+    "pyarrow": {"data"},
+    "sentencepiece": {"data"},
+    "tokenizers": {"data"},
+    "lm_eval": {"integrations"},
+    "transformers": {"integrations"},
+    "tyro": {"cli"},
+    "tensorboard": {"training"},
+    "safetensors": {"ops", "models", "training"},
+    "matplotlib": {"training", "cli"},
+    "tqdm": {"data", "training", "cli"},
+}
+"""Every third-party library beyond torch and numpy, and the packages that may import it."""
+
+UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+"""Modules that run whatever a file tells them to."""
+
+EXTRAS = sorted(OWNERS)
+BASE = {"torch", "numpy"}
+
+
+def source_files() -> list[Path]:
+    """Every Python file of the package."""
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    """Its path in the package, for the names of tests."""
+    return file.relative_to(SOURCE).as_posix()
+
+
+def package_of(file: Path) -> str:
+    """The package below polysketch that holds `file`; "" for files of polysketch itself."""
+    return file.relative_to(SOURCE).parts[0] if file.parent != SOURCE else ""
+
+
+def absolute(node: ast.ImportFrom, file: Path) -> str:
+    """The module that a `from ... import` names, without leading dots."""
+    if node.level == 0:
+        return node.module or ""
+    package = ["polysketch", *file.relative_to(SOURCE).parts[:-1]]
+    return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+
+
+def imported_modules(file: Path) -> Iterator[str]:
+    """Every module that `file` imports, wherever in the file, by statement or by importlib with a literal name.
+
+    Of `from polysketch import ops` both polysketch and polysketch.ops: the name may be a module.
+    """
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(node, file)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names if module == "polysketch")
+        elif isinstance(node, ast.Call) and called_name(node) in {"import_module", "__import__", "require", "optional"}:
+            yield from (each.value for each in node.args[:1] if isinstance(each, ast.Constant))
+
+
+def called_name(node: ast.Call) -> str:
+    """The last part of the name of what is called."""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def our_packages() -> set[str]:
+    """Folders below polysketch."""
+    return {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+
+
+def test_every_package_has_a_line_in_the_table():
+    """A new folder is placed in the order on purpose."""
+    assert our_packages() <= MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("file", source_files(), ids=name_of)
+def test_imports_follow_the_table_of_the_design(file):
+    """Downwards only; files of polysketch itself may import the packages for re-export, but not the command line."""
+    package = package_of(file)
+    allowed = MAY_IMPORT[package] | {package} if package else MAY_IMPORT.keys() - {"cli", "integrations"}
+    ours = {module.split(".")[1] for module in imported_modules(file) if module.startswith("polysketch.")}
+    forbidden = (ours & MAY_IMPORT.keys()) - allowed
+    assert not forbidden or name_of(file) == "__main__.py"
+
+
+@pytest.mark.parametrize("file", source_files(), ids=name_of)
+def test_third_party_libraries_are_imported_by_their_owners_only(file):
+    """Whatever is not of the standard library, not torch and not numpy needs an owner."""
+    roots = {module.partition(".")[0] for module in imported_modules(file)}
+    for root in roots - sys.stdlib_module_names - BASE - {"polysketch"}:
+        assert root in OWNERS, f"{root} has no owner: extend the table and pyproject.toml, or do without"
+        assert package_of(file) in OWNERS[root], f"{root} belongs to {OWNERS[root]}"
+
+
+@pytest.mark.parametrize("file", source_files(), ids=name_of)
+def test_nothing_is_ever_unpickled(file):
+    """No pickle, no torch.load, no numpy.load with pickles: a checkpoint from a stranger must not run code."""
+    assert not {module.partition(".")[0] for module in imported_modules(file)} & UNPICKLERS
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in {("torch", "load"), ("torch", "save")}
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            assert not {"load", "save"} & {alias.name for alias in node.names}
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
+
+
+def modules_of_the_base_installation() -> list[str]:
+    """All modules but the verbs of the command line and the integrations, which belong to an extra as a whole."""
+    modules = ["polysketch.cli"]
+    for file in source_files():
+        if package_of(file) not in {"cli", "integrations"} and file.name != "__main__.py" and "triton" not in file.name:
+            parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+            modules.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return modules
+
+
+BLOCKED_IMPORT = """
+import importlib, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {extras!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a fresh interpreter, warnings being errors."""
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_every_module_imports_with_torch_and_numpy_alone():
+    """In a fresh interpreter in which no extra can be found. Triton, which torch itself tries, is left alone."""
+    extras = [extra for extra in EXTRAS if extra != "triton"]
+    result = run_python(BLOCKED_IMPORT.format(extras=extras, modules=modules_of_the_base_installation()))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("package", ["polysketch", *sorted(f"polysketch.{name}" for name in our_packages())])
+def test_every_package_can_be_imported_first(package):
+    """No import cycle shows only when another package happened to be imported before."""
+    result = run_python(f"import {package}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_importing_the_library_imports_no_extra():
+    """Import time and memory are for what is used; triton comes with torch on some machines."""
+    code = f"import sys, {', '.join(modules_of_the_base_installation())}; print(*sys.modules)"
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    loaded = {name.partition(".")[0] for name in result.stdout.split()}
+    assert not loaded & (set(EXTRAS) - {"triton", "tqdm"})
