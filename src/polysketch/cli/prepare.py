@@ -1,0 +1,132 @@
+"""``polysketch prepare``: text into a folder of tokens that training and evaluation read."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from polysketch.data import PreparedData, ReadOptions, prepare
+
+
+@dataclass(frozen=True)
+class PrepareFlags:
+    """Turn text into a folder of tokens, with a tokenizer and a train/validation/test split.
+
+    A SOURCE is a file, a folder (searched for text, code, .jsonl and .parquet files; .gz is read through), or hf:NAME
+    or hf:NAME:CONFIG, a dataset of the Hugging Face Hub, which is downloaded as it is read. Every document (a file, a
+    line of JSON, a row of a table) ends with an end-of-text token.
+
+    The split of a document comes from --split-table; else from subfolders train, validation and test of its source, or
+    the splits of its dataset; else from a hash of --seed and its text.
+
+    Example: polysketch prepare books/ --tokenizer bpe:8192 --out data/books
+    """
+
+    source: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]
+    """Files, folders and hf:NAME[:CONFIG]."""
+
+    out: Path
+    """Folder to make. It appears when everything is written; an interrupted prepare leaves none."""
+
+    tokenizer: str = "bytes"
+    """bytes, bpe:N or sentencepiece:N (N ids, trained), or a tokenizer.json, .model or prepared folder to take it from."""
+
+    validation_share: float = 0.05
+    """Share of the documents for validation; 0 for no such split."""
+
+    test_share: float = 0.05
+    """Share of the documents for test; 0 for no such split."""
+
+    split_table: Path | None = None
+    """Tab-separated file with columns file (relative to the table) and split (train, validation or test)."""
+
+    seed: int = 0
+    """Seed of the split."""
+
+    text_field: str = "text"
+    """Field of JSON lines, tables and datasets that holds the text."""
+
+    encoding: str = "utf-8"
+    """Encoding of text files and JSON lines."""
+
+    undecodable: Literal["error", "skip", "replace"] = "error"
+    """What to do with documents that are not in that encoding; skipped ones are counted in the summary."""
+
+    cut_text: int | None = None
+    """Cut text files into documents of about this many bytes, at line ends: for few, long files."""
+
+    exclude: tuple[str, ...] = ()
+    """Patterns of paths inside folders to leave out, for instance '*/test/*'."""
+
+    max_text_bytes: int | None = None
+    """Stop after this much text."""
+
+    tokenizer_text_bytes: int = 500_000_000
+    """Train the tokenizer on at most this much text."""
+
+    progress: bool = True
+    """Show a progress bar."""
+
+    json: bool = False
+    """Print the summary as one JSON object on the last line."""
+
+
+def run(flags: PrepareFlags) -> int:
+    """Prepare the data and print a summary.
+
+    Args:
+        flags: The command line.
+
+    Returns:
+        Exit status 0.
+
+    Raises:
+        ValueError, OSError, ImportError: As ``polysketch.data.prepare``.
+    """
+    started = time.perf_counter()
+    data = prepare(
+        flags.source,
+        flags.tokenizer,
+        flags.out,
+        validation_share=flags.validation_share,
+        test_share=flags.test_share,
+        seed=flags.seed,
+        split_table=flags.split_table,
+        options=_read_options(flags),
+        max_text_bytes=flags.max_text_bytes,
+        tokenizer_text_bytes=flags.tokenizer_text_bytes,
+        progress=flags.progress,
+    )
+    for line in summary_lines(data, time.perf_counter() - started):
+        print(line)
+    if flags.json:
+        print(json.dumps({"out": str(data.folder), **data.description.to_dict()}))
+    return 0
+
+
+def _read_options(flags: PrepareFlags) -> ReadOptions:
+    return ReadOptions(flags.text_field, flags.encoding, flags.undecodable, flags.cut_text, flags.exclude)
+
+
+def summary_lines(data: PreparedData, seconds: float) -> list[str]:
+    """What a person wants to know about a prepared folder: a line for each split, and anything unusual."""
+    description = data.description
+    total = sum(split.bytes for split in description.splits.values())
+    lines = [
+        f"{'split':<12}{'documents':>12}{'tokens':>16}{'text bytes':>16}{'bytes/token':>13}",
+        *(
+            f"{name:<12}{split.documents:>12,}{split.tokens:>16,}{split.bytes:>16,}{split.bytes / split.tokens:>13.3f}"
+            for name, split in description.splits.items()
+        ),
+        f"tokenizer {description.tokenizer.name} ({description.vocab_size:,} ids), tokens as {description.dtype}, "
+        f"{total / 1e6:.1f} MB of text in {seconds:.1f} s ({total / 1e6 / seconds:.1f} MB/s)",
+    ]
+    lines += [f"left out: {count:,} {reason} documents" for reason, count in description.skipped.items()]
+    if not description.tokenizer.lossless:
+        lines.append("note: this tokenizer does not keep all text; bits per byte count what it keeps")
+    return [*lines, f"prepared {data.folder}"]

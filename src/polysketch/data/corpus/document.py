@@ -1,0 +1,124 @@
+"""A document, and the rules by which raw bytes become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+DEFAULT_ENCODING = "utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A piece of text that a model sees as one sequence, ended by an end-of-text token.
+
+    Attributes:
+        text: The text, holding no lone surrogates.
+        num_bytes: Its length in UTF-8.
+        split: The split its source gives, or None where a hash decides.
+        origin: File and row, for messages.
+    """
+
+    text: str
+    num_bytes: int
+    split: str | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How sources are read.
+
+    Attributes:
+        text_field: Field of a JSON line, column of a table, feature of a dataset that holds the text.
+        encoding: Of text files and JSON lines.
+        undecodable: What becomes of text that the encoding does not allow: ``"error"``, ``"skip"`` (leave the document
+            out and count it) or ``"replace"`` (with U+FFFD).
+        cut_text: Cut plain text files at the first line end after this many bytes, each piece a document of its own;
+            None keeps a file whole.
+        exclude: Patterns of relative paths inside folders to leave out, as in a shell (``"*/test/*"``; ``*`` also
+            matches slashes).
+
+    Raises:
+        ValueError: An option has no meaning.
+    """
+
+    text_field: str = "text"
+    encoding: str = DEFAULT_ENCODING
+    undecodable: Literal["error", "skip", "replace"] = "error"
+    cut_text: int | None = None
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.undecodable not in UNDECODABLE:
+            raise ValueError(f"expected undecodable of {', '.join(UNDECODABLE)}, found {self.undecodable!r}")
+        if self.cut_text is not None and self.cut_text < 1:
+            raise ValueError(f"expected cut_text of at least 1 byte, found {self.cut_text}")
+        try:
+            line_end = "\n".encode(self.encoding)
+        except LookupError as error:
+            raise ValueError(f"expected an encoding that Python knows, found {self.encoding!r}") from error
+        if line_end != b"\n" and self.cut_text is not None:
+            raise ValueError(
+                f"expected an encoding whose line ends are single bytes for cut_text, found {self.encoding}"
+            )
+
+
+def decoded(raw: bytes | str, options: ReadOptions, origin: str) -> str | None:
+    """Text of raw bytes, or of a string that may hold lone surrogates; None when it is to be left out.
+
+    Raises:
+        ValueError: The text is undecodable and ``options.undecodable`` is ``"error"``.
+    """
+    try:
+        text = raw.decode(options.encoding) if isinstance(raw, bytes) else raw
+        text.encode()
+        return text
+    except UnicodeError as error:
+        return UNDECODABLE[options.undecodable](raw, options, f"{origin}: {_place(error)}")
+
+
+def _raise(raw: bytes | str, options: ReadOptions, problem: str) -> str | None:
+    raise ValueError(
+        f"expected text in {options.encoding}, found other bytes in {problem}: give the right --encoding, or leave "
+        "such documents out with --undecodable skip (or replace)"
+    )
+
+
+def _skip(raw: bytes | str, options: ReadOptions, problem: str) -> str | None:
+    return None
+
+
+def _replace(raw: bytes | str, options: ReadOptions, problem: str) -> str | None:
+    text = raw.decode(options.encoding, errors="replace") if isinstance(raw, bytes) else raw
+    return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
+
+
+def _place(error: UnicodeError) -> str:
+    return f"{error.reason} at byte {error.start}" if isinstance(error, UnicodeDecodeError) else "half a surrogate pair"
+
+
+UNDECODABLE: dict[str, Callable[[bytes | str, ReadOptions, str], str | None]] = {
+    "error": _raise,
+    "skip": _skip,
+    "replace": _replace,
+}
+
+
+def text_of_row(row: dict[str, Any], options: ReadOptions, origin: str) -> str:
+    """The text field of a row; empty when it is null.
+
+    Raises:
+        ValueError: The row has no such field, or it holds no text.
+    """
+    if not isinstance(row, dict) or options.text_field not in row:
+        found = f"the fields {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
+        raise ValueError(
+            f"expected a field {options.text_field!r} in {origin}, found {found}: name the one that holds the text "
+            "with --text-field"
+        )
+    text = row[options.text_field]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"expected text in the field {options.text_field!r} of {origin}, found {type(text).__name__}")
+    return text or ""

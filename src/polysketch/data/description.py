@@ -1,0 +1,142 @@
+"""The description.json of a prepared folder: what the files beside it hold, and how to check them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DESCRIPTION_FILE = "description.json"
+FORMAT = "polysketch-data"
+FORMAT_VERSION = 1
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class TokenizerDescription:
+    """The tokenizer of a prepared folder.
+
+    Attributes:
+        kind: Key of ``TOKENIZERS``.
+        name: Kind and size in words, for instance ``"bpe:8192"``.
+        file: File in the folder, or None for a kind that needs none.
+        sha256: Fingerprint of the tokenizer.
+        vocab_size: Number of ids.
+        end_of_text: Id that ends a document.
+        lossless: Whether every byte of the text survives.
+    """
+
+    kind: str
+    name: str
+    file: str | None
+    sha256: str
+    vocab_size: int
+    end_of_text: int
+    lossless: bool
+
+
+@dataclass(frozen=True)
+class SplitDescription:
+    """One file of tokens.
+
+    Attributes:
+        file: File in the folder: token ids one after another, little-endian.
+        tokens: Number of ids, ends of text included.
+        documents: Number of documents, each ended by an end of text.
+        bytes: Number of bytes of UTF-8 text, ends of text not included.
+        sha256: Of the file.
+    """
+
+    file: str
+    tokens: int
+    documents: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """A prepared folder.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        dtype: ``"uint16"`` or ``"uint32"``, of every token file.
+        splits: Non-empty splits by name.
+        sources: What was prepared, as the user named it.
+        seed: Seed of the split by document.
+        skipped: Documents that were left out, by reason (``empty``, ``undecodable``).
+    """
+
+    tokenizer: TokenizerDescription
+    dtype: str
+    splits: dict[str, SplitDescription]
+    sources: tuple[str, ...] = ()
+    seed: int = 0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def end_of_text(self) -> int:
+        """Id that ends a document."""
+        return self.tokenizer.end_of_text
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, with the format's name and version."""
+        return {"format": FORMAT, "version": FORMAT_VERSION} | dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], origin: str = DESCRIPTION_FILE) -> DataDescription:
+        """The inverse of ``to_dict``.
+
+        Args:
+            values: The JSON object.
+            origin: Where it was read, for messages.
+
+        Raises:
+            ValueError: It is not a description, is of another version, or lacks something.
+        """
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ValueError(f"expected a description of prepared data in {origin}, found other JSON")
+        if values.get("version") != FORMAT_VERSION:
+            raise ValueError(
+                f"expected version {FORMAT_VERSION} of prepared data in {origin}, found {values.get('version')}: "
+                "it was written by another version of polysketch; prepare again"
+            )
+        fields = {key: value for key, value in values.items() if key not in ("format", "version")}
+        try:
+            fields["tokenizer"] = TokenizerDescription(**fields["tokenizer"])
+            fields["splits"] = {name: SplitDescription(**split) for name, split in fields["splits"].items()}
+            return cls(**fields | {"sources": tuple(fields.get("sources", ()))})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected a complete description of prepared data in {origin}, found {error}") from error
+
+    def write(self, path: Path) -> None:
+        """Write as indented JSON."""
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> DataDescription:
+        """Read what ``write`` wrote.
+
+        Raises:
+            FileNotFoundError: The folder, or the description in it, is missing.
+            ValueError: The file is damaged or of another version.
+        """
+        if not path.parent.is_dir():
+            raise FileNotFoundError(
+                f"expected a prepared folder, found nothing at {path.parent}: run polysketch prepare"
+            )
+        if not path.exists():
+            raise FileNotFoundError(
+                f"expected {path.name} in {path.parent}, found none: this is no folder made by polysketch prepare"
+            )
+        try:
+            return cls.from_dict(json.loads(path.read_bytes()), str(path))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"expected JSON in {path}, found a damaged file: {error}") from error

@@ -1,0 +1,109 @@
+"""A prepared folder, opened: its description, its tokenizer, and its tokens as memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from polysketch.data.description import DESCRIPTION_FILE, DataDescription, SplitDescription
+from polysketch.data.tokenization import TokenizerLike, described_tokenizer
+
+DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a prepared folder.
+
+    Attributes:
+        name: ``"train"``, ``"validation"`` or ``"test"``.
+        tokens: All ids one after another, read-only memory map of shape (num_tokens,), uint16 or uint32.
+        num_tokens: Number of ids, ends of text included.
+        num_documents: Number of documents.
+        num_bytes: Bytes of UTF-8 text, ends of text not included.
+    """
+
+    name: str
+    tokens: np.memmap
+    num_tokens: int
+    num_documents: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A folder made by ``prepare``.
+
+    Attributes:
+        folder: Where it is.
+        description: What description.json says.
+        tokenizer: The tokenizer it was prepared with.
+    """
+
+    folder: Path
+    description: DataDescription
+    tokenizer: TokenizerLike
+
+    @classmethod
+    def open(cls, folder: str | Path) -> PreparedData:
+        """Open a prepared folder; the sizes of its files and the tokenizer are checked, the tokens not read.
+
+        Raises:
+            FileNotFoundError: The folder or one of its files is missing.
+            ValueError: The description is damaged, a file was cut short, or the tokenizer is not the one it names.
+            ImportError: The extra that the tokenizer needs is missing.
+        """
+        folder = Path(folder)
+        description = DataDescription.read(folder / DESCRIPTION_FILE)
+        if description.dtype not in DTYPES:
+            raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")
+        for split in description.splits.values():
+            _require_size(folder / split.file, split.tokens * DTYPES[description.dtype].itemsize)
+        return cls(folder, description, described_tokenizer(folder, description.tokenizer))
+
+    def split(self, name: str) -> Split:
+        """One split, memory-mapped.
+
+        Raises:
+            ValueError: There is no such split.
+        """
+        split = self._describe(name)
+        tokens = np.memmap(self.folder / split.file, dtype=DTYPES[self.description.dtype], mode="r")
+        return Split(name, tokens, split.tokens, split.documents, split.bytes)
+
+    def verify(self) -> None:
+        """Read every token file and compare its sha256 with the description: about a second for 500 MB.
+
+        Raises:
+            ValueError: A file differs from what ``prepare`` wrote, if only by one bit.
+        """
+        for split in self.description.splits.values():
+            path = self.folder / split.file
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != split.sha256:
+                raise ValueError(
+                    f"expected {path} with sha256 {split.sha256[:12]}, found {found[:12]}: the file was altered or "
+                    "damaged after it was prepared; prepare again"
+                )
+
+    def _describe(self, name: str) -> SplitDescription:
+        if name not in self.description.splits:
+            raise ValueError(
+                f"expected a split of {', '.join(self.description.splits)} in {self.folder}, found {name!r}: it may "
+                "have been prepared with a share of 0"
+            )
+        return self.description.splits[name]
+
+
+def _require_size(path: Path, expected: int) -> None:
+    if not path.exists():
+        raise FileNotFoundError(f"expected the token file {path}, found nothing: the folder was copied incompletely")
+    if path.stat().st_size != expected:
+        raise ValueError(
+            f"expected {expected} bytes in {path}, found {path.stat().st_size}: the file was cut short or altered; "
+            "copy it again or prepare again"
+        )

@@ -1,0 +1,50 @@
+"""A progress bar over bytes of text with its throughput, or nothing at all."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from polysketch.data.extras import require
+
+
+class Progress(Protocol):
+    """The part of a tqdm bar that is used here."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any: ...
+
+    def update(self, amount: int) -> Any:
+        """Advance by some bytes."""
+
+
+class Silence:
+    """Progress that shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, amount: int) -> None:
+        """Do nothing."""
+
+
+def byte_progress(description: str, total: int | None, *, enabled: bool) -> Progress:
+    """A bar on standard error that counts bytes of text.
+
+    Args:
+        description: What is being done.
+        total: Bytes in all, or None when that is not known: the bar then shows the amount and the speed alone.
+        enabled: Whether to show anything.
+
+    Raises:
+        ImportError: The bar is wanted and the extra ``train`` is missing.
+    """
+    if not enabled:
+        return Silence()
+    return require("tqdm", "train").tqdm(total=total, desc=description, unit="B", unit_scale=True, smoothing=0.05)

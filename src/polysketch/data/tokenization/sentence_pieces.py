@@ -1,0 +1,135 @@
+"""SentencePiece (unigram) with settings that lose nothing: the kind of vocabulary of the PolySketchFormer paper."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from polysketch.data.extras import require
+from polysketch.data.tokenization.base import TokenizerLike, check_unicode
+
+SPACE_MARK = "\u2581"
+END_OF_TEXT = "<|endoftext|>"
+# 256 byte pieces, the unknown piece, the end of text, and room for at least a few pieces.
+SMALLEST_VOCABULARY = 300
+# The library skips sentences longer than its limit of 4192 bytes without an error, so longer lines are cut.
+LONGEST_LINE = 1000
+
+
+class SentencePieceTokenizer(TokenizerLike):
+    """SentencePiece's unigram model without normalisation and with byte fallback, so that any text has an encoding.
+
+    The library writes a space as U+2581 and would read a U+2581 of the text back as a space; here such characters
+    bypass it as three byte pieces, so that they survive too.
+    """
+
+    kind = "sentencepiece"
+    file_name = "tokenizer.model"
+
+    def __init__(self, processor: Any, serialized: bytes) -> None:
+        """Wrap a ``sentencepiece.SentencePieceProcessor`` and the file it came from.
+
+        Raises:
+            ValueError: The model has no end-of-sentence piece to end documents with.
+        """
+        if processor.eos_id() < 0:
+            raise ValueError("expected a sentencepiece model with an end-of-sentence piece, found none")
+        self._processor = processor
+        self._serialized = serialized
+        super().__init__([_piece(processor, index) for index in range(processor.vocab_size())], processor.eos_id())
+        byte_ids = {processor.id_to_piece(index): index for index in range(self.vocab_size) if processor.IsByte(index)}
+        self._space_mark_ids = [byte_ids[f"<0x{value:02X}>"] for value in SPACE_MARK.encode()] if byte_ids else []
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int | None) -> SentencePieceTokenizer:
+        """Learn a unigram vocabulary from the lines of the texts; see the base class.
+
+        Raises:
+            ValueError: The vocabulary size is missing or too small.
+            ImportError: The extra ``sentencepiece`` is missing.
+        """
+        if vocab_size is None or vocab_size < SMALLEST_VOCABULARY:
+            raise ValueError(
+                f"expected sentencepiece:N with N at least {SMALLEST_VOCABULARY} (256 byte pieces and some others), "
+                f"found sentencepiece:{vocab_size}"
+            )
+        library = require("sentencepiece", "sentencepiece")
+        model = io.BytesIO()
+        library.SentencePieceTrainer.train(
+            sentence_iterator=_lines(texts), model_writer=model, vocab_size=vocab_size, **LOSSLESS_SETTINGS
+        )
+        return cls(library.SentencePieceProcessor(model_proto=model.getvalue()), model.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> SentencePieceTokenizer:
+        """Read a .model file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is no sentencepiece model or has no end-of-sentence piece.
+            ImportError: The extra ``sentencepiece`` is missing.
+        """
+        contents = path.read_bytes()
+        library = require("sentencepiece", "sentencepiece")
+        try:
+            processor = library.SentencePieceProcessor(model_proto=contents)
+        except RuntimeError as error:
+            raise ValueError(f"expected a sentencepiece model in {path}, found a file that does not load") from error
+        return cls(processor, contents)
+
+    def serialized(self) -> bytes:
+        """The .model file, as it was read or trained."""
+        return self._serialized
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text."""
+        check_unicode(texts)
+        return [self._encode_around_marks(text) for text in texts]
+
+    def _encode_around_marks(self, text: str) -> list[int]:
+        if SPACE_MARK not in text or not self._space_mark_ids:
+            return self._processor.encode(text)
+        first, *others = (self._processor.encode(part) for part in text.split(SPACE_MARK))
+        for part in others:
+            first += self._space_mark_ids + part
+        return first
+
+
+LOSSLESS_SETTINGS = {
+    "model_type": "unigram",
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": False,
+    "byte_fallback": True,
+    "allow_whitespace_only_pieces": True,
+    # A small text may not hold as many pieces as asked for; it then gets fewer.
+    "hard_vocab_limit": False,
+    "unk_id": 0,
+    "eos_id": 1,
+    "eos_piece": END_OF_TEXT,
+    "bos_id": -1,
+    "pad_id": -1,
+    # More threads sum in another order: the vocabulary would depend on the number of cores.
+    "num_threads": 1,
+    "minloglevel": 2,
+}
+
+
+def _piece(processor: Any, index: int) -> bytes:
+    """The bytes of one id: a byte piece is its byte, control pieces have none, the unknown piece is U+FFFD."""
+    if processor.IsByte(index):
+        return bytes([int(processor.id_to_piece(index)[1:-1], 16)])
+    if processor.IsControl(index) or processor.IsUnused(index):
+        return b""
+    if processor.IsUnknown(index):
+        return "\ufffd".encode()
+    return processor.id_to_piece(index).replace(SPACE_MARK, " ").encode()
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.split("\n"):
+            for start in range(0, len(line), LONGEST_LINE):
+                yield line[start : start + LONGEST_LINE].replace(SPACE_MARK, "").replace("\0", "")
