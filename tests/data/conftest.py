@@ -1,0 +1,67 @@
+"""Small corpora and tokenizers, made once."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polysketch.data.tokenization import BpeTokenizer, BytesTokenizer, SentencePieceTokenizer, TokenizerLike
+
+WORDS = "the a of and state chunk sketch query key value naïve Ωmega 日本語 x+1 def return \t ... 😀".split(" ")
+
+
+def make_text(number: int, num_words: int = 120) -> str:
+    """Some lines of words, another text for each number."""
+    source = random.Random(number)
+    words = [source.choice(WORDS) for _ in range(num_words)]
+    return f"document {number}\n" + "\n".join(" ".join(words[start : start + 9]) for start in range(0, num_words, 9)) + "\n"
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return [make_text(number) for number in range(60)]
+
+
+@pytest.fixture(scope="session")
+def tokenizers(texts: list[str]) -> dict[str, TokenizerLike]:
+    """One tokenizer of each kind, trained on the texts where it is trained."""
+    return {
+        "bytes": BytesTokenizer(),
+        "bpe": BpeTokenizer.train(texts, 400),
+        "sentencepiece": SentencePieceTokenizer.train(texts, 330),
+    }
+
+
+@pytest.fixture
+def corpus_folder(tmp_path: Path, texts: list[str]) -> Path:
+    """A folder of 60 text files."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number:03}.txt").write_bytes(text.encode())
+    return folder
+
+
+@pytest.fixture
+def write_files(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes files below a new folder and returns the folder."""
+
+    def write(files: dict[str, bytes | str], name: str = "files") -> Path:
+        for relative, contents in files.items():
+            path = tmp_path / name / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """The folder of external data, or a skip."""
+    folder = os.environ.get("POLYSKETCH_DATA")
+    if not folder:
+        pytest.skip("needs external data: set POLYSKETCH_DATA")
+    return Path(folder)
