@@ -5,14 +5,13 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
-from polysketch.data import PreparedData
+from polysketch.data import PreparedData, require_same_tokenizer
 from polysketch.evaluation import Evaluation, evaluate
-from polysketch.models import TransformerLM
 from polysketch.training import RunDescription, load_model
 
 __all__ = ["EvaluateFlags", "run"]
@@ -26,7 +25,7 @@ class EvaluateFlags:
     may be longer than the one used in training: memory does not grow with it.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """folder of the training run"""
     data: Path | None = None
     """folder of prepared text; default: the one the run was trained on"""
@@ -56,13 +55,15 @@ def run(flags: EvaluateFlags) -> int:
     """Evaluate as the flags say, print the figures, and return the exit status."""
     model, description = load_model(flags.run, device=choose_device(flags.device), checkpoint=flags.checkpoint)
     data = PreparedData.open(description.data if flags.data is None else flags.data)
-    require_same_tokenizer(data, description, model)
+    require_same_tokenizer(
+        description.tokenizer, data.tokenizer, owner=f"the run {flags.run}", other=f"the data folder {data.folder}"
+    )
     if flags.without_prefix:
         model.remove_prefix()
     result = evaluate(
         model,
         data.split(flags.split).tokens,
-        context_length=flags.context or description.context_length,
+        context_length=description.context_length if flags.context is None else flags.context,
         span=flags.span,
         batch_size=flags.batch_size,
         token_bytes=data.tokenizer.token_bytes(),
@@ -84,22 +85,6 @@ def choose_device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def require_same_tokenizer(data: PreparedData, description: RunDescription, model: TransformerLM) -> None:
-    """Refuse text whose ids mean something else to the model than they did in training."""
-    found, expected = data.tokenizer, description.tokenizer
-    same = found.name == expected.name and found.vocab_size == expected.vocab_size
-    if not same or (found.token_bytes() != expected.token_bytes()).any():
-        raise ValueError(
-            f"expected text prepared with the run's tokenizer {expected.name} ({expected.vocab_size} tokens), found "
-            f"{found.name} ({found.vocab_size} tokens): run `polysketch prepare` with --tokenizer set to the run's file"
-        )
-    if found.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"expected a vocabulary of at most the model's {model.config.vocab_size} tokens, found {found.vocab_size}: "
-            "the run and the data do not belong together"
-        )
 
 
 def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None:

@@ -3,9 +3,9 @@
 import codecs
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -25,7 +25,7 @@ class GenerateFlags:
     other. A continuation ends at the end of a text or after --max-new-tokens.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """folder of the training run"""
     prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """text to continue; give it several times for several texts; without it a new text is begun"""
@@ -51,8 +51,8 @@ def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
     model, description = load_model(flags.run, device=choose_device(flags.device), checkpoint=flags.checkpoint)
     tokenizer, texts = description.tokenizer, flags.prompt or ("",)
-    streamed = len(texts) == 1
-    if streamed:
+    writer = _TextWriter(tokenizer) if len(texts) == 1 else None
+    if writer is not None:
         _write(texts[0])
     result = generate(
         model,
@@ -63,10 +63,12 @@ def run(flags: GenerateFlags) -> int:
         top_p=flags.top_p,
         seed=flags.seed,
         stop=tokenizer.end_of_text,
-        on_token=_text_writer(tokenizer) if streamed else None,
+        on_token=writer.on_token if writer is not None else None,
     )
     continuations = [tokenizer.decode(tokens) for tokens in result.tokens]
-    if not streamed:
+    if writer is not None:
+        writer.finish()
+    else:
         _print_texts(texts, continuations)
     _print_figures(result)
     if flags.json:
@@ -79,10 +81,20 @@ def _encode(tokenizer: TokenizerLike, text: str) -> list[int]:
     return tokenizer.encode(text) or [tokenizer.end_of_text]
 
 
-def _text_writer(tokenizer: TokenizerLike) -> Callable[[int, int], None]:
-    """Return an `on_token` that writes text as soon as its bytes are complete: a character may span tokens."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return lambda row, token: _write(decoder.decode(tokenizer.decode_bytes([token])))
+class _TextWriter:
+    """Writes text as soon as its bytes are complete: a character may span tokens."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def on_token(self, row: int, token: int) -> None:
+        """Take one token of the only row."""
+        _write(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+
+    def finish(self) -> None:
+        """Write what an unfinished character at the end is replaced with."""
+        _write(self._decoder.decode(b"", final=True))
 
 
 def _write(text: str) -> None:
