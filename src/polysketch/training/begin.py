@@ -77,8 +77,7 @@ def lay_out(run: RunFolder, plan: Plan, start: Path | None, say: Say) -> None:
     Every part may be interrupted and is done again by the next process: config.json comes first, so that the folder
     is recognised.
     """
-    if start is None or plan.config.extend:
-        run.write_config(plan.to_dict())
+    _write_config(run, plan)
     _copy_tokenizer(run, plan)
     if not run.checkpoints.is_dir():
         files.make_folder(run.checkpoints)
@@ -88,6 +87,17 @@ def lay_out(run: RunFolder, plan: Plan, start: Path | None, say: Say) -> None:
     for path in set_aside_after(run.checkpoints, step) if start is not None else []:
         say(f"note: later checkpoint set aside as {path}")
     MetricsFile(run.metrics).drop_after(step)
+
+
+def _write_config(run: RunFolder, plan: Plan) -> None:
+    """Write what changed (only what `find_start` allows); the environment stays that of the run's start."""
+    config = plan.to_dict()
+    if run.has_run():
+        saved = run.read_config()
+        config["environment"] = saved["environment"]
+        if config == saved:
+            return
+    run.write_config(config)
 
 
 def _copy_tokenizer(run: RunFolder, plan: Plan) -> None:

@@ -191,7 +191,11 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Everything in the checkpoint folder `path`, on the CPU, every byte verified; errors as in `load_model_tensors`."""
+    """Everything in the checkpoint folder `path`, on the CPU, every byte verified.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `load_model_tensors`.
+    """
     return Checkpoint(
         model=load_model_tensors(path),
         optimizer=_load_tensors(path, OPTIMIZER_FILE),

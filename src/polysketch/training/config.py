@@ -1,8 +1,9 @@
 """The options of a training run. Each field is a flag of `polysketch train`, its docstring the flag's help."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class TrainingConfig:
     anew when the folder is empty, so the same command line can be repeated until the run is done."""
 
     checkpoint: str = "latest"
-    """With --resume: the checkpoint to go on from, for instance step-00000100. Later ones are set aside, not deleted."""
+    """With --resume: the checkpoint to go on from, for instance step-00000100. Later ones are set aside, not
+    deleted."""
 
     extend: bool = False
     """With --resume: allow more --steps than the run was started with. The learning rate then decays to the new end."""
@@ -38,8 +40,8 @@ class TrainingConfig:
     attention: str = "polysketch"
     """Attention mechanism: polysketch, softmax, polynomial or another; an unknown name lists those that exist."""
 
-    attention_options: tuple[str, ...] = ()
-    """Options of the mechanism as key=value pairs, for instance sketch_size=32 local_chunk=256."""
+    attention_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}."""
 
     context: int = 1024
     """Context length: the number of tokens in a training window."""

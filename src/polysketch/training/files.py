@@ -31,7 +31,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append `data` to `path` with one unbuffered write, so that a killed process leaves whole lines or a torn last one."""
+    """Append `data` to `path` with one unbuffered write: a killed process leaves whole lines or a torn last one."""
     with _naming(path), open(path, "ab", buffering=0) as file:
         written = file.write(data)
         while written < len(data):

@@ -1,5 +1,6 @@
 """The training loop: steps, metrics, evaluations and checkpoints, in an order that a kill cannot confuse."""
 
+import contextlib
 import math
 import time
 from pathlib import Path
@@ -7,7 +8,13 @@ from typing import Any
 
 from polysketch.data import TrainingWindows
 from polysketch.training.board import Board
-from polysketch.training.checkpoint import Checkpoint, checkpoint_name, list_checkpoints, save_checkpoint
+from polysketch.training.checkpoint import (
+    Checkpoint,
+    checkpoint_name,
+    delete_leftovers,
+    list_checkpoints,
+    save_checkpoint,
+)
 from polysketch.training.diagnostics import measure
 from polysketch.training.metrics import MetricsFile
 from polysketch.training.optimizer import load_optimizer_tensors, optimizer_tensors
@@ -85,6 +92,8 @@ class TrainingLoop:
             self._metrics.sync()
             save_checkpoint(self._run.checkpoints, self.checkpoint(), keep=self._config.keep)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                delete_leftovers(self._run.checkpoints)  # on a full disk they are in the way
             raise OSError(self._unwritten(error)) from error
         self._saved_step = self.step
 
@@ -171,7 +180,7 @@ class TrainingLoop:
         saved = checkpoint_name(self._saved_step or 0)
         raise RuntimeError(
             f"step {self.step + 1}: expected a finite loss and gradient, found loss {gradient.loss} and gradient norm "
-            f"{gradient.norm}; the run is safe up to {saved}. Often the learning rate is too high: start a new run with "
-            f"a lower --learning-rate (now {self._config.learning_rate}), a longer --warmup (now "
+            f"{gradient.norm}; the run is safe up to {saved}. Often the learning rate is too high: start a new run "
+            f"with a lower --learning-rate (now {self._config.learning_rate}), a longer --warmup (now "
             f"{self._config.warmup_steps}), a smaller --clip (now {self._config.clip}) or --dtype float32"
         )

@@ -33,7 +33,7 @@ class MetricsFile:
             files.sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines in order, up to the first that is torn or damaged (what a kill or a power cut leaves at the end)."""
+        """The lines in order, up to the first torn or damaged one (a kill or a power cut may leave such an end)."""
         return [values for _, values in self._lines()]
 
     def drop_after(self, step: int) -> None:

@@ -2,15 +2,15 @@
 
 import dataclasses
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polysketch import attention, models
+from polysketch import models
 from polysketch.data import PreparedData
-from polysketch.training.attention_options import parse_attention_options
 from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 
@@ -38,7 +38,11 @@ class Plan:
         return {
             "format": 1,
             "training": options_dict(self.config),
-            "resolved": {"warmup": self.config.warmup_steps, "device": str(self.device), "dtype": str(self.dtype)},
+            "resolved": {
+                "warmup": self.config.warmup_steps,
+                "device": str(self.device),
+                "dtype": str(self.dtype).removeprefix("torch."),
+            },
             "model": self.model.to_dict(),
             "data": describe_data(self.config.data, self.data),
             "environment": describe_environment(self.device),
@@ -60,9 +64,7 @@ def make_plan(config: TrainingConfig) -> Plan:
 
 def build_model_config(config: TrainingConfig, data: PreparedData) -> models.ModelConfig:
     """The preset with the run's changes, the mechanism's options, and the vocabulary of the data."""
-    mechanism = attention.mechanism_class(config.attention)
-    options = parse_attention_options(config.attention_options, mechanism, config.attention)
-    changes: dict[str, Any] = {"attention": config.attention, "attention_options": options}
+    changes: dict[str, Any] = {"attention": config.attention, "attention_options": dict(config.attention_options)}
     if config.layers is not None:
         changes["num_layers"] = config.layers
     return models.preset(config.preset, vocab_size=data.tokenizer.vocab_size, **changes)
@@ -76,7 +78,7 @@ def options_dict(config: TrainingConfig) -> dict[str, Any]:
 def _json_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return json.loads(json.dumps(value, default=dict))
 
 
 def describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 
 def environment_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A line for each version or machine property that changed since the run's start, since it may change the rounding."""
+    """A line for each version or machine property that changed since the run's start: it may change the rounding."""
     return [
         f"{name} was {old[name]} when the run started and is now {new.get(name)}: the result may differ by rounding"
         for name in old

@@ -1,0 +1,66 @@
+"""Metrics: whole lines, cut back atomically."""
+
+import json
+
+import pytest
+
+from polysketch.training.metrics import MetricsFile
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    found = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        found.append({"kind": "train", "step": step, "loss": step / 3})
+    return found
+
+
+def test_lines_are_read_back_exactly(metrics):
+    assert metrics.read() == [{"kind": "train", "step": step, "loss": step / 3} for step in (1, 2, 3)]
+
+
+def test_later_lines_are_dropped(metrics):
+    metrics.drop_after(2)
+    assert [line["step"] for line in metrics.read()] == [1, 2]
+    metrics.drop_after(-1)
+    assert metrics.path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("end", [b'{"kind": "tr', b'{"step": 1}', b"\0\0\0\0\n", b'\xff\xfe\n{"step": 1}\n'])
+def test_a_torn_or_damaged_end_is_dropped(metrics, end):
+    whole = metrics.path.read_bytes()
+    metrics.path.write_bytes(whole + end)
+    assert len(metrics.read()) == 3
+    metrics.drop_after(3)
+    assert metrics.path.read_bytes() == whole
+
+
+def test_dropping_is_atomic(metrics, disk):
+    """A fault before any of its operations leaves the old file or the new one."""
+    whole = metrics.path.read_bytes()
+    for number in range(4):
+        metrics.path.write_bytes(whole)
+        disk.restart()
+        disk.fail_at, disk.torn = number, True
+        with pytest.raises(disk.Killed):
+            metrics.drop_after(1)
+        disk.cut_power()
+        assert len(metrics.read()) in (1, 3)
+
+
+def test_nothing_is_written_when_nothing_is_dropped(metrics, disk):
+    metrics.drop_after(3)
+    assert disk.log == []
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append({"step": 1, "loss": float("inf"), "perplexity": float("nan")})
+    assert json.loads(metrics.path.read_text()) == {"step": 1, "loss": None, "perplexity": None}
+
+
+def test_no_file_has_no_lines(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.drop_after(3)
+    metrics.sync()
+    assert metrics.read() == []
