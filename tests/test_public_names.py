@@ -1,0 +1,121 @@
+"""The public names of every package, held by a list: adding or removing one is a decision, seen in review.
+
+When a name was added or removed on purpose, change the list here, and write the line in CHANGELOG.md.
+"""
+
+import dataclasses
+import importlib
+import inspect
+from types import ModuleType
+
+import pytest
+
+PUBLIC_NAMES = {
+    "ops": [
+        "LinearAttentionResult",
+        "LinearAttentionState",
+        "LocalPolynomial",
+        "combine",
+        "linear_attention",
+        "linear_attention_backend",
+        "linear_attention_extend_",
+        "lower_triangular_multiply",
+        "polynomial_attention",
+        "polynomial_attention_with_cache",
+        "softmax_attention",
+        "softmax_attention_with_cache",
+    ],
+    "feature_maps": ["FEATURE_MAPS", "FeatureMap", "GaussianSketch", "Identity", "LearnedSketch", "lecun_normal_"],
+    "attention": [
+        "KeyValueState",
+        "MECHANISMS",
+        "Mechanism",
+        "PolynomialAttention",
+        "SoftmaxAttention",
+        "advance_positions",
+        "build",
+        "check_options",
+        "mechanism_class",
+        "option_names",
+    ],
+    "models": ["IGNORED_TARGET", "ModelConfig", "ModelState", "PRESETS", "TransformerLM", "preset", "token_losses"],
+    "data": [
+        "DataDescription",
+        "PreparedData",
+        "ReadOptions",
+        "Split",
+        "SplitDescription",
+        "TOKENIZERS",
+        "TokenizerDescription",
+        "TokenizerLike",
+        "TrainingWindows",
+        "load_tokenizer",
+        "prepare",
+        "require_same_tokenizer",
+    ],
+    "training": ["RunDescription", "TrainingConfig", "TrainingResult", "load_model", "train"],
+    "evaluation": ["ChunkStartLoss", "Evaluation", "evaluate", "loss_at_chunk_starts", "recall_accuracy"],
+    "generation": ["GenerationResult", "Sampler", "draw", "generate", "keep_top_k", "keep_top_p"],
+}
+
+
+def package(name: str) -> ModuleType:
+    """The imported package."""
+    return importlib.import_module(f"polysketch.{name}")
+
+
+def public_objects() -> list[tuple[str, object]]:
+    """Every public class and function with its dotted name, and the public methods that its class defines."""
+    objects = []
+    for package_name in PUBLIC_NAMES:
+        for name in package(package_name).__all__:
+            thing = getattr(package(package_name), name)
+            if inspect.isclass(thing) or inspect.isroutine(thing):
+                objects.append((f"{package_name}.{name}", thing))
+            if inspect.isclass(thing):
+                objects += [(f"{package_name}.{name}.{method}", getattr(thing, method)) for method in methods_of(thing)]
+    return objects
+
+
+def methods_of(cls: type) -> list[str]:
+    """Public methods and properties written in the class itself."""
+    kinds = (property, classmethod, staticmethod)
+    return [
+        name
+        for name, member in vars(cls).items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds))
+    ]
+
+
+def generated_docstring(cls: type) -> str:
+    """What `dataclass` writes where the author wrote nothing."""
+    return f"{cls.__name__}{str(inspect.signature(cls)).replace(' -> None', '')}"
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_the_public_names_are_the_listed_ones(name):
+    """No more and no fewer."""
+    assert sorted(package(name).__all__) == sorted(PUBLIC_NAMES[name])
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_every_listed_name_exists_once(name):
+    """`from polysketch.x import *` works."""
+    names = package(name).__all__
+    assert len(set(names)) == len(names)
+    assert [each for each in names if not hasattr(package(name), each)] == []
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_every_package_says_what_it_is(name):
+    """In its docstring."""
+    assert (package(name).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize(("name", "thing"), public_objects(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_public_name_has_a_docstring(name, thing):
+    """Classes, functions and public methods; what `dataclass` generates does not count."""
+    documentation = inspect.getdoc(thing)
+    assert documentation, f"{name} has no docstring"
+    if dataclasses.is_dataclass(thing) and inspect.isclass(thing):
+        assert documentation != generated_docstring(thing), f"{name} has no docstring of its own"
