@@ -1,0 +1,101 @@
+"""The learned polynomial sketch (PolySketchFormer, Algorithm 2 and appendix D)."""
+
+import torch
+from torch import Tensor, nn
+
+from polysketch.feature_maps.base import FeatureMap, check_at_least_one, check_sketch_degree
+from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.feature_maps.sketch_networks import learned_sketch
+
+_EXPANSION = 8
+_NORM_EPSILON = 1e-5  # also in sketch_networks
+
+
+class SketchNetwork(nn.Module):
+    """f: LN -> Linear(8 r) -> tanh-GELU -> Linear(r) -> LN -> Linear(8 r) -> tanh-GELU -> Linear(r); no linear biases.
+
+    It holds the parameters; `sketch_networks.learned_sketch` computes with them.
+
+    Args:
+        inputs: width of the input.
+        sketch_size: r.
+    """
+
+    def __init__(self, inputs: int, sketch_size: int) -> None:
+        super().__init__()
+        hidden = _EXPANSION * sketch_size
+        self.input_norm = nn.LayerNorm(inputs, eps=_NORM_EPSILON)
+        self.input_up = nn.Linear(inputs, hidden, bias=False)
+        self.input_down = nn.Linear(hidden, sketch_size, bias=False)
+        self.middle_norm = nn.LayerNorm(sketch_size, eps=_NORM_EPSILON)
+        self.middle_up = nn.Linear(sketch_size, hidden, bias=False)
+        self.middle_down = nn.Linear(hidden, sketch_size, bias=False)
+        for linear in (self.input_up, self.input_down, self.middle_up, self.middle_down):
+            lecun_normal_(linear.weight, linear.in_features)
+
+    def weights(self) -> list[Tensor]:
+        """Its eight parameters, in the order `learned_sketch` takes them."""
+        return [
+            self.input_norm.weight,
+            self.input_norm.bias,
+            self.input_up.weight,
+            self.input_down.weight,
+            self.middle_norm.weight,
+            self.middle_norm.bias,
+            self.middle_up.weight,
+            self.middle_down.weight,
+        ]
+
+
+class LearnedSketch(FeatureMap):
+    """The recursion of the random sketch with a small network in place of every Gaussian matrix.
+
+        L(A, 1) = A,    L(A, p) = sqrt(r) tanh(sqrt(1/r) f1(L(A, p/2)) * f2(L'(A, p/2))),    phi(x) = L(x, degree / 2)
+
+    with f as in `SketchNetwork`, `degree - 2` networks in all. |phi_i| <= sqrt(r), so a weight is at most r^4. It
+    takes queries and keys before any layer norm, for each network begins with its own. Hidden activations, 8 r wide,
+    are made for a few thousand rows at a time and recomputed in backward.
+
+    Args:
+        head_dim: width of one head.
+        degree: 4, 8, 16, ...
+        sketch_size: r, the number of features.
+        num_kv_heads: key and value heads.
+        share: "layer", as in the paper, or "head", networks for every key/value head.
+
+    Raises:
+        ValueError: a degree that is no power of two from 4 on (at 2 there is nothing to learn), or a size below one.
+
+    Cost: at degree 4, 16 head_dim r + 48 r^2 multiply-adds a token and head, as many parameters, and norms.
+    """
+
+    power = 2
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        degree: int = 4,
+        sketch_size: int = 32,
+        num_kv_heads: int = 1,
+        share: str = "layer",
+    ) -> None:
+        super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
+        check_sketch_degree(degree, smallest=4)
+        check_at_least_one(sketch_size=sketch_size)
+        self.degree = degree
+        self.feature_dim = sketch_size
+        leaves = degree // 2
+        self.networks = nn.ModuleList(
+            SketchNetwork(head_dim if node < leaves else sketch_size, sketch_size)
+            for _ in range(self.num_maps)
+            for node in range(degree - 2)
+        )
+
+    def map(self, x: Tensor) -> Tensor:
+        """phi of queries or of keys, which share it; computed in the autocast dtype under autocast."""
+        self.check_input(x)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        weights = [weight for network in self.networks for weight in network.weights()]
+        return learned_sketch(x.to(dtype), weights, self.degree // 2)
