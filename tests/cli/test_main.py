@@ -1,6 +1,7 @@
 """The command line as a whole: help, exit statuses, one line for a failure."""
 
 import errno
+import json
 import subprocess
 import sys
 import types
@@ -60,6 +61,21 @@ def test_python_m_polysketch_is_the_command():
     """Without any installed script."""
     command = [sys.executable, "-m", "polysketch", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("polysketch ")
+
+
+def test_the_first_steps_of_the_help_work_in_order(tmp_path, monkeypatch, capsys):
+    """Prepare, train, evaluate and generate, each reading what the one before wrote."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts").mkdir()
+    for number in range(60):
+        (tmp_path / "my_texts" / f"{number}.txt").write_text(f"Once upon a time there were {number} foxes. " * 5)
+    sizes = ["--attention", "softmax", "--context", "32", "--batch-size", "2", "--steps", "2", "--device", "cpu"]
+    assert main(["prepare", "my_texts", "--tokenizer", "bytes", "--out", "data", "--no-progress"]) == 0
+    assert main(["train", "--data", "data", "--preset", "tiny", "--out", "runs/first", *sizes]) == 0
+    assert main(["evaluate", "runs/first", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 2
+    assert main(["generate", "runs/first", "--prompt", "Once upon a time", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("Once upon a time")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if verb != "benchmark"])

@@ -88,7 +88,7 @@ def choose_device(name: str) -> str:
 
 
 def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None:
-    """Write a plot of the loss against the position in the context, both as measured and on a logarithmic axis."""
+    """Write a plot of the mean loss of every bucket against the position in the context, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -96,6 +96,7 @@ def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None
     axes.stairs(result.loss_by_position, result.position_edges, baseline=None, linewidth=2)
     axes.set_xscale("symlog", base=2, linthresh=max(1, int(result.position_edges[1])))
     axes.set_xlim(0, int(result.position_edges[-1]))
+    axes.set_xticks(result.position_edges, [f"{edge:,}" for edge in result.position_edges.tolist()], rotation=45)
     axes.set(xlabel="position in the context (tokens)", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
     figure.savefig(file, dpi=150)
