@@ -1,6 +1,7 @@
 """What the tests of training share: a little data, options for runs of a second, and a disk that fails on demand."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from polysketch.attention import MECHANISMS  # TEMPORARY
 from polysketch.data import prepare
-from polysketch.training import TrainingConfig, files
+from polysketch.training import TrainingConfig, files, trainer
 from polysketch.training.checkpoint import load_checkpoint
 from polysketch.training.run_folder import RunFolder
 
+MECHANISM: dict[str, Any] = (
+    {"attention": "polysketch", "attention_options": {"sketch_size": 8, "local_chunk": 16, "prefix_gain": 0.5}}
+    if "polysketch" in MECHANISMS
+    else {"attention": "polynomial"}
+)
 TIMES = ("seconds", "tokens_per_second")
 
 
@@ -49,6 +56,7 @@ class Disk:
             if self.fail_at == len(self.log):
                 if self.torn and name == "write":
                     operation(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                self.fail_at = None
                 raise self.error(paths[0])
             self.log.append((name, paths))
             replaced = paths[1].read_bytes() if name == "rename" and paths[1].is_file() else None
@@ -90,6 +98,20 @@ class Disk:
         self._renamed.clear()
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """No waiting for the disk (`Disk` keeps the books on what was synced), and no plots but where they are tested."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    if "plotting" not in request.fixturenames:
+        monkeypatch.setattr(trainer, "plot_loss", lambda lines, path: False)
+
+
+@pytest.fixture
+def plotting() -> None:
+    """Ask for the plots to be made."""
+    pytest.importorskip("matplotlib")
+
+
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """A disk that counts the operations of training and can fail one."""
@@ -116,8 +138,7 @@ def make_config(data_folder: Path, tmp_path: Path) -> Callable[..., TrainingConf
             "data": data_folder,
             "out": tmp_path / "run",
             "layers": 1,
-            "attention": "polysketch",
-            "attention_options": {"sketch_size": 8, "local_chunk": 16},
+            **MECHANISM,
             "context": 64,
             "batch_size": 2,
             "steps": 6,

@@ -58,7 +58,7 @@ def make_plan(config: TrainingConfig) -> Plan:
     """
     data = PreparedData.open(config.data)
     device = resolve_device(config.device)
-    _check_length(config, data)
+    _check_splits(config, data)
     return Plan(config, data, build_model_config(config, data), device, resolve_dtype(config.dtype, device))
 
 
@@ -91,7 +91,12 @@ def describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:
     }
 
 
-def _check_length(config: TrainingConfig, data: PreparedData) -> None:
+def _check_splits(config: TrainingConfig, data: PreparedData) -> None:
+    if config.eval_every and "validation" not in data.description.splits:
+        raise ValueError(
+            f"--data: expected a validation split in {config.data}, found {', '.join(data.description.splits)}: "
+            "prepare the data with one, or train without evaluation by --eval-every 0"
+        )
     found = data.split("train").num_tokens
     if found < config.context + 1:
         raise ValueError(

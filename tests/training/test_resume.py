@@ -1,0 +1,226 @@
+"""A run that is stopped anywhere and resumed ends, bit for bit, as the run that was left alone."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import pytest
+
+from polysketch.training import train
+from polysketch.training.run_folder import RunFolder
+
+
+@pytest.fixture
+def left_alone(make_config, tmp_path):
+    """A function that gives the folder of a run that nobody disturbs."""
+
+    def run(**changes):
+        return train(make_config(out=tmp_path / "left-alone", **changes), progress=False).folder
+
+    return run
+
+
+def kill_at(disk, config, number):
+    """Train until file operation `number`, where the process dies; returns whether it came to that."""
+    disk.restart()
+    disk.fail_at = number
+    try:
+        train(config, progress=False)
+        killed = False
+    except disk.Killed:
+        killed = True
+    disk.restart()
+    return killed
+
+
+def operations_of_a_run(disk, config) -> int:
+    disk.restart()
+    train(config, progress=False)
+    return len(disk.log)
+
+
+def check_killed_runs(disk, config, expected, numbers, assert_same_outcome):
+    for number in numbers:
+        shutil.rmtree(config.out, ignore_errors=True)
+        assert kill_at(disk, config, number)
+        disk.cut_power()
+        train(dataclasses.replace(config, resume=True), progress=False)
+        assert_same_outcome(config.out, expected)
+
+
+def test_killed_before_a_file_operation_and_resumed_it_ends_the_same(
+    disk, make_config, tmp_path, left_alone, assert_same_outcome
+):
+    """A sample; the next test takes every one."""
+    expected = left_alone()
+    count = operations_of_a_run(disk, make_config(out=tmp_path / "counted"))
+    check_killed_runs(disk, make_config(), expected, range(1, count, count // 9), assert_same_outcome)
+
+
+@pytest.mark.full
+def test_killed_before_any_file_operation_and_resumed_it_ends_the_same(
+    disk, make_config, tmp_path, left_alone, assert_same_outcome
+):
+    """Every write, append, sync, rename and delete of a run's configuration, metrics and checkpoints."""
+    expected = left_alone()
+    count = operations_of_a_run(disk, make_config(out=tmp_path / "counted"))
+    check_killed_runs(disk, make_config(), expected, range(count), assert_same_outcome)
+
+
+def test_killed_again_and_again_it_ends_the_same(disk, make_config, left_alone, assert_same_outcome):
+    """Also while resuming: each attempt gets a little further."""
+    expected = left_alone()
+    config = make_config(resume=True)
+    for number in range(20, 200, 15):
+        if not kill_at(disk, config, number):
+            break
+    assert_same_outcome(config.out, expected)
+
+
+@pytest.mark.parametrize("changes", [{"activation_checkpointing": True}, {"accumulation": 2}, {"dtype": "bfloat16"}])
+def test_it_ends_the_same_under_other_ways_of_computing(changes, disk, make_config, left_alone, assert_same_outcome):
+    expected = left_alone(**changes)
+    config = make_config(**changes, resume=True)
+    assert kill_at(disk, config, 70)
+    train(config, progress=False)
+    assert_same_outcome(config.out, expected)
+
+
+def test_resuming_a_finished_run_changes_nothing(make_config, left_alone, assert_same_outcome, tmp_path):
+    expected = left_alone()
+    shutil.copytree(expected, tmp_path / "copy")
+    result = train(make_config(out=expected, resume=True), progress=False)
+    assert (result.step, result.stopped_by) == (6, "finished")
+    assert_same_outcome(expected, tmp_path / "copy")
+
+
+def test_resuming_an_empty_folder_starts_a_new_run(make_config, left_alone, assert_same_outcome):
+    """So that one command line can be repeated until the run is done."""
+    config = make_config(resume=True)
+    config.out.mkdir()
+    train(config, progress=False)
+    assert_same_outcome(config.out, left_alone())
+
+
+def test_a_named_earlier_checkpoint_gives_the_same_end_and_deletes_nothing(
+    make_config, left_alone, assert_same_outcome, tmp_path
+):
+    expected = left_alone()
+    config = make_config(keep=10)
+    train(config, progress=False)
+    train(dataclasses.replace(config, resume=True, checkpoint="step-00000002"), progress=False)
+    assert_same_outcome(config.out, expected)
+    assert (config.out / "checkpoints" / "set-aside-step-00000006" / "model.safetensors").is_file()
+
+
+def test_a_damaged_checkpoint_is_refused_and_another_taken_only_when_named(
+    make_config, left_alone, assert_same_outcome
+):
+    expected = left_alone()
+    config = make_config()
+    train(config, progress=False)
+    path = config.out / "checkpoints" / "step-00000006" / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = {entry.name: entry.read_bytes() for entry in config.out.glob("*.json*")}
+    with pytest.raises(ValueError, match=r"optimizer.safetensors: expected sha256 .*--checkpoint step-00000004"):
+        train(dataclasses.replace(config, resume=True), progress=False)
+    assert before == {entry.name: entry.read_bytes() for entry in config.out.glob("*.json*")}
+    train(dataclasses.replace(config, resume=True, checkpoint="step-00000004"), progress=False)
+    assert_same_outcome(config.out, expected)
+
+
+def test_more_steps_need_extend_and_then_the_schedule_is_that_of_the_longer_run(make_config):
+    config = make_config(steps=4)
+    train(config, progress=False)
+    longer = dataclasses.replace(config, resume=True, steps=8)
+    with pytest.raises(ValueError, match=r"--steps was 4 and is now 8; give --extend"):
+        train(longer, progress=False)
+    assert train(dataclasses.replace(longer, extend=True), progress=False).step == 8
+    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["learning_rate"] for line in lines if line["kind"] == "train"}
+    assert rates[5] == pytest.approx(config.learning_rate * 4 / 8)
+    assert train(longer, progress=False).step == 8  # the run now has eight steps
+    with pytest.raises(ValueError, match=r"--steps was 8 and is now 4"):
+        train(dataclasses.replace(config, resume=True, extend=True), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 1e-3}, r"--learning-rate was 0\.002 and is now 0\.001"),
+        ({"seed": 1}, r"--seed was 0 and is now 1"),
+        ({"context": 32, "batch_size": 4}, r"--batch-size was 2 and is now 4, --context was 64 and is now 32"),
+        ({"attention": "softmax", "attention_options": {}}, r"--attention was \w+ and is now softmax"),
+        ({"layers": 2}, r"--layers was 1 and is now 2"),
+        ({"dtype": "bfloat16"}, r"--dtype was auto and is now bfloat16"),
+        ({"betas": (0.9, 0.98)}, r"--betas was \[0\.9, 0\.95\] and is now \[0\.9, 0\.98\]"),
+    ],
+)
+def test_a_changed_option_is_refused_by_name_with_both_values(make_config, changes, message):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    before = (config.out / "config.json").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        train(dataclasses.replace(config, resume=True, **changes), progress=False)
+    assert (config.out / "config.json").read_bytes() == before
+
+
+def test_options_that_leave_the_computation_alone_may_change(make_config, disk, left_alone, outcome):
+    expected = outcome(left_alone(log_every=2))
+    config = make_config(resume=True)
+    assert kill_at(disk, config, 70)
+    changed = dataclasses.replace(config, save_every=3, keep=1, log_every=2, eval_every=5, max_minutes=10.0)
+    train(changed, progress=False)
+    assert outcome(config.out)["tensors"].keys() == expected["tensors"].keys()
+    for name, tensor in outcome(config.out)["tensors"].items():
+        assert (tensor == expected["tensors"][name]).all()
+    assert RunFolder(config.out).read_config()["training"]["save_every"] == 3
+
+
+def test_an_option_that_changes_the_rounding_is_told(make_config, capsys):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    train(dataclasses.replace(config, resume=True, accumulation=2))
+    assert "--accumulation was 1 and is now 2: the result agrees" in capsys.readouterr().err
+
+
+def test_other_data_is_refused_and_the_same_data_elsewhere_is_not(make_config, data_folder, tmp_path):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    moved = shutil.copytree(data_folder, tmp_path / "moved")
+    train(dataclasses.replace(config, resume=True, data=moved), progress=False)
+    description = json.loads((moved / "description.json").read_text())
+    (moved / "description.json").write_text(json.dumps(description | {"seed": 99}))
+    with pytest.raises(ValueError, match=r"--data: expected the data the run was started with"):
+        train(dataclasses.replace(config, resume=True, data=moved), progress=False)
+
+
+def test_a_change_of_versions_is_told(make_config, capsys):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    run = RunFolder(config.out)
+    saved = run.read_config()
+    saved["environment"]["torch"] = "1.0"
+    run.write_config(saved)
+    train(dataclasses.replace(config, resume=True))
+    assert "note: torch was 1.0 when the run started" in capsys.readouterr().err
+
+
+def test_a_run_folder_without_resume_is_refused(make_config):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    with pytest.raises(ValueError, match=r"already holds a run: give --resume"):
+        train(config, progress=False)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_other_files_is_refused(make_config, resume):
+    config = make_config(resume=resume)
+    config.out.mkdir()
+    (config.out / "thesis.txt").write_text("precious")
+    with pytest.raises(ValueError, match=r"expected an empty folder or a run folder, found 'thesis.txt'"):
+        train(config, progress=False)
+    assert sorted(os.listdir(config.out)) == ["lock", "thesis.txt"]

@@ -1,0 +1,258 @@
+"""Training itself: it learns, stops when asked, and refuses what cannot work."""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+from polysketch.models import TransformerLM
+from polysketch.training import load_model, train
+from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
+from polysketch.training.lock import RunLock
+from polysketch.training.plan import make_plan
+from polysketch.training.run_folder import RunFolder
+from polysketch.training.trainer import build_model
+from polysketch.training.update import Updater
+
+
+def metrics_of(config):
+    return [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_falls_and_the_run_folder_is_complete(make_config, plotting):
+    config = make_config(steps=40, log_every=5, eval_every=20, save_every=20)
+    result = train(config, progress=False)
+    assert (result.step, result.stopped_by, result.signal_number) == (40, "finished", None)
+    lines = [line for line in metrics_of(config) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(5, 41, 5))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert lines[-1]["tokens"] == 40 * 2 * 64
+    evaluations = [line for line in metrics_of(config) if line["kind"] == "evaluation"]
+    assert [line["step"] for line in evaluations] == [20, 40]
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"]
+    assert (config.out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert {"training", "model", "data", "environment"} <= RunFolder(config.out).read_config().keys()
+    assert [path.name for path in list_checkpoints(config.out / "checkpoints")] == ["step-00000020", "step-00000040"]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_config, tmp_path, outcome):
+    folders = [tmp_path / name for name in ("first", "second", "other")]
+    for folder, seed in zip(folders, (3, 3, 4), strict=True):
+        train(make_config(out=folder, seed=seed, steps=2), progress=False)
+    first, second, other = (outcome(folder) for folder in folders)
+    assert first["metrics"] == second["metrics"]
+    assert first["metrics"] != other["metrics"]
+
+
+def test_evaluating_and_logging_leave_the_computation_alone(make_config, tmp_path, outcome):
+    """As many random numbers are drawn, from the same states, whether or not anything is measured."""
+    often = outcome(train(make_config(out=tmp_path / "often", eval_every=1), progress=False).folder)
+    never = outcome(train(make_config(out=tmp_path / "never", eval_every=0, log_every=6), progress=False).folder)
+    assert all(torch.equal(often["tensors"][name], tensor) for name, tensor in never["tensors"].items())
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_accumulation_gives_the_gradient_of_one_large_batch(make_config, accumulation):
+    def gradients(parts):
+        config = make_config(batch_size=4, accumulation=parts, clip=1e9)
+        torch.manual_seed(0)
+        model = build_model(make_plan(config))
+        updater = Updater(model, config, torch.float32)
+        batch = torch.randint(0, 257, (4, 65), generator=torch.Generator().manual_seed(1))
+        return updater.compute_gradient(batch), {name: p.grad for name, p in model.named_parameters()}
+
+    (whole, expected), (parts, found) = gradients(1), gradients(accumulation)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert parts.norm == pytest.approx(whole.norm, rel=1e-4)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5 * whole.norm)
+
+
+def test_a_large_gradient_is_scaled_down_to_the_clip(make_config):
+    config = make_config(clip=0.01)
+    model = build_model(make_plan(config))
+    gradient = Updater(model, config, torch.float32).compute_gradient(torch.randint(0, 257, (2, 65)))
+    norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
+    assert gradient.norm > 0.1
+    assert float(norm) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops(make_config, monkeypatch, number, tmp_path, assert_same_outcome):
+    expected = train(make_config(out=tmp_path / "left-alone"), progress=False).folder
+    config = make_config()
+    loss = TransformerLM.loss
+    calls = []
+
+    def signalling(self, ids):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), number)
+        return loss(self, ids)
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(TransformerLM, "loss", signalling)
+    result = train(config, progress=False)
+    assert (result.step, result.stopped_by, result.signal_number) == (3, "signal", number)
+    assert signal.getsignal(number) is before
+    assert list_checkpoints(config.out / "checkpoints")[-1].name == "step-00000003"
+    train(dataclasses.replace(config, resume=True), progress=False)
+    assert_same_outcome(config.out, expected)
+
+
+def test_a_time_limit_saves_and_stops(make_config):
+    config = make_config(steps=100_000, max_minutes=0.005, eval_every=0, save_every=1000)
+    result = train(config, progress=False)
+    assert result.stopped_by == "time"
+    assert 0 < result.step < 100_000
+    assert list_checkpoints(config.out / "checkpoints")[-1].name == f"step-{result.step:08d}"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_what_to_try(make_config, monkeypatch, bad):
+    loss = TransformerLM.loss
+    calls = []
+
+    def broken(self, ids):
+        calls.append(1)
+        return loss(self, ids) * (bad if len(calls) == 4 else 1.0)
+
+    monkeypatch.setattr(TransformerLM, "loss", broken)
+    config = make_config()
+    with pytest.raises(
+        RuntimeError, match=r"step 4: expected a finite loss.*step-00000002.*--learning-rate \(now 0.002"
+    ):
+        train(config, progress=False)
+    checkpoint = load_checkpoint(list_checkpoints(config.out / "checkpoints")[-1])
+    assert checkpoint.state["step"] == 2
+    assert all(torch.isfinite(tensor).all() for tensor in checkpoint.model.values())
+    assert max(line["step"] for line in metrics_of(config)) == 3
+
+
+def test_a_full_disk_stops_the_run_with_one_clear_line_and_spares_the_last_checkpoint(
+    make_config, disk, tmp_path, assert_same_outcome
+):
+    expected = train(make_config(out=tmp_path / "left-alone"), progress=False).folder
+    second_save = [
+        i for i, (name, paths) in enumerate(disk.log) if name == "make_folder" and "step-00000002" in str(paths)
+    ]
+    disk.restart()
+    config = make_config()
+    disk.fail_at, disk.torn = second_save[0] + 3, True
+    disk.error = lambda path: OSError(errno.ENOSPC, "No space left on device", str(path))
+    message = r"checkpoint of step 2 could not be written: No space left.*safe up to step-00000000.*--resume"
+    with pytest.raises(OSError, match=message) as caught:
+        train(config, progress=False)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (config.out / "checkpoints").iterdir()] == [
+        "step-00000000"
+    ]  # the space is free again
+    disk.restart()
+    train(dataclasses.replace(config, resume=True), progress=False)
+    assert_same_outcome(config.out, expected)
+
+
+def test_a_second_process_in_the_same_folder_is_refused(make_config):
+    config = make_config()
+    with RunLock(RunFolder(config.out).lock), pytest.raises(RuntimeError, match=r"in use by process \d+"):
+        train(config, progress=False)
+    assert os.listdir(config.out) == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context": 10**6}, r"--context 1000000: expected at least 1000001 training tokens in .*, found \d+"),
+        ({"attention": "softmaxx"}, r"unknown attention mechanism 'softmaxx'.*softmax"),
+        ({"attention_options": {"sketch": 3}}, r"no option 'sketch'"),
+        ({"preset": "small"}, r"unknown preset 'small'.*gpt2-small"),
+        ({"device": "abacus"}, r"--device: expected one of auto, cpu.*found 'abacus'"),
+        ({"device": "cuda:77"}, r"--device: expected one of auto, cpu.*found 'cuda:77'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(make_config, changes, message):
+    config = make_config(**changes)
+    with pytest.raises(ValueError, match=message):
+        train(config, progress=False)
+    assert not config.out.exists()
+
+
+def test_missing_data_is_refused(make_config, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        train(make_config(data=tmp_path / "nowhere"), progress=False)
+
+
+def test_data_without_a_validation_split_is_refused_only_when_evaluating(make_config, data_folder, tmp_path):
+    data = shutil.copytree(data_folder, tmp_path / "data")
+    description = json.loads((data / "description.json").read_text())
+    del description["splits"]["validation"]
+    (data / "description.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="--eval-every 0"):
+        train(make_config(data=data), progress=False)
+    assert train(make_config(data=data, eval_every=0, steps=1), progress=False).step == 1
+
+
+def test_init_from_takes_the_weights_and_nothing_else(make_config, tmp_path):
+    first = make_config(out=tmp_path / "first")
+    train(first, progress=False)
+    second = make_config(init_from=first.out, steps=2)
+    train(second, progress=False)
+    start = load_checkpoint(list_checkpoints(second.out / "checkpoints")[0])
+    expected, _ = load_model(first.out)
+    assert start.state["step"] == 0
+    assert start.optimizer == {}
+    assert all(torch.equal(start.model[name], tensor) for name, tensor in expected.state_dict().items())
+
+
+def test_init_from_a_run_of_another_configuration_is_refused(make_config, tmp_path):
+    first = make_config(out=tmp_path / "first", layers=2, steps=1)
+    train(first, progress=False)
+    with pytest.raises(ValueError, match=r"belongs to another model configuration.*blocks\.1"):
+        train(make_config(init_from=first.out), progress=False)
+    with pytest.raises(FileNotFoundError, match=r"expected a run folder made by"):
+        train(make_config(init_from=tmp_path), progress=False)
+
+
+def test_load_model_gives_the_trained_model_and_what_goes_with_it(make_config, data_folder):
+    config = make_config(keep=5)
+    train(config, progress=False)
+    model, description = load_model(config.out)
+    saved = load_checkpoint(config.out / "checkpoints" / "step-00000006").model
+    assert not model.training
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+    assert (description.step, description.context_length, description.data) == (6, 64, data_folder.resolve())
+    assert description.tokenizer.decode(description.tokenizer.encode("text")) == "text"
+    earlier, description = load_model(config.out, checkpoint="step-00000002")
+    assert description.step == 2
+    assert not torch.equal(earlier.embedding.weight, model.embedding.weight)
+
+
+def test_load_model_refuses_a_checkpoint_of_another_configuration(make_config):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    run = RunFolder(config.out)
+    saved = run.read_config()
+    saved["model"]["feedforward_size"] += 8
+    run.write_config(saved)
+    with pytest.raises(ValueError, match=r"another model configuration: blocks\S+: expected shape .*, found"):
+        load_model(config.out)
+
+
+def test_load_model_needs_a_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected a run folder made by `polysketch train`"):
+        load_model(tmp_path)
+
+
+def test_progress_tells_loss_speed_and_time_left(make_config, capsys):
+    train(make_config(steps=2))
+    shown = capsys.readouterr().err
+    assert "parameters on cpu, a new run" in shown
+    assert "step 2/2  loss " in shown
+    assert "tokens/s" in shown
+    assert "left" in shown
+    assert "validation loss" in shown
