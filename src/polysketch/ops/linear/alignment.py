@@ -29,7 +29,7 @@ class Alignment(NamedTuple):
         return self.fill + self.length - self.start
 
     def to_aligned(self, new: Tensor, opened: Tensor | None = None) -> Tensor:
-        """new (batch, heads, length, width) behind opened (batch, heads, slots, width) or zeros, moved and zero-filled."""
+        """new (batch, heads, length, width) behind opened (batch, heads, slots, width), moved and zero-filled."""
         steps = torch.arange(self.slots + self.length, device=new.device)
         if self.slots and opened is None:
             opened = new.new_zeros(*new.shape[:2], self.slots, new.shape[3])

@@ -71,23 +71,27 @@ def linear_attention(
     does not grow with the length.
     """
     local = None if local is None else LocalPolynomial(*local)
-    check(query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size)
-    options = {"chunk_size": chunk_size} if _pick(backend) == "chunked" else {}
-    return BACKENDS[_pick(backend)](
-        query_features,
-        key_features,
-        value,
-        power=power,
-        causal=causal,
-        offset=float(offset),
-        normalize=normalize,
-        local=local,
-        log_decay=log_decay,
-        key_mask=key_mask,
-        state=state,
-        return_state=return_state,
-        **options,
+    check(
+        query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size
     )
+    picked = _pick(backend)
+    options = {"chunk_size": chunk_size} if picked == "chunked" else {}
+    with torch.autocast(value.device.type, enabled=False):
+        return BACKENDS[picked](
+            query_features,
+            key_features,
+            value,
+            power=power,
+            causal=causal,
+            offset=float(offset),
+            normalize=normalize,
+            local=local,
+            log_decay=log_decay,
+            key_mask=key_mask,
+            state=state,
+            return_state=return_state,
+            **options,
+        )
 
 
 def linear_attention_backend(backend: str = "auto") -> str:

@@ -60,7 +60,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
             raise ValueError(f"{name} must be (batch, heads, length, width), none of them 0, got {tuple(tensor.shape)}")
     if key.shape[:3] != value.shape[:3]:
         raise ValueError(
-            f"key_features and value must agree in batch, heads and length, got {tuple(key.shape)} and {tuple(value.shape)}"
+            "key_features and value must agree in batch, heads and length, got "
+            f"{tuple(key.shape)} and {tuple(value.shape)}"
         )
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(
@@ -69,7 +70,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
         )
     if query.shape[1] % key.shape[1]:
         raise ValueError(
-            f"query heads must be a multiple of key heads (grouped-query attention), got {query.shape[1]} and {key.shape[1]}"
+            "query heads must be a multiple of key heads (grouped-query attention), got "
+            f"{query.shape[1]} and {key.shape[1]}"
         )
     if causal and query.shape[2] != key.shape[2]:
         raise ValueError(
@@ -84,9 +86,7 @@ def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor, causal: boo
     if local.chunk < 1:
         raise ValueError(f"local.chunk must be at least 1, got {local.chunk}")
     if query.shape[2] != key.shape[2]:
-        raise ValueError(
-            f"local chunks need equal query and key lengths, got {query.shape[2]} and {key.shape[2]}"
-        )
+        raise ValueError(f"local chunks need equal query and key lengths, got {query.shape[2]} and {key.shape[2]}")
     _check_kinds({"query_features": query, "local.query": local.query, "local.key": local.key})
     _expect_shape("local.query", local.query, (*query.shape[:3], local.query.shape[-1]))
     _expect_shape("local.key", local.key, (*key.shape[:3], local.query.shape[-1]))

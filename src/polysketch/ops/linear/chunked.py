@@ -51,7 +51,7 @@ class Plan:
 
 
 class Inputs(NamedTuple):
-    """Aligned tensors of one call; `local_*` and `log_decay` may be absent, `sums` too; `length` (batch,) is each row's."""
+    """Aligned tensors of one call; `length` (batch,) is each row's, None where all rows are full."""
 
     query: Tensor
     key: Tensor
@@ -284,7 +284,7 @@ class _Piece:
         return self._masks[rows]
 
     def mask_(self, weights: Tensor, rows: int) -> Tensor:
-        """Zero what a query may not see: weights (G, shared x rows, keys), the last `rows` keys are the queries' own."""
+        """Zero what a query may not see: weights (G, shared x rows, keys), the last `rows` keys its own piece's."""
         if self.plan.diagonal == Diagonal.CAUSAL:
             weights[..., weights.shape[-1] - rows :].mul_(self.causal_mask(rows))
         return weights

@@ -55,10 +55,11 @@ def linear_attention_extend_(
         state.copy_(result.state)
         return result.output
     check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
-    steps = [
-        _step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
-        for i in range(length)
-    ]
+    with torch.autocast(value.device.type, enabled=False):
+        steps = [
+            _step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
+            for i in range(length)
+        ]
     return steps[0] if length == 1 else torch.cat(steps, 2)
 
 

@@ -35,7 +35,8 @@ def linear_attention_operator(
     """`chunked.forward` on aligned inputs: (output, denominator, sums, normalizer), the last two empty unless asked."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
     plan = Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
-    return tuple(chunked.forward(inputs, plan))
+    with torch.autocast(query.device.type, enabled=False):
+        return tuple(chunked.forward(inputs, plan))
 
 
 @linear_attention_operator.register_fake
@@ -74,11 +75,12 @@ def linear_attention_backward_operator(
     diagonal: int,
     return_sums: bool,
 ) -> list[Tensor]:
-    """`chunked.backward`: the gradients of query, key, value and, in order, of those optional tensors that are given."""
+    """`chunked.backward`: gradients of query, key, value and, in order, of those optional tensors that are given."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
     plan = Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
     end = gradients[2:] if return_sums else (None, None)
-    return list(chunked.backward(inputs, plan, Outputs(*outputs), gradients[0], gradients[1], *end).values())
+    with torch.autocast(query.device.type, enabled=False):
+        return list(chunked.backward(inputs, plan, Outputs(*outputs), gradients[0], gradients[1], *end).values())
 
 
 @linear_attention_backward_operator.register_fake
@@ -121,7 +123,9 @@ def operations(query_shape, key_shape, value_shape, local_shape, power: int, cau
 
 
 @register_flop_formula(torch.ops.polysketch.linear_attention)
-def _operations(query, key, value, local_query, local_key, log_decay, sums, normalizer, length, power, causal, *rest, **_):
+def _operations(
+    query, key, value, local_query, local_key, log_decay, sums, normalizer, length, power, causal, *rest, **_
+):
     return operations(query, key, value, local_query, power, causal, rest[3])
 
 

@@ -1,9 +1,9 @@
-"""The definition of linear attention: quadratic, plain PyTorch, differentiated by autograd. The oracle of every test."""
+"""The definition of linear attention: quadratic, plain PyTorch, differentiated by autograd; the oracle of the tests."""
 
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.tiles import expand_tiles, pad_features
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
@@ -28,7 +28,7 @@ def linear_attention(
     w_ij = (phi(q_i) . phi(k_j))^power exp(sum of log_decay over j+1..i), or (q_i . k_j)^degree where i and j share an
     aligned local chunk. Arguments as in `polysketch.ops.linear_attention`, already checked.
     """
-    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    dtype = state_dtype(value.dtype)
     batch, key_heads, length = key_features.shape[:3]
     group = query_features.shape[1] // key_heads
 

@@ -25,7 +25,10 @@ def tile_pairs(feature_dim: int) -> tuple[tuple[int, int], ...]:
 
 def expanded_size(feature_dim: int, power: int) -> int:
     """Length of the expanded feature vector: `feature_dim` at power 1, 256 values per tile pair at power 2."""
-    return feature_dim if power == 1 else len(tile_pairs(feature_dim)) * TILE * TILE
+    if power == 1:
+        return feature_dim
+    count = (feature_dim + TILE - 1) // TILE
+    return count * (count + 1) // 2 * TILE * TILE
 
 
 def pad_features(x: Tensor) -> Tensor:

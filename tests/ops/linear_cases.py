@@ -1,0 +1,195 @@
+"""Inputs for tests of linear attention at which every part carries weight, and the comparison that all of them use."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polysketch import ops
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a call of linear attention is made of; `length` new tokens, `history` tokens before them in a state."""
+
+    power: int = 2
+    causal: bool = True
+    normalize: bool = True
+    offset: float = 1.0
+    local_chunk: int = 16
+    degree: int = 4
+    decays: bool = False
+    padded: bool = False
+    length: int = 63
+    history: int = 0
+    batch: int = 2
+    heads: int = 4
+    key_heads: int = 2
+    features: int = 20
+    head_dim: int = 12
+    value_dim: int = 9
+    chunk_size: int | None = 32
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return "-".join(f"{name}={value}" for name, value in vars(self).items() if value != getattr(Case, name))
+
+
+@dataclass
+class Tensors:
+    """The differentiable inputs of a case, and its mask."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    local_query: Tensor | None
+    local_key: Tensor | None
+    log_decay: Tensor | None
+    key_mask: Tensor | None
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The inputs that have a gradient."""
+        return {name: x for name, x in vars(self).items() if x is not None and name != "key_mask"}
+
+    def map(self, function) -> "Tensors":
+        """The same with `function` applied to every tensor."""
+        return replace(self, **{name: function(x) for name, x in vars(self).items() if x is not None})
+
+    def span(self, start: int, stop: int) -> "Tensors":
+        """Tokens `start`..`stop`."""
+        return self.map(lambda x: x[:, start:stop] if x.dtype == torch.bool else x[:, :, start:stop])
+
+
+def make(case: Case, length: int | None = None) -> Tensors:
+    """Seeded random inputs; local queries are scaled so that sketched and exact weights hold half of the mass each."""
+    generator = torch.Generator().manual_seed(case.seed)
+    length = case.length if length is None else length
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query = normal(case.batch, case.heads, length, case.features).abs()
+    key = normal(case.batch, case.key_heads, length, case.features).abs()
+    tensors = Tensors(
+        query=query / case.features**0.5,
+        key=key / case.features**0.5,
+        value=normal(case.batch, case.key_heads, length, case.value_dim),
+        local_query=None,
+        local_key=None,
+        log_decay=None,
+        key_mask=None,
+    )
+    if case.local_chunk:
+        tensors.local_query = normal(case.batch, case.heads, length, case.head_dim) / case.head_dim**0.5
+        tensors.local_key = normal(case.batch, case.key_heads, length, case.head_dim)
+    if case.decays:
+        tensors.log_decay = -0.05 * torch.rand(
+            case.batch, case.key_heads, length, generator=generator, dtype=torch.float64
+        )
+    if case.padded:
+        real = torch.rand(case.batch, length, generator=generator) > 0.2
+        real[0, : length // 3] = False
+        real[0, length // 3] = True
+        tensors.key_mask = real
+    if length > case.local_chunk > 0:
+        share = prefix_share(case, tensors)
+        tensors.local_query *= (share / (1 - share)) ** (1 / case.degree)
+    return tensors.map(lambda x: x if x.dtype == torch.bool else x.to(case.dtype))
+
+
+def empty_state(case: Case) -> ops.LinearAttentionState:
+    """The state before the first token of a case."""
+    return ops.LinearAttentionState.init(
+        case.batch,
+        case.key_heads,
+        case.features,
+        case.value_dim,
+        power=case.power,
+        local_chunk=case.local_chunk,
+        local_dim=case.head_dim if case.local_chunk else 0,
+        dtype=case.dtype,
+    )
+
+
+def arguments(case: Case, tensors: Tensors) -> dict:
+    """Keyword arguments that every call on these tensors shares."""
+    local = None
+    if tensors.local_query is not None:
+        local = ops.LocalPolynomial(tensors.local_query, tensors.local_key, case.degree, case.local_chunk)
+    return {
+        "power": case.power,
+        "offset": case.offset,
+        "normalize": case.normalize,
+        "local": local,
+        "log_decay": tensors.log_decay,
+        "key_mask": tensors.key_mask,
+    }
+
+
+def run(case: Case, tensors: Tensors, *, backend: str = "chunked", state=None, return_state=False, **changes):
+    """`ops.linear_attention` on a case."""
+    keywords = arguments(case, tensors) | {"causal": case.causal, "chunk_size": case.chunk_size} | changes
+    return ops.linear_attention(
+        tensors.query,
+        tensors.key,
+        tensors.value,
+        state=state,
+        return_state=return_state,
+        backend=backend,
+        **keywords,
+    )
+
+
+def prefix_share(case: Case, tensors: Tensors) -> float:
+    """Share of all attention mass that sketched weights hold, as the reference defines them."""
+    plain = replace(case, normalize=False, offset=0.0)
+    ones = replace(tensors, value=torch.ones_like(tensors.value))
+    everything = run(plain, ones, backend="reference").output.sum()
+    exact = run(plain, replace(ones, query=torch.zeros_like(tensors.query)), backend="reference").output.sum()
+    return float(1 - exact / everything)
+
+
+def gradients(case: Case, tensors: Tensors, backend: str, state=None) -> dict[str, Tensor]:
+    """Output, final state where there is one, and the gradient of every input under a fixed random cotangent."""
+    tensors = tensors.map(lambda x: x if x.dtype == torch.bool else x.detach().clone().requires_grad_())
+    leaves = tensors.leaves()
+    if state is not None:
+        state = state.clone()
+        parts = {name: x for name, x in state.tensors().items() if name != "position" and x.numel()}
+        for x in parts.values():
+            x.requires_grad_()
+        leaves = leaves | {f"state {name}": x for name, x in parts.items()}
+    result = run(case, tensors, backend=backend, state=state, return_state=state is not None)
+    outputs = {"output": result.output}
+    if state is not None:
+        outputs |= {f"final {name}": x for name, x in result.state.tensors().items() if name != "position"}
+    generator = torch.Generator().manual_seed(1)
+    loss = sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in outputs.values())
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return {name: x.detach() for name, x in outputs.items()} | {
+        f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)
+    }
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """RMS of the difference over RMS of what was expected; a NaN is an infinite error."""
+    found, expected = found.detach().double(), expected.detach().double()
+    error = (found - expected).norm() / expected.norm().clamp(min=1e-12)
+    return float(torch.nan_to_num(error, nan=torch.inf))
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Every entry agrees to `tolerance`."""
+    errors = {name: relative_error(found[name], expected[name]) for name in expected}
+    wrong = {name: f"{error:.1e}" for name, error in errors.items() if error > tolerance}
+    assert not wrong, f"relative errors beyond {tolerance}: {wrong}"
+
+
+def assert_backends_agree(case: Case, *, backend: str = "chunked", tolerance: float = 1e-10) -> None:
+    """`backend` computes what the reference defines: output, gradients, and with a history the states."""
+    tensors, state = make(case), None
+    if case.history:
+        before = make(replace(case, seed=case.seed + 1, padded=False), case.history)
+        state = run(case, before, backend="reference", return_state=True).state
+    assert_same(gradients(case, tensors, backend, state), gradients(case, tensors, "reference", state), tolerance)

@@ -1,0 +1,161 @@
+"""The chunked backend computes what the reference defines: output, every gradient, states, in every dtype."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from ops.linear_cases import Case, assert_backends_agree, gradients, make, prefix_share, relative_error, run
+from polysketch import ops
+
+# Each pair of option values occurs together in some row; the full product runs under the marker `full`.
+PAIRWISE = [
+    Case(power=2, local_chunk=16, decays=False, padded=False, length=65),
+    Case(power=2, local_chunk=16, decays=True, padded=True, length=63),
+    Case(power=2, local_chunk=0, decays=True, padded=False, length=65),
+    Case(power=2, local_chunk=0, decays=False, padded=True, length=63),
+    Case(power=1, local_chunk=16, decays=True, padded=False, length=63),
+    Case(power=1, local_chunk=16, decays=False, padded=True, length=65),
+    Case(power=1, local_chunk=0, decays=False, padded=False, length=63),
+    Case(power=1, local_chunk=0, decays=True, padded=True, length=65),
+    Case(power=2, local_chunk=40, degree=2, key_heads=4, length=65, normalize=False),
+    Case(power=2, local_chunk=40, degree=6, key_heads=1, length=63, offset=0.0),
+    Case(power=1, local_chunk=0, key_heads=1, length=65, normalize=False, chunk_size=None),
+    Case(power=2, local_chunk=16, features=16, length=1),
+    Case(power=2, local_chunk=0, features=48, length=1),
+    Case(power=2, local_chunk=256, features=32, head_dim=64, value_dim=64, length=1000, batch=1, heads=2),
+    Case(power=1, local_chunk=0, features=40, length=1000, batch=1, heads=2, chunk_size=None),
+    Case(power=2, causal=False, local_chunk=16, length=65),
+    Case(power=2, causal=False, local_chunk=16, padded=True, length=63),
+    Case(power=1, causal=False, local_chunk=40, padded=True, length=63, offset=0.0),
+    Case(power=1, causal=False, local_chunk=0, padded=True, length=65),
+    Case(power=2, causal=False, local_chunk=0, length=65, normalize=False),
+]
+WITH_HISTORY = [
+    Case(power=2, local_chunk=16, length=63, history=37),
+    Case(power=2, local_chunk=16, length=5, history=13, decays=True),
+    Case(power=1, local_chunk=16, length=65, history=32, decays=True, padded=True),
+    Case(power=2, local_chunk=0, length=63, history=21, decays=True),
+    Case(power=1, local_chunk=0, length=1, history=5),
+    Case(power=2, local_chunk=16, length=1, history=15, key_heads=4),
+]
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan():
+    """What an operator forgets to write is NaN, and no comparison passes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("case", PAIRWISE + WITH_HISTORY, ids=str)
+def test_chunked_agrees_with_reference(case):
+    assert_backends_agree(case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options",
+    list(product([1, 2], [0, 16, 40], [False, True], [False, True], [1, 63, 65, 200], [0, 1, 16, 37])),
+    ids=str,
+)
+def test_chunked_agrees_with_reference_in_every_combination(options):
+    names = ("power", "local_chunk", "decays", "padded", "length", "history")
+    assert_backends_agree(Case(**dict(zip(names, options, strict=True))))
+
+
+@pytest.mark.parametrize("case", [c for c in PAIRWISE if c.local_chunk and c.length > c.local_chunk], ids=str)
+def test_sketched_weights_hold_a_middling_share_of_the_mass(case):
+    """Else a broken prefix could hide behind the exact weights, or a broken local part behind the sketched ones."""
+    assert 0.3 < prefix_share(case, make(case)) < 0.7
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(local_chunk=3, length=7, batch=1, heads=2, key_heads=1, features=3, head_dim=2, value_dim=2, decays=True),
+        Case(local_chunk=3, length=4, history=5, batch=1, heads=2, features=3, head_dim=2, value_dim=2, decays=True),
+        Case(power=1, local_chunk=0, length=5, batch=1, heads=2, features=3, value_dim=2, decays=True, chunk_size=2),
+        Case(causal=False, local_chunk=3, length=7, batch=1, heads=2, features=3, head_dim=2, value_dim=2),
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_finite_differences(case, backend):
+    tensors, state = make(case), None
+    if case.history:
+        state = run(case, make(case, case.history), backend="reference", return_state=True).state
+    leaves = tensors.leaves()
+    parts = {} if state is None else {n: x for n, x in state.tensors().items() if n != "position" and x.numel()}
+
+    def function(*values):
+        moved = replace(tensors, **dict(zip(leaves, values, strict=False)))
+        begun = None if state is None else replace(state, **dict(zip(parts, values[len(leaves) :], strict=True)))
+        result = run(case, moved, backend=backend, state=begun, return_state=case.causal)
+        ends = [] if result.state is None else [x for n, x in result.state.tensors().items() if n != "position"]
+        return result.output, *[x for x in ends if x.numel() and x.requires_grad]
+
+    values = [x.clone().requires_grad_() for x in (*leaves.values(), *parts.values())]
+    assert torch.autograd.gradcheck(function, values, eps=1e-6, atol=1e-6, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("power", [1, 2])
+def test_error_is_at_most_twice_that_of_the_plain_formula(dtype, power):
+    case = Case(power=power, local_chunk=64, length=500, features=32, head_dim=32, value_dim=32, decays=True)
+    rounded = make(replace(case, dtype=dtype))
+    exact = gradients(case, rounded.map(lambda x: x.double()), "reference")
+    found = gradients(case, rounded, "chunked")
+    plain = gradients(case, rounded, "reference")
+    for name, expected in exact.items():
+        limit = 2 * max(relative_error(plain[name], expected), torch.finfo(dtype).eps)
+        assert relative_error(found[name], expected) <= limit, name
+        assert found[name].dtype == plain[name].dtype == dtype
+
+
+def test_any_strides_give_the_same_result():
+    case = Case(length=65)
+    tensors = make(case)
+    turned = tensors.map(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
+    assert not turned.query.is_contiguous()
+    assert torch.equal(run(case, turned).output, run(case, tensors).output)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_query_length_may_differ_when_not_causal(power):
+    case = Case(power=power, causal=False, local_chunk=0, padded=True)
+    keys, queries = make(case, 65), make(case, 7)
+    mixed = replace(keys, query=queries.query)
+    assert relative_error(run(case, mixed).output, run(case, mixed, backend="reference").output) < 1e-12
+
+
+def test_result_does_not_depend_on_chunk_size():
+    case = Case(local_chunk=0, length=100, decays=True)
+    whole = run(case, make(case), chunk_size=1000).output
+    for size in (1, 7, 64):
+        assert relative_error(run(case, make(case), chunk_size=size).output, whole) < 1e-12
+
+
+def test_lower_triangular_product_is_the_masked_matrix_product():
+    a, b, c = (torch.randn(2, 3, 300, width, dtype=torch.float64) for width in (10, 10, 7))
+    for power in (1, 2):
+        expected = ((a @ b.mT) ** power).tril() @ c
+        found = ops.lower_triangular_multiply(a, b, c, power=power, chunk_size=64)
+        assert relative_error(found, expected) < 1e-12
+
+
+def test_features_of_power_two_are_exact_degree_two_attention():
+    q, k, v = (torch.randn(1, 2, 150, 24, dtype=torch.float64) for _ in range(3))
+    found = ops.linear_attention(q, k, v, power=2, causal=True, offset=1.0).output
+    expected = ops.polynomial_attention(q, k, v, degree=2, offset=1.0, causal=True)
+    assert relative_error(found, expected) < 1e-12
+
+
+def test_a_row_without_mass_is_zero():
+    case = Case(length=40, offset=0.0, padded=True)
+    tensors = make(case)
+    tensors.key_mask[:] = False
+    found = gradients(case, tensors, "chunked")
+    assert all(float(x.abs().max()) == 0 for x in found.values())

@@ -1,0 +1,80 @@
+"""The comparison with the reference turns red when the chunked algorithm is broken on purpose, one part at a time."""
+
+import pytest
+import torch
+
+from ops.linear_cases import Case, assert_backends_agree
+from polysketch.ops.linear import chunked, tiles
+from polysketch.ops.linear.sums import Sums
+
+WITH_LOCAL = Case(length=65)
+SKETCHED_ONLY = Case(length=100, local_chunk=0, decays=True)
+
+
+def _prefix_zeroed(patch):
+    read = Sums.read
+    patch.setattr(Sums, "read", lambda self, query: tuple(part * 0 for part in read(self, query)))
+
+
+def _state_one_chunk_late(patch):
+    fold, waiting = chunked._Piece.fold, {}
+
+    def late(self, sums, start, stop):
+        if id(sums) in waiting:
+            fold(self, sums, *waiting[id(sums)])
+        waiting[id(sums)] = (start, stop)
+
+    patch.setattr(chunked._Piece, "fold", late)
+
+
+def _denominator_dropped(patch):
+    write = chunked._write_rows
+
+    def without(piece, outputs, start, stop, numerator, denominator):
+        write(piece, outputs, start, stop, numerator, torch.zeros_like(denominator))
+
+    patch.setattr(chunked, "_write_rows", without)
+
+
+def _diagonal_counted_twice(patch):
+    weights = chunked._weights
+    patch.setattr(chunked, "_weights", lambda *arguments: weights(*arguments) * 2)
+
+
+def _off_diagonal_tiles_not_doubled(patch):
+    expand = tiles.expand_tiles
+    patch.setattr(tiles, "expand_tiles", lambda x, **options: expand(x, **options | {"double_off_diagonal": False}))
+
+
+def _mask_one_token_wide(patch):
+    patch.setattr(chunked._Piece, "mask_", lambda self, weights, rows: weights)
+
+
+def _decay_forgotten_between_chunks(patch):
+    patch.setattr(Sums, "decay", lambda self, factor: None)
+
+
+def _gradient_of_sums_dropped(patch):
+    patch.setattr(Sums, "add_read_gradient", lambda self, *arguments: None)
+
+
+MUTANTS = {
+    "prefix zeroed": (_prefix_zeroed, WITH_LOCAL),
+    "prefix zeroed, no local part": (_prefix_zeroed, SKETCHED_ONLY),
+    "state one chunk late": (_state_one_chunk_late, WITH_LOCAL),
+    "denominator dropped": (_denominator_dropped, WITH_LOCAL),
+    "diagonal counted twice": (_diagonal_counted_twice, WITH_LOCAL),
+    "off-diagonal tiles not doubled": (_off_diagonal_tiles_not_doubled, WITH_LOCAL),
+    "no causal mask": (_mask_one_token_wide, WITH_LOCAL),
+    "decay forgotten between chunks": (_decay_forgotten_between_chunks, SKETCHED_ONLY),
+    "gradient of the sums dropped": (_gradient_of_sums_dropped, WITH_LOCAL),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_algorithm_is_caught(name, monkeypatch):
+    mutate, case = MUTANTS[name]
+    assert_backends_agree(case)
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError, match="relative errors beyond"):
+        assert_backends_agree(case)

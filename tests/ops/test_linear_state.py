@@ -1,0 +1,166 @@
+"""States: split anywhere, decode in place, combine, roll back, reorder, save; of one size at every position."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops.linear_cases import Case, arguments, assert_same, empty_state, make, prefix_share, relative_error, run
+from polysketch import ops
+
+CASES = [
+    Case(length=70),
+    Case(length=70, decays=True, padded=True),
+    Case(length=70, power=1, decays=True),
+    Case(length=70, local_chunk=0, decays=True),
+    Case(length=70, power=1, local_chunk=0, padded=True),
+]
+
+
+def parts(state: ops.LinearAttentionState) -> dict:
+    """All tensors of a state, positions as floats, so that they compare like the rest."""
+    return {name: x.double() for name, x in state.tensors().items() if x.numel()}
+
+
+def run_in_spans(case: Case, tensors, edges: list[int], backend: str = "chunked"):
+    """Outputs side by side and the last state, of calls that hand their state on."""
+    state, outputs = empty_state(case), []
+    for start, stop in pairwise(edges):
+        result = run(case, tensors.span(start, stop), backend=backend, state=state, return_state=True)
+        outputs.append(result.output)
+        state = result.state
+    return torch.cat(outputs, 2), state
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@given(splits=st.lists(st.integers(1, 69), max_size=4, unique=True).map(sorted))
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_split_anywhere_same_outputs_and_same_state(case, splits):
+    tensors = make(case)
+    whole = run(case, tensors, backend="reference", return_state=True)
+    for backend in ("chunked", "reference"):
+        output, state = run_in_spans(case, tensors, [0, *splits, case.length], backend)
+        assert relative_error(output, whole.output) < 1e-10
+        assert_same(parts(state), parts(whole.state), 1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_token_at_a_time_in_place_equals_the_whole(case):
+    tensors = make(case)
+    whole = run(case, tensors, backend="reference", return_state=True)
+    state = empty_state(case)
+    addresses = {name: x.data_ptr() for name, x in state.tensors().items()}
+    outputs, first = [], 30  # the first span holds the padding, then rows stand at different positions
+    for start, stop in zip([0, *range(first, 60), 63], [*range(first, 60), 63, 70], strict=True):
+        span = tensors.span(start, stop)
+        if start >= first and span.key_mask is not None:
+            # Decoding has no padding: a masked token is one whose key is zero.
+            real = span.key_mask[:, None, :, None]
+            span = replace(span, key=span.key * real, value=span.value * real, key_mask=None)
+            span.local_key = None if span.local_key is None else span.local_key * real
+            span.log_decay = None if span.log_decay is None else span.log_decay * real[..., 0]
+        keywords = arguments(case, span)
+        outputs.append(ops.linear_attention_extend_(span.query, span.key, span.value, state, **keywords))
+    assert relative_error(torch.cat(outputs, 2), whole.output) < 1e-10
+    assert_same(parts(state), parts(whole.state), 1e-10)
+    assert {name: x.data_ptr() for name, x in state.tensors().items()} == addresses
+
+
+def test_the_prefix_of_these_cases_carries_weight():
+    assert all(0.3 < prefix_share(case, make(case)) < 0.7 for case in CASES if case.local_chunk)
+
+
+def test_padding_in_front_changes_nothing():
+    case = Case(length=50, decays=True)
+    tensors = make(case)
+
+    def shifted(x):
+        front = torch.full_like(x[:, :, :9], 3.0)
+        return torch.cat([front, x], 2)
+
+    padded = tensors.map(shifted)
+    padded.log_decay = -padded.log_decay.abs()
+    padded.key_mask = torch.arange(59).expand(case.batch, -1) >= 9
+    plain, moved = run(case, tensors, return_state=True), run(case, padded, return_state=True)
+    assert relative_error(moved.output[:, :, 9:], plain.output) < 1e-12
+    assert float(moved.output[:, :, :9].abs().max()) == 0
+    assert_same(parts(moved.state), parts(plain.state), 1e-12)
+
+
+@pytest.mark.parametrize("local_chunk", [0, 16])
+def test_later_tokens_change_nothing_before_them(local_chunk):
+    case = Case(length=60, local_chunk=local_chunk, decays=True)
+    tensors = make(case)
+    before = run(case, tensors).output[:, :, :41]
+    changed = tensors.map(lambda x: torch.cat([x[:, :, :41], x[:, :, 41:] * 2], 2))
+    assert torch.equal(run(case, changed).output[:, :, :41], before)
+    assert not torch.equal(run(case, changed).output[:, :, 41:], run(case, tensors).output[:, :, 41:])
+
+
+def test_rows_of_a_batch_do_not_influence_one_another():
+    case = Case(length=60, decays=True, padded=True, batch=3)
+    tensors = make(case)
+    alone = tensors.map(lambda x: x[1:2])
+    assert relative_error(run(case, alone).output, run(case, tensors).output[1:2]) < 1e-13
+
+
+@pytest.mark.parametrize("local_chunk", [0, 16])
+def test_combine_is_associative_and_gives_the_joint_state(local_chunk):
+    case = Case(length=90, local_chunk=local_chunk, decays=True)
+    tensors = make(case)
+    first, second, third = (
+        run(case, tensors.span(*span), return_state=True).state for span in ((0, 32), (32, 64), (64, 90))
+    )
+    whole = run(case, tensors, return_state=True).state
+    left = ops.combine(ops.combine(first, second), third)
+    assert_same(parts(left), parts(whole), 1e-12)
+    assert_same(parts(ops.combine(first, ops.combine(second, third))), parts(whole), 1e-12)
+
+
+def test_combine_refuses_an_earlier_span_that_ends_inside_a_chunk():
+    case = Case(length=20)
+    state = run(case, make(case), return_state=True).state
+    with pytest.raises(ValueError, match="chunk boundary"):
+        ops.combine(state, state)
+
+
+def test_reorder_gives_the_states_of_the_named_rows():
+    case = Case(length=37, batch=3, decays=True)
+    tensors = make(case)
+    state = run(case, tensors, return_state=True).state.reorder(torch.tensor([2, 0, 2]))
+    named = tensors.map(lambda x: x[[2, 0, 2]])
+    assert_same(parts(state), parts(run(case, named, return_state=True).state), 1e-12)
+
+
+def test_clone_is_untouched_by_what_follows():
+    case = Case(length=20, local_chunk=16)
+    state = run(case, make(case), return_state=True).state
+    kept, before = state.clone(), parts(state.clone())
+    one = make(case, 1)
+    ops.linear_attention_extend_(one.query, one.key, one.value, state, **arguments(case, one))
+    assert_same(parts(kept), before, 0.0)
+    assert state.position.tolist() == [21, 21]
+
+
+def test_size_depends_on_features_and_chunk_never_on_the_context():
+    case = Case(length=16)
+    sizes = {run(case, make(case, n), return_state=True).state.nbytes for n in (1, 16, 100, 1000)}
+    assert sizes == {empty_state(case).nbytes}
+
+
+def test_a_saved_state_is_the_same_when_loaded(tmp_path):
+    case = Case(length=37, decays=True)
+    state = run(case, make(case), return_state=True).state
+    state.save(tmp_path / "state.safetensors")
+    loaded = ops.LinearAttentionState.load(tmp_path / "state.safetensors")
+    assert_same(parts(loaded), parts(state), 0.0)
+    assert loaded.power == state.power
+
+
+def test_states_are_float32_for_narrow_inputs():
+    case = Case(length=37, dtype=torch.bfloat16)
+    state = run(case, make(case), return_state=True).state
+    assert state.sums.dtype == state.open_key.dtype == torch.float32
