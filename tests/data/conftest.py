@@ -1,6 +1,5 @@
 """Small corpora and tokenizers, made once."""
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,16 @@ import pytest
 
 from polysketch.data.tokenization import BpeTokenizer, BytesTokenizer, SentencePieceTokenizer, TokenizerLike
 
-WORDS = "the a of and state chunk sketch query key value naïve Ωmega 日本語 x+1 def return \t ... 😀".split(" ")
+WORDS = "the,a,of,and,state,chunk,sketch,query,key,value,naïve,Ωmega,日本語,x+1,def,return,\t,...,😀"
 
 
 def make_text(number: int, num_words: int = 120) -> str:
     """Some lines of words, another text for each number."""
     source = random.Random(number)
-    words = [source.choice(WORDS) for _ in range(num_words)]
-    return f"document {number}\n" + "\n".join(" ".join(words[start : start + 9]) for start in range(0, num_words, 9)) + "\n"
+    vocabulary = WORDS.split(",")
+    words = [source.choice(vocabulary) for _ in range(num_words)]
+    lines = [" ".join(words[start : start + 9]) for start in range(0, num_words, 9)]
+    return "\n".join([f"document {number}", *lines, ""])
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +57,3 @@ def write_files(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return write
-
-
-@pytest.fixture
-def data_folder() -> Path:
-    """The folder of external data, or a skip."""
-    folder = os.environ.get("POLYSKETCH_DATA")
-    if not folder:
-        pytest.skip("needs external data: set POLYSKETCH_DATA")
-    return Path(folder)

@@ -1,5 +1,6 @@
 """Tokenizers lose nothing, count bytes exactly, and refuse what does not fit."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -186,16 +187,14 @@ def test_a_normalising_tokenizer_says_that_it_loses_text(tokenizers, tmp_path):
 def test_two_different_tokenizers_are_told_apart(tokenizers, texts):
     require_same_tokenizer(tokenizers["bpe"], tokenizers["bpe"], owner="the model", other="the data")
     other = BpeTokenizer.train(texts[:30], 400)
-    with pytest.raises(ValueError, match="the model.*bpe:400.*the data"):
+    with pytest.raises(ValueError, match=r"the model.*bpe:400.*the data"):
         require_same_tokenizer(tokenizers["bpe"], other, owner="the model", other="the data")
 
 
 @pytest.mark.data
-def test_published_tokenizers_load_and_keep_text(data_folder: Path, tmp_path):
-    import gzip
-
+def test_published_tokenizers_load_and_keep_text(outside_data: Path, tmp_path):
     path = tmp_path / "tokenizer.json"
-    path.write_bytes(gzip.decompress((data_folder / "tokenizers/gptneox_20B_tokenizer.json.gz").read_bytes()))
+    path.write_bytes(gzip.decompress((outside_data / "tokenizers/gptneox_20B_tokenizer.json.gz").read_bytes()))
     tokenizer = load_tokenizer(path)
     text = "def f(x):\n        return x  # naïve <|endoftext|>"
     ids = tokenizer.encode(text)

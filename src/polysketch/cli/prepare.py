@@ -34,7 +34,7 @@ class PrepareFlags:
     """Folder to make. It appears when everything is written; an interrupted prepare leaves none."""
 
     tokenizer: str = "bytes"
-    """bytes, bpe:N or sentencepiece:N (N ids, trained), or a tokenizer.json, .model or prepared folder to take it from."""
+    """bytes, bpe:N or sentencepiece:N (N ids, trained), or the path of a tokenizer.json, .model or prepared folder."""
 
     validation_share: float = 0.05
     """Share of the documents for validation; 0 for no such split."""

@@ -11,7 +11,7 @@ import numpy as np
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, SplitDescription
 from polysketch.data.tokenization import TokenizerLike, described_tokenizer
 
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)

@@ -102,5 +102,6 @@ def _check(num_pairs: int, vocab_size: int, num_free_slots: int, minimum_gap: in
     if num_free_slots < num_pairs:
         raise ValueError(
             f"expected a slot for each of the {num_pairs} queries, found {max(0, num_free_slots)} in a length of "
-            f"{length} at least {minimum_gap} positions after the pairs: choose a longer length, fewer pairs or a smaller gap"
+            f"{length} at least {minimum_gap} positions after the pairs: choose a longer length, fewer pairs or "
+            "a smaller gap"
         )

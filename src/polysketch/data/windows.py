@@ -44,9 +44,10 @@ class TrainingWindows:
         self.context_length = context_length
         self.seed = seed
         self._tokens = tokens
-        # One window fewer than fit leaves room for every offset below the context length.
+        # One window fewer than may fit leaves room for at least context_length offsets, the last of which reaches the
+        # last token: over the epochs every token is predicted.
         self.num_windows = max(1, (len(tokens) - context_length) // context_length)
-        self._num_offsets = min(context_length, len(tokens) - self.num_windows * context_length)
+        self._num_offsets = len(tokens) - self.num_windows * context_length
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Position of the first token of each sample, int64, shaped as ``indices`` (global sample indices, >= 0)."""

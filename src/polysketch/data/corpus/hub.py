@@ -38,7 +38,7 @@ def _splits(names: list[str], source: str) -> list[tuple[str, str | None]]:
     """Pairs of the dataset's name of a split and ours."""
     if len(names) == 1:
         return [(names[0], None)]
-    known = [(name, SPLIT_NAMES[name]) for name in SPLIT_NAMES if name in names]
+    known: list[tuple[str, str | None]] = [(name, SPLIT_NAMES[name]) for name in SPLIT_NAMES if name in names]
     if not known:
         raise ValueError(f"expected splits of {', '.join(SPLIT_NAMES)} in {source}, found {', '.join(names)}")
     return known

@@ -148,8 +148,8 @@ def require_same_tokenizer(expected: TokenizerLike, found: TokenizerLike, *, own
     if expected.sha256 != found.sha256:
         raise ValueError(
             f"expected the tokenizer of {owner} ({expected.name}, sha256 {expected.sha256[:12]}), found that of "
-            f"{other} ({found.name}, sha256 {found.sha256[:12]}): token ids would mean different text; prepare the data again "
-            "with --tokenizer pointing at the folder the model was trained on"
+            f"{other} ({found.name}, sha256 {found.sha256[:12]}): token ids would mean different text; prepare the "
+            "data again with --tokenizer pointing at the folder the model was trained on"
         )
 
 
