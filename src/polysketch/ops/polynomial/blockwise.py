@@ -29,7 +29,7 @@ def blockwise_polynomial_attention(
     by block. Differentiable once.
     """
     output, _ = _forward(query, key, value, key_mask, degree, scale, offset, first_position)
-    return output
+    return output.to(value.dtype)
 
 
 @torch.library.custom_op("polysketch::polynomial_attention", mutates_args=())
@@ -43,7 +43,11 @@ def _forward(
     offset: float,
     first_position: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (batch, heads, query_length, value_dim) and denominator (batch, heads, query_length)."""
+    """Output (batch, heads, query_length, value_dim) and denominator (batch, heads, query_length).
+
+    Both in the working dtype: the backward pass subtracts from each grad_output_i . v_j its mean over the row, which
+    nearly cancels where one weight holds most of the mass, so an output rounded to half precision would not do.
+    """
     output, denominator = _empty_outputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         for tile in tiles(query, key, value, first_position, num_buffers=1):
@@ -77,20 +81,21 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value.
 
-    Each query is divided by denominator^(1 / degree) first. The recomputed weights are then the normalised ones, at
-    most 1: no power overflows, and no gradient is lost by a division through a huge denominator. With s_ij the score
-    of such a query, the loss changes with it by degree * s_ij^(degree - 1) * (grad_output_i . v_j - row_term_i).
+    With the weight w = s^degree of a score s, the loss changes with s_ij by
+    degree * s_ij^(degree - 1) * (grad_output_i . v_j - row_term_i) / denominator_i. Each query is first divided by
+    about denominator_i^(1 / degree), so that no power overflows and no gradient is lost by a huge denominator.
     """
     grad_query, grad_key, grad_value = _empty_like_inputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
-        norm = reciprocal(denominator).pow(1.0 / degree).unsqueeze(-1)
+        shrink, remainder = (factor.unsqueeze(-1) for factor in _split_reciprocal(denominator, degree))
         for tile in tiles(query, key, value, first_position, num_buffers=2):
             keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
             grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
             for rows in tile.row_blocks():
-                factor = tile.read_rows(norm, rows) * scale
+                factor, divisor = tile.read_rows(shrink, rows) * scale, tile.read_rows(remainder, rows)
                 queries = tile.read_rows(query, rows) * factor
-                upstream, term = tile.read_rows(grad_output, rows), tile.read_rows(row_term.unsqueeze(-1), rows)
+                upstream = tile.read_rows(grad_output, rows) * divisor
+                term = tile.read_rows(row_term.unsqueeze(-1), rows) * divisor
                 grad_queries = torch.zeros_like(queries)
                 for columns in tile.key_blocks(rows):
                     scores = torch.bmm(queries, keys[:, columns].mT, out=tile.buffer(0, queries, columns))
@@ -131,9 +136,20 @@ def odd_power(base: Tensor, exponent: int, out: Tensor) -> Tensor:
     return out
 
 
+def _split_reciprocal(denominator: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """1 / denominator as shrink^degree * remainder: shrink a power of two, so that it rounds nothing.
+
+    The remainder lies between 2^(1 - degree) and 2, or is 0 for a denominator of 0 and NaN for one that overflowed.
+    """
+    mantissa, exponent = torch.frexp(denominator)
+    shrink_exponent = torch.div(exponent, degree, rounding_mode="floor")
+    rest = torch.ldexp(mantissa, exponent - degree * shrink_exponent)
+    return torch.ldexp(torch.ones_like(rest), -shrink_exponent), reciprocal(rest)
+
+
 def _empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    rows = query.shape[:3]
-    return value.new_empty((*rows, value.shape[3])), query.new_empty(rows, dtype=working_dtype(query, key, value))
+    rows, dtype = query.shape[:3], working_dtype(query, key, value)
+    return value.new_empty((*rows, value.shape[3]), dtype=dtype), query.new_empty(rows, dtype=dtype)
 
 
 def _empty_like_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -159,7 +175,7 @@ def _save_for_backward(ctx, inputs, output) -> None:
 def _differentiate(ctx, grad_output: Tensor, grad_denominator: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, key_mask, output, denominator = ctx.saved_tensors
     # What a row's normalisation takes back from every one of its weights; 0 for a row that has none.
-    row_term = (grad_output * output.to(denominator.dtype)).sum(dim=-1) - grad_denominator * denominator
+    row_term = (grad_output * output).sum(dim=-1) - grad_denominator * denominator
     grads = _backward(
         grad_output, row_term, query, key, value, key_mask, denominator, ctx.degree, ctx.scale, ctx.first_position
     )
@@ -180,7 +196,7 @@ def _visible_pairs(query_shape: tuple[int, ...], key_shape: tuple[int, ...], fir
 
 @register_flop_formula(torch.ops.polysketch.polynomial_attention)
 def _forward_flops(
-    query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *, out_shape=None, **_
+    query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *, out_shape=None
 ) -> int:
     """Two products over the visible pairs; a multiply-add counts as two operations."""
     return 2 * _visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
@@ -189,7 +205,7 @@ def _forward_flops(
 @register_flop_formula(torch.ops.polysketch.polynomial_attention_backward)
 def _backward_flops(
     grad_shape, term_shape, query_shape, key_shape, value_shape, mask_shape, denominator_shape, degree, scale,
-    first_position, *, out_shape=None, **_,
+    first_position, *, out_shape=None,
 ) -> int:  # fmt: skip
     """Five products over the visible pairs: the scores again, and one for each factor of the two forward products."""
     return 2 * _visible_pairs(query_shape, key_shape, first_position) * (3 * query_shape[3] + 2 * value_shape[3])
