@@ -111,7 +111,7 @@ LOSSLESS_SETTINGS = {
     "eos_piece": END_OF_TEXT,
     "bos_id": -1,
     "pad_id": -1,
-    # More threads sum in another order: the vocabulary would depend on the number of cores.
+    # Sums of several threads may come in another order; the vocabulary must not depend on the number of cores.
     "num_threads": 1,
     "minloglevel": 2,
 }
