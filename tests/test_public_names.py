@@ -31,6 +31,7 @@ PUBLIC_NAMES = {
         "MECHANISMS",
         "Mechanism",
         "PolynomialAttention",
+        "PolysketchAttention",
         "SoftmaxAttention",
         "advance_positions",
         "build",
