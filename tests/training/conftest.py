@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from polysketch.attention import MECHANISMS  # TEMPORARY
 from polysketch.data import prepare
 from polysketch.training import TrainingConfig, files, trainer
 from polysketch.training.checkpoint import load_checkpoint
 from polysketch.training.run_folder import RunFolder
 
-MECHANISM: dict[str, Any] = (
-    {"attention": "polysketch", "attention_options": {"sketch_size": 8, "local_chunk": 16, "prefix_gain": 0.5}}
-    if "polysketch" in MECHANISMS
-    else {"attention": "polynomial"}
-)
 TIMES = ("seconds", "tokens_per_second")
 
 
@@ -138,7 +132,8 @@ def make_config(data_folder: Path, tmp_path: Path) -> Callable[..., TrainingConf
             "data": data_folder,
             "out": tmp_path / "run",
             "layers": 1,
-            **MECHANISM,
+            "attention": "polysketch",
+            "attention_options": {"sketch_size": 8, "local_chunk": 16, "prefix_gain": 0.5},
             "context": 64,
             "batch_size": 2,
             "steps": 6,

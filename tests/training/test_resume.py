@@ -6,7 +6,9 @@ import os
 import shutil
 
 import pytest
+import torch
 
+from polysketch.models import TransformerLM
 from polysketch.training import train
 from polysketch.training.run_folder import RunFolder
 
@@ -55,7 +57,7 @@ def test_killed_before_a_file_operation_and_resumed_it_ends_the_same(
     """A sample; the next test takes every one."""
     expected = left_alone()
     count = operations_of_a_run(disk, make_config(out=tmp_path / "counted"))
-    check_killed_runs(disk, make_config(), expected, range(1, count, count // 9), assert_same_outcome)
+    check_killed_runs(disk, make_config(), expected, range(1, count, count // 6), assert_same_outcome)
 
 
 @pytest.mark.full
@@ -82,6 +84,18 @@ def test_killed_again_and_again_it_ends_the_same(disk, make_config, left_alone, 
 def test_it_ends_the_same_under_other_ways_of_computing(changes, disk, make_config, left_alone, assert_same_outcome):
     expected = left_alone(**changes)
     config = make_config(**changes, resume=True)
+    assert kill_at(disk, config, 70)
+    train(config, progress=False)
+    assert_same_outcome(config.out, expected)
+
+
+def test_it_ends_the_same_when_training_draws_random_numbers(
+    disk, make_config, left_alone, assert_same_outcome, monkeypatch
+):
+    loss = TransformerLM.loss
+    monkeypatch.setattr(TransformerLM, "loss", lambda self, ids: loss(self, ids) * (1 + torch.rand(())))
+    expected = left_alone()
+    config = make_config(resume=True)
     assert kill_at(disk, config, 70)
     train(config, progress=False)
     assert_same_outcome(config.out, expected)

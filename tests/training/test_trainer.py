@@ -34,10 +34,29 @@ def test_the_loss_falls_and_the_run_folder_is_complete(make_config, plotting):
     assert lines[-1]["tokens"] == 40 * 2 * 64
     evaluations = [line for line in metrics_of(config) if line["kind"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [20, 40]
-    assert evaluations[-1]["loss"] < evaluations[0]["loss"]
+    assert evaluations[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert evaluations[-1]["bits_per_byte"] > 0
     assert (config.out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert {"training", "model", "data", "environment"} <= RunFolder(config.out).read_config().keys()
     assert [path.name for path in list_checkpoints(config.out / "checkpoints")] == ["step-00000020", "step-00000040"]
+
+
+def test_evaluations_tell_whether_the_prefix_is_used(make_config):
+    options = {"sketch_size": 8, "local_chunk": 32, "prefix_gain": 0.5}
+    config = make_config(layers=2, attention_options=options, steps=2, eval_every=2, learning_rate=1e-6)
+    train(config, progress=False)
+    line = metrics_of(config)[-1]
+    assert line["prefix_shares"].keys() == {"0", "1"}
+    for heads in line["prefix_shares"].values():
+        assert len(heads) == 2
+        assert all(0.3 < share < 0.7 for share in heads)  # what the calibration before the first step was asked for
+    assert line["chunk_start_loss"] > 0
+    assert line["chunk_following_loss"] > 0
+
+
+def test_a_context_within_one_local_chunk_is_pointed_out(make_config, capsys):
+    train(make_config(attention_options={"local_chunk": 64}, steps=1))
+    assert "note: a context of 64 lies within one local chunk of 64" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_config, tmp_path, outcome):
@@ -49,8 +68,11 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_config, 
     assert first["metrics"] != other["metrics"]
 
 
-def test_evaluating_and_logging_leave_the_computation_alone(make_config, tmp_path, outcome):
-    """As many random numbers are drawn, from the same states, whether or not anything is measured."""
+def test_evaluating_and_logging_leave_the_computation_alone(make_config, tmp_path, outcome, monkeypatch):
+    """Even if measuring and training both draw random numbers."""
+    loss, shares = TransformerLM.loss, TransformerLM.prefix_shares
+    monkeypatch.setattr(TransformerLM, "loss", lambda self, ids: loss(self, ids) * (1 + torch.rand(())))
+    monkeypatch.setattr(TransformerLM, "prefix_shares", lambda self, ids: torch.rand(()) and shares(self, ids))
     often = outcome(train(make_config(out=tmp_path / "often", eval_every=1), progress=False).folder)
     never = outcome(train(make_config(out=tmp_path / "never", eval_every=0, log_every=6), progress=False).folder)
     assert all(torch.equal(often["tensors"][name], tensor) for name, tensor in never["tensors"].items())

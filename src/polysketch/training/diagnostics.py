@@ -66,7 +66,7 @@ def _prefix_shares(model: Any, tokens: Any) -> dict[str, Any]:
 
 
 def _chunk_starts(model: nn.Module, result: Evaluation) -> dict[str, Any]:
-    chunk = _local_chunk(model)
+    chunk = local_chunk(model)
     positions = len(result.loss_at_position)
     if chunk is None or chunk < _CHUNK_START + _AFTER_START or positions < chunk + _CHUNK_START + _AFTER_START:
         return {}
@@ -74,7 +74,7 @@ def _chunk_starts(model: nn.Module, result: Evaluation) -> dict[str, Any]:
     return {"chunk_start_loss": starts.starts, "chunk_following_loss": starts.following}
 
 
-def _local_chunk(model: nn.Module) -> int | None:
+def local_chunk(model: nn.Module) -> int | None:
     """The largest local chunk of the model's mechanisms."""
     chunks = (getattr(module, "local_chunk", None) for module in model.modules())
     return max((chunk for chunk in chunks if isinstance(chunk, int)), default=None)

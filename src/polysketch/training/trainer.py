@@ -14,6 +14,7 @@ from polysketch.training.begin import find_start, lay_out
 from polysketch.training.board import Board
 from polysketch.training.checkpoint import load_checkpoint
 from polysketch.training.config import TrainingConfig
+from polysketch.training.diagnostics import local_chunk
 from polysketch.training.environment import reproducible
 from polysketch.training.load import load_model
 from polysketch.training.lock import RunLock
@@ -87,6 +88,7 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool) ->
     lay_out(run, plan, start, notes.say)
     loop.save()
     notes.say(f"{run.path}: {model.num_parameters():,} parameters on {plan.device}, {_beginning(start, loop.step)}")
+    _note_unused_prefix(model, plan, notes)
     reason = _run(run, plan, loop, stop, show)
     plot_loss(MetricsFile(run.metrics).read(), run.plot)
     return TrainingResult(run.path, loop.step, reason, stop.signal_number)
@@ -129,6 +131,15 @@ def _take_weights(model: Any, plan: Plan, source: Path) -> None:
         other=f"the data folder {plan.config.data}",
     )
     load_weights(model, model_tensors(other), str(description.checkpoint))
+
+
+def _note_unused_prefix(model: Any, plan: Plan, notes: Progress) -> None:
+    chunk = local_chunk(model)
+    if chunk is not None and chunk >= plan.config.context:
+        notes.say(
+            f"note: a context of {plan.config.context} lies within one local chunk of {chunk}, where attention is "
+            "exact: the sketch is never used; a smaller local_chunk in --attention-options changes that"
+        )
 
 
 def _beginning(start: Path | None, step: int) -> str:

@@ -1,0 +1,243 @@
+"""`polysketch train`: killed at any moment and repeated, the same command ends as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from polysketch.attention import MECHANISMS
+from polysketch.cli import main
+from polysketch.cli.attention_options import parse_attention_options
+from polysketch.cli.train import TrainFlags, configuration
+from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
+
+TIMES = ("seconds", "tokens_per_second")
+STARTED = "parameters on"  # in the line that a process prints when it begins to make steps
+
+
+def flags(data: Path, out: Path, *more: str) -> list[str]:
+    """The command line of a small run."""
+    sizes = ["--layers", "1", "--context", "32", "--batch-size", "2", "--threads", "1", "--device", "cpu"]
+    options = ["--attention", "polysketch", "--attention-options", "sketch_size=8", "local_chunk=8", "prefix_gain=0.5"]
+    rhythm = ["--log-every", "1", "--eval-every", "10", "--eval-tokens", "60", "--save-every", "2", "--no-tensorboard"]
+    return ["train", "--data", str(data), "--out", str(out), *sizes, *rhythm, *options, *more]
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    """Start the real command in a process of its own."""
+    command = [sys.executable, "-m", "polysketch", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    """Wait until the process has printed a line with `text`."""
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"the process ended without printing {text!r}")
+
+
+def kill_after(arguments: list[str], seconds: float, *, started: bool) -> bool:
+    """Kill the command after `seconds`, counted from its first step or from its start; whether it was still running."""
+    with start(arguments) as process:
+        if started:
+            wait_for(process, STARTED)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+    return process.returncode == -signal.SIGKILL
+
+
+def finish(arguments: list[str]) -> float:
+    """Run the command to its end; returns the seconds from its first step on."""
+    with start(arguments) as process:
+        wait_for(process, STARTED)
+        began = time.monotonic()
+        output = process.stderr.read()
+    assert process.returncode == 0, output
+    return time.monotonic() - began
+
+
+def outcome(out: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
+    """Metrics but for times, and all tensors of the last checkpoint."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    last = load_checkpoint(list_checkpoints(out / "checkpoints")[-1])
+    metrics = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    return metrics, {**last.model, **last.optimizer, **last.random}
+
+
+def check_killed_runs(
+    data: Path, folder: Path, steps: int, moments: Callable[[float], list[tuple[float, bool]]]
+) -> None:
+    """Kill a run at the moments that the length of the undisturbed run gives, finish it, and compare."""
+    more = ("--steps", str(steps), "--resume")
+    seconds = finish(flags(data, folder / "left-alone", *more))
+    killed = flags(data, folder / "killed", *more)
+    hits = [kill_after(killed, delay, started=started) for delay, started in moments(seconds)]
+    assert sum(hits) >= len(hits) / 2, "most kills came too late to prove anything"
+    finish(killed)
+    (metrics, tensors), (expected_metrics, expected) = outcome(folder / "killed"), outcome(folder / "left-alone")
+    assert metrics == expected_metrics
+    assert tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensors[name], tensor), name
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_weights_and_metrics(data_folder, tmp_path):
+    generator = random.Random(0)
+
+    def moments(seconds: float) -> list[tuple[float, bool]]:
+        return [(generator.uniform(0.0, seconds / 4), True) for _ in range(3)]
+
+    check_killed_runs(data_folder, tmp_path, 80, moments)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_twenty_random_moments_it_ends_with_the_same_weights_and_metrics(data_folder, tmp_path, seed):
+    """Mostly between steps and in checkpoints, sometimes while starting."""
+    generator = random.Random(seed)
+
+    def moments(seconds: float) -> list[tuple[float, bool]]:
+        running = [(generator.uniform(0.0, seconds / 12), True) for _ in range(16)]
+        starting = [(generator.uniform(0.5, 6.0), False) for _ in range(4)]
+        return generator.sample(running + starting, 20)
+
+    check_killed_runs(data_folder, tmp_path, 400, moments)
+
+
+def test_sigterm_saves_stops_with_143_and_the_lock_keeps_a_second_process_out(data_folder, tmp_path, capfd):
+    arguments = flags(data_folder, tmp_path / "run", "--steps", "100000", "--save-every", "100000", "--resume")
+    with start(arguments) as process:
+        wait_for(process, "validation loss")
+        assert main(arguments) == 1
+        refused = capfd.readouterr().err
+        process.send_signal(signal.SIGTERM)
+        ending = process.stderr.read()
+    assert process.returncode == 143
+    assert f"in use by process {process.pid}" in refused
+    assert len(refused.splitlines()) == 1
+    last = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    step = load_checkpoint(last).state["step"]
+    assert step >= 10
+    assert f"stopped after step {step} of 100000" in ending
+    assert "--resume" in ending
+
+
+@pytest.fixture
+def fast_flags(data_folder, tmp_path):
+    """A function that gives the command line of a run of one step."""
+    return lambda *more: flags(data_folder, tmp_path / "run", "--steps", "1", *more)
+
+
+def test_a_finished_run_says_where_everything_is_and_what_to_do_next(fast_flags, tmp_path, capfd):
+    assert main(fast_flags()) == 0
+    assert (
+        f"finished: 1 steps, everything is in {tmp_path / 'run'}; next: polysketch evaluate" in capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "message"),
+    [
+        (["--steps", "ten"], 2, "--steps"),
+        (["--no-such-flag"], 2, "--no-such-flag"),
+        (["--batch-size", "0"], 2, "--batch-size: expected at least 1, found 0"),
+        (["--data", "nowhere"], 1, "nowhere"),
+        (["--attention", "softmaxx"], 1, "softmaxx"),
+        (["--attention-options", "size"], 1, "expected key=value, found 'size'"),
+        (["--context", "1000000"], 1, "expected at least 1000001 training tokens"),
+        (["--init-from", "nowhere"], 1, "expected a run folder made by"),
+    ],
+)
+def test_bad_input_is_explained_with_the_right_exit_status(fast_flags, capfd, more, status, message):
+    assert main(fast_flags(*more)) == status
+    shown = capfd.readouterr().err
+    assert message in shown
+    assert status == 2 or len(shown.splitlines()) == 1
+
+
+def test_a_run_without_resume_is_refused_and_intact(fast_flags, tmp_path, capfd):
+    assert main(fast_flags()) == 0
+    before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
+    capfd.readouterr()
+    assert main(fast_flags()) == 1
+    assert "already holds a run: give --resume" in capfd.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_help_explains_every_flag(capfd):
+    assert main(["train", "--help"]) == 0
+    shown = capfd.readouterr().out
+    for name in TrainFlags.__dataclass_fields__:
+        assert "-" + name.replace("_", "-") in shown
+    assert "Peak learning rate" in shown
+    assert "key=value" in shown
+
+
+class Example:
+    """Stands for a mechanism: options of every type."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        *,
+        size: int = 8,
+        gain: float | None = None,
+        learned: bool = True,
+        kind: str = "relu",
+        chunk: int | None = 4,
+        weights: tuple[float, ...] = (),
+    ) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        ("size=32", {"size": 32}),
+        ("gain=0.5", {"gain": 0.5}),
+        ("gain=none", {"gain": None}),
+        ("learned=false", {"learned": False}),
+        ("kind=elu", {"kind": "elu"}),
+        ("chunk=None", {"chunk": None}),
+        ("weights=1,2.5", {"weights": (1.0, 2.5)}),
+    ],
+)
+def test_options_take_the_type_that_the_mechanism_declares(pair, expected):
+    found = parse_attention_options([pair], Example, "example")
+    assert found == expected
+    assert [type(value) for value in found.values()] == [type(value) for value in expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["size"], "expected key=value, found 'size'"),
+        (["sice=3"], "example has no option 'sice'; its options are: size, gain, learned, kind, chunk, weights"),
+        (["num_heads=3"], "no option 'num_heads'"),
+        (["size=3", "size=4"], "size is given twice"),
+        (["size=3.5"], "size: expected a whole number, found '3.5'"),
+        (["learned=perhaps"], "learned: expected true or false, found 'perhaps'"),
+        (["gain=high"], "gain: expected none or a number, found 'high'"),
+        (["weights=1,x"], "weights: expected .*, found '1,x'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        parse_attention_options(pairs, Example, "example")
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+def test_every_mechanism_can_be_named_without_options(name, tmp_path):
+    given = TrainFlags(data=tmp_path, out=tmp_path, attention=name)
+    assert configuration(given).attention_options == {}
