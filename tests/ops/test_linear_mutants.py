@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from ops.linear_cases import Case, assert_backends_agree
-from polysketch.ops.linear import chunked, tiles
+from polysketch.ops.linear import chunked
 from polysketch.ops.linear.sums import Sums
+from polysketch.ops.linear.triangle import Triangle
 
 WITH_LOCAL = Case(length=65)
 SKETCHED_ONLY = Case(length=100, local_chunk=0, decays=True)
@@ -42,8 +43,8 @@ def _diagonal_counted_twice(patch):
 
 
 def _off_diagonal_tiles_not_doubled(patch):
-    expand = tiles.expand_tiles
-    patch.setattr(tiles, "expand_tiles", lambda x, **options: expand(x, **options | {"double_off_diagonal": False}))
+    expand = Triangle.expand
+    patch.setattr(Triangle, "expand", lambda self, double: expand(self, double=False))
 
 
 def _mask_one_token_wide(patch):

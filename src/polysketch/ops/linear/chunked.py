@@ -364,7 +364,7 @@ def _forward_group(piece: _Piece, outputs: Outputs) -> None:
             piece.fold(sums, start, stop)
             empty = False
     if piece.plan.return_sums:
-        piece.write_keys(outputs.sums, 0, None, sums.sums)
+        piece.write_keys(outputs.sums, 0, None, sums.packed_sums())
         piece.write_keys(outputs.normalizer[..., None], 0, None, sums.packed_normalizer()[..., None])
 
 
@@ -453,7 +453,7 @@ def _backward_keys(piece: _Piece, upstream: _Upstream, gradients: dict[str, Tens
     for start, stop in reversed(chunks):
         _backward_chunk(piece, upstream, gradients, carried, start, stop)
     if piece.inputs.sums is not None:
-        piece.write_keys(gradients["sums"], 0, None, carried.sums)
+        piece.write_keys(gradients["sums"], 0, None, carried.sums_gradient())
         piece.write_keys(gradients["normalizer"][..., None], 0, None, carried.normalizer_gradient()[..., None])
 
 

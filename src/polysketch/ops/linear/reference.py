@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
-from polysketch.ops.linear.tiles import expand_tiles, pad_features
+from polysketch.ops.linear.tiles import expand_tiles, pad_features, symmetrize
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
 
@@ -75,8 +75,9 @@ def linear_attention(
     # 3. Output. The state's sums are decayed from the boundary to each query.
     numerator, denominator = weights @ repeat(values), weights.sum(-1)
     if state is not None:
+        state_sums = symmetrize(state.sums, features.shape[-1]) if power == 2 else state.sums
         expanded = _expand(queries, power, query=True) * repeat(total)[..., -length:, None].exp()
-        numerator = numerator + expanded @ repeat(state.sums)
+        numerator = numerator + expanded @ repeat(state_sums)
         denominator = denominator + (expanded @ repeat(state.normalizer)[..., None])[..., 0]
     output = numerator
     if normalize:
@@ -99,7 +100,7 @@ def linear_attention(
     sums, normalizer = expanded.mT @ values, expanded.sum(2)
     log_total = folded_total
     if state is not None:
-        sums = sums + state.sums * folded_total.exp()[..., None, None]
+        sums = sums + state_sums * folded_total.exp()[..., None, None]
         normalizer = normalizer + state.normalizer * folded_total.exp()[..., None]
         log_total = log_total + state.log_decay
     slot = key_position[:, None, :] - boundary[..., None] == torch.arange(chunk, device=value.device)[:, None]

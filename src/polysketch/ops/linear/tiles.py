@@ -69,6 +69,13 @@ def contract_tiles(x: Tensor, gradient: Tensor, *, double_off_diagonal: bool) ->
     return result.flatten(-2)
 
 
+def symmetrize(packed: Tensor, feature_dim: int) -> Tensor:
+    """(..., expanded_size, h): x_a x_b and x_b x_a of a tile (I, I) replaced by their mean, as every state has them."""
+    tiles = packed.unflatten(-2, (-1, TILE, TILE))
+    diagonal = torch.tensor([i == j for i, j in tile_pairs(feature_dim)], device=packed.device)
+    return torch.where(diagonal[:, None, None, None], (tiles + tiles.transpose(-2, -3)) / 2, tiles).flatten(-4, -2)
+
+
 def pack_matrix(matrix: Tensor) -> Tensor:
     """(..., r, r) -> (..., expanded_size): the tiles I <= J of a matrix, r a multiple of 16."""
     blocks = matrix.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))

@@ -2,12 +2,15 @@
 
 from torch import Tensor
 
+from polysketch.ops.linear.triangle import Triangle
+
 
 class Workspace:
     """Named buffers that grow to the largest shape asked for; `take` gives uninitialised memory."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._triangles: dict[tuple[int, ...], Triangle] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A contiguous tensor of `shape`, dtype and device of `like`; the last one taken by this name is void."""
@@ -18,3 +21,10 @@ class Workspace:
         if buffer is None or buffer.numel() < size:
             buffer = self._buffers[name] = like.new_empty(size)
         return buffer[:size].view(shape)
+
+    def triangle(self, x: Tensor) -> Triangle:
+        """Memory for expanding x (G, tokens, r); the last one of this shape is void."""
+        groups, tokens, features = x.shape
+        if (groups, tokens, features) not in self._triangles:
+            self._triangles[groups, tokens, features] = Triangle(groups, features, tokens, x)
+        return self._triangles[groups, tokens, features]
