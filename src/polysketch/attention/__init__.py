@@ -7,6 +7,7 @@ with a subclass of `Mechanism`, and a line in `registry.py`; the contract tests 
 from polysketch.attention.base import Mechanism
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.polynomial import PolynomialAttention
+from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.positions import advance_positions
 from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
 from polysketch.attention.softmax import SoftmaxAttention
@@ -16,6 +17,7 @@ __all__ = [
     "KeyValueState",
     "Mechanism",
     "PolynomialAttention",
+    "PolysketchAttention",
     "SoftmaxAttention",
     "advance_positions",
     "build",

@@ -6,11 +6,13 @@ from typing import Any
 
 from polysketch.attention.base import Mechanism
 from polysketch.attention.polynomial import PolynomialAttention
+from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.softmax import SoftmaxAttention
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": SoftmaxAttention,
     "polynomial": PolynomialAttention,
+    "polysketch": PolysketchAttention,
 }
 
 _SIZES = ("self", "num_heads", "head_dim", "num_kv_heads")

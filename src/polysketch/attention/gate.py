@@ -1,0 +1,46 @@
+"""A data-dependent decay of linearised weights, one rate per key/value head."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polysketch.attention.base import check_positive_int
+from polysketch.feature_maps import lecun_normal_
+
+_BIAS_RANGE = (3.0, 8.0)  # heads forget over about e^3 = 20 to e^8 = 3,000 tokens to begin with
+
+
+class DecayGate(nn.Module):
+    """log_decay = log sigmoid(w . hidden + b) for each key/value head.
+
+    An extension of the papers. The biases are spread over the heads from 3 (fast) to 8 (slow).
+
+    Args:
+        hidden_size: width of the layer's input.
+        num_kv_heads: key and value heads.
+    """
+
+    def __init__(self, hidden_size: int, num_kv_heads: int) -> None:
+        super().__init__()
+        check_positive_int("hidden_size", hidden_size)
+        self.hidden_size = hidden_size
+        self.weight = nn.Parameter(torch.empty(num_kv_heads, hidden_size))
+        self.bias = nn.Parameter(torch.linspace(*_BIAS_RANGE, num_kv_heads))
+        lecun_normal_(self.weight, hidden_size)
+
+    def forward(self, hidden: Tensor | None) -> Tensor:
+        """(batch, length, hidden_size) -> (batch, num_kv_heads, length), at most 0, float32 or better.
+
+        Raises:
+            ValueError: no input, or one of another width.
+        """
+        if hidden is None or hidden.shape[-1] != self.hidden_size:
+            found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
+            raise ValueError(f"a gated mechanism needs hidden=(batch, length, {self.hidden_size}), got {found}")
+        # A slow head's decay is 3e-4 a token: bfloat16 logits would be wrong by some per cent of it.
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.logsigmoid(F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"hidden_size={self.hidden_size}, num_kv_heads={self.weight.shape[0]}"
