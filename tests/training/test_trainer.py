@@ -59,6 +59,15 @@ def test_a_context_within_one_local_chunk_is_pointed_out(make_config, capsys):
     assert "note: a context of 64 lies within one local chunk of 64" in capsys.readouterr().err
 
 
+def test_metrics_go_to_tensorboard_where_it_is_installed(make_config):
+    pytest.importorskip("tensorboard")
+    config = make_config(tensorboard=True, steps=2, eval_every=1)
+    train(config, progress=False)
+    written = b"".join(path.read_bytes() for path in (config.out / "tensorboard").iterdir())
+    for name in (b"train/loss", b"evaluation/bits_per_byte", b"evaluation/prefix_shares/layer 0"):
+        assert name in written
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_config, tmp_path, outcome):
     folders = [tmp_path / name for name in ("first", "second", "other")]
     for folder, seed in zip(folders, (3, 3, 4), strict=True):

@@ -37,7 +37,7 @@ def run(flags: TrainFlags) -> int:
     config = configuration(flags)
     result = train(config)
     print(_ending(result, config), file=sys.stderr)
-    return _SIGNAL_STATUS + result.signal_number if result.stopped_by == "signal" else 0
+    return 0 if result.stopped_by != "signal" else _SIGNAL_STATUS + (result.signal_number or 0)
 
 
 def configuration(flags: TrainFlags) -> TrainingConfig:

@@ -43,10 +43,10 @@ class TrainingConfig:
     attention_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}."""
 
-    context: int = 1024
+    context: int = 2048
     """Context length: the number of tokens in a training window."""
 
-    batch_size: int = 8
+    batch_size: int = 4
     """Number of training windows in one optimizer step."""
 
     accumulation: int = 1
