@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.feature_maps.gelu import gelu, gelu_backward
+
 _NORM_EPSILON = 1e-5
 _TENSORS = 8  # a network
-_PIECE_ROWS = {"cpu": 2048}  # tokens x heads at a time: 2 MB of hidden activations at r = 32
+_PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 1 MB of hidden activations at r = 32
 _PIECE_ROWS_ELSEWHERE = 65536  # enough to fill a GPU
 
 
@@ -192,7 +194,7 @@ def _combine(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _combine_backward(grad: Tensor, combined: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    slope = 1 - combined.square() / combined.shape[-1]
+    slope = 1 - combined * combined / combined.shape[-1]
     grad = grad * slope
     return grad * right, grad * left
 
@@ -200,11 +202,11 @@ def _combine_backward(grad: Tensor, combined: Tensor, left: Tensor, right: Tenso
 def _network(rows: Tensor, network: _Network, tape: list | None) -> Tensor:
     normed, *input_stats = _norm(rows, network.input_scale, network.input_bias)
     input_hidden = F.linear(normed, network.input_up)
-    input_active = _gelu(input_hidden, keep=tape is not None)
+    input_active = gelu(input_hidden)
     middle = F.linear(input_active, network.input_down)
     middle_normed, *middle_stats = _norm(middle, network.middle_scale, network.middle_bias)
     middle_hidden = F.linear(middle_normed, network.middle_up)
-    middle_active = _gelu(middle_hidden, keep=tape is not None)
+    middle_active = gelu(middle_hidden)
     output = F.linear(middle_active, network.middle_down)
     if tape is not None:
         tape.append(
@@ -228,22 +230,18 @@ def _network(rows: Tensor, network: _Network, tape: list | None) -> Tensor:
 def _network_backward(grad: Tensor, network: _Network, totals: _Network, kept: _Activations) -> Tensor:
     """The gradient of the network's input; adds those of its weights to `totals`."""
     grad = _linear_backward(grad, network.middle_down, totals.middle_down, kept.middle_active)
-    grad = torch.ops.aten.gelu_backward(grad, kept.middle_hidden, approximate="tanh")
+    grad = gelu_backward(grad, kept.middle_hidden)
     grad = _linear_backward(grad, network.middle_up, totals.middle_up, kept.middle_normed)
     grad, scale, bias = _norm_backward(grad, kept.middle, kept.middle_stats, network.middle_scale, network.middle_bias)
     totals.middle_scale.add_(scale)
     totals.middle_bias.add_(bias)
     grad = _linear_backward(grad, network.input_down, totals.input_down, kept.input_active)
-    grad = torch.ops.aten.gelu_backward(grad, kept.input_hidden, approximate="tanh")
+    grad = gelu_backward(grad, kept.input_hidden)
     grad = _linear_backward(grad, network.input_up, totals.input_up, kept.normed)
     grad, scale, bias = _norm_backward(grad, kept.rows, kept.input_stats, network.input_scale, network.input_bias)
     totals.input_scale.add_(scale)
     totals.input_bias.add_(bias)
     return grad
-
-
-def _gelu(hidden: Tensor, *, keep: bool) -> Tensor:
-    return F.gelu(hidden, approximate="tanh") if keep else torch.ops.aten.gelu_(hidden, approximate="tanh")
 
 
 def _norm(rows: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from polysketch import attention
 from polysketch.attention import Mechanism, advance_positions
 from polysketch.models.config import ModelConfig
+from polysketch.models.cross_entropy import token_losses
 from polysketch.models.state import ModelState
-from polysketch.models.token_losses import token_losses
 from polysketch.nn import Rotation, TransformerBlock, rotation_at, sinusoidal_positions
 
 
