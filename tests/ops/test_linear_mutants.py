@@ -5,8 +5,8 @@ import torch
 
 from ops.linear_cases import Case, assert_backends_agree
 from polysketch.ops.linear import chunked
+from polysketch.ops.linear.piece import Piece
 from polysketch.ops.linear.sums import Sums
-from polysketch.ops.linear.triangle import Triangle
 
 WITH_LOCAL = Case(length=65)
 SKETCHED_ONLY = Case(length=100, local_chunk=0, decays=True)
@@ -18,21 +18,21 @@ def _prefix_zeroed(patch):
 
 
 def _state_one_chunk_late(patch):
-    fold, waiting = chunked._Piece.fold, {}
+    fold, waiting = Piece.fold, {}
 
-    def late(self, sums, start, stop):
+    def late(self, sums, chunk):
         if id(sums) in waiting:
-            fold(self, sums, *waiting[id(sums)])
-        waiting[id(sums)] = (start, stop)
+            fold(self, sums, waiting[id(sums)])
+        waiting[id(sums)] = chunk
 
-    patch.setattr(chunked._Piece, "fold", late)
+    patch.setattr(Piece, "fold", late)
 
 
 def _denominator_dropped(patch):
     write = chunked._write_rows
 
-    def without(piece, outputs, start, stop, numerator, denominator):
-        write(piece, outputs, start, stop, numerator, torch.zeros_like(denominator))
+    def without(piece, outputs, rows, numerator, denominator):
+        write(piece, outputs, rows, numerator, torch.zeros_like(denominator))
 
     patch.setattr(chunked, "_write_rows", without)
 
@@ -43,12 +43,11 @@ def _diagonal_counted_twice(patch):
 
 
 def _off_diagonal_tiles_not_doubled(patch):
-    expand = Triangle.expand
-    patch.setattr(Triangle, "expand", lambda self, double: expand(self, double=False))
+    patch.setattr(Sums, "_readable", lambda self: self.sums)
 
 
 def _mask_one_token_wide(patch):
-    patch.setattr(chunked._Piece, "mask_", lambda self, weights, rows: weights)
+    patch.setattr(Piece, "mask_", lambda self, weights, rows: weights)
 
 
 def _decay_forgotten_between_chunks(patch):

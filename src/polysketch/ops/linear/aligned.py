@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.alignment import Alignment, align, open_rows
-from polysketch.ops.linear.chunked import Diagonal
 from polysketch.ops.linear.operators import linear_attention_operator
+from polysketch.ops.linear.plan import Diagonal
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
@@ -129,19 +129,24 @@ def _to_aligned(
     """query, key, value, local, log_decay in aligned rows, the state's open chunk in front."""
     if alignment is None:
         return query, key, value, local, log_decay
-    opened = state if alignment.slots else None
-    move = alignment.to_aligned
+    move, opened = alignment.to_aligned, _open_chunk(state if alignment.slots else None)
     if local is not None:
-        local = local._replace(query=move(local.query), key=move(local.key, opened and opened.open_key))
+        local = local._replace(query=move(local.query), key=move(local.key, opened["key"]))
     if log_decay is not None:
-        log_decay = move(log_decay[..., None], opened and opened.open_log_decay[..., None])[..., 0]
-    return (
-        move(query),
-        move(key, opened and opened.open_features),
-        move(value, opened and opened.open_value),
-        local,
-        log_decay,
-    )
+        log_decay = move(log_decay[..., None], opened["log_decay"])[..., 0]
+    return move(query), move(key, opened["features"]), move(value, opened["value"]), local, log_decay
+
+
+def _open_chunk(state: LinearAttentionState | None) -> dict[str, Tensor | None]:
+    """The tokens of a state's open chunk, (batch, key_heads, chunk, width) each; None without a state."""
+    if state is None:
+        return {"features": None, "value": None, "key": None, "log_decay": None}
+    return {
+        "features": state.open_features,
+        "value": state.open_value,
+        "key": state.open_key,
+        "log_decay": state.open_log_decay[..., None],
+    }
 
 
 def _next_state(

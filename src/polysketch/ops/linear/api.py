@@ -1,5 +1,7 @@
 """`linear_attention`: attention over features, the one op behind every linearised mechanism."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,10 @@ from polysketch.ops.linear.checks import check
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
-BACKENDS = {"reference": reference.linear_attention, "chunked": chunked_attention}
+BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
+    "reference": reference.linear_attention,
+    "chunked": chunked_attention,
+}
 
 
 def linear_attention(

@@ -41,17 +41,21 @@ def linear_attention_extend_(
     local = None if local is None else LocalPolynomial(*local)
     length = key_features.shape[2]
     if length > STEPS_AT_MOST or key_mask is not None:
-        options = {"power": power, "causal": True, "offset": offset, "normalize": normalize, "return_state": True}
         result = linear_attention(
             query_features,
             key_features,
             value,
+            power=power,
+            causal=True,
+            offset=offset,
+            normalize=normalize,
             local=local,
             log_decay=log_decay,
             key_mask=key_mask,
             state=state,
-            **options,
+            return_state=True,
         )
+        assert result.state is not None
         state.copy_(result.state)
         return result.output
     check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)

@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.ops.linear import chunked
-from polysketch.ops.linear.chunked import Diagonal, Inputs, Outputs, Plan
-from polysketch.ops.linear.state import state_dtype
-from polysketch.ops.linear.tiles import expanded_size
+from polysketch.ops.linear import chunked, chunked_backward
+from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
 
 _TENSORS = len(Inputs._fields)
 
@@ -36,21 +34,18 @@ def linear_attention_operator(
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
     plan = Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
     with torch.autocast(query.device.type, enabled=False):
-        return tuple(chunked.forward(inputs, plan))
+        output, denominator, final_sums, final_normalizer = chunked.forward(inputs, plan)
+    return output, denominator, final_sums, final_normalizer
 
 
 @linear_attention_operator.register_fake
-def _(query, key, value, *arguments):
-    power, return_sums = arguments[_TENSORS - 3], arguments[-1]
-    batch, heads, length = query.shape[:3]
-    accumulate = state_dtype(value.dtype)
-    expanded = expanded_size(key.shape[3], power) if return_sums else 0
-    return (
-        value.new_empty(batch, heads, length, value.shape[3]),
-        value.new_empty(batch, heads, length, dtype=accumulate),
-        value.new_empty(batch, key.shape[1], expanded, value.shape[3], dtype=accumulate),
-        value.new_empty(batch, key.shape[1], expanded, dtype=accumulate),
-    )
+def _(*arguments):
+    return tuple(chunked.empty_outputs(Inputs(*arguments[:_TENSORS]), _plan(arguments[_TENSORS:])))
+
+
+def _plan(options) -> Plan:
+    power, causal, offset, normalize, degree, chunk, diagonal, return_sums = options
+    return Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
 
 
 @torch.library.custom_op("polysketch::linear_attention_backward", mutates_args=())
@@ -78,9 +73,8 @@ def linear_attention_backward_operator(
     """`chunked.backward`: gradients of query, key, value and, in order, of those optional tensors that are given."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
     plan = Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
-    end = gradients[2:] if return_sums else (None, None)
     with torch.autocast(query.device.type, enabled=False):
-        return list(chunked.backward(inputs, plan, Outputs(*outputs), gradients[0], gradients[1], *end).values())
+        return list(chunked_backward.backward(inputs, plan, Outputs(*outputs), Outputs(*gradients)).values())
 
 
 @linear_attention_backward_operator.register_fake
@@ -99,7 +93,8 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, *gradients):
-    arguments, outputs = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+    saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
+    arguments, outputs = saved[:_TENSORS], saved[_TENSORS:]
     results = torch.ops.polysketch.linear_attention_backward(
         [gradient.contiguous() for gradient in gradients], list(outputs), *arguments, *ctx.options
     )

@@ -42,7 +42,7 @@ def linear_attention(
     local_key = None if local is None else local.key.to(dtype)
     decay = value.new_zeros(batch, key_heads, length, dtype=dtype) if log_decay is None else log_decay.to(dtype)
     key_position, real = position, mask & (position >= 0)
-    if state is not None and state.local_chunk:
+    if state is not None and local_key is not None:
         slots = torch.arange(state.local_chunk, device=value.device)
         fill = state.fill.to(value.device)[:, None]
         features = torch.cat([state.open_features, features], 2)

@@ -1,5 +1,6 @@
 """What decoding carries: sums over the tokens seen, of a size that depends on features, values and chunk alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -106,19 +107,21 @@ class LinearAttentionState:
 
     def clone(self) -> "LinearAttentionState":
         """A copy to roll back to."""
-        return replace(self, **{name: tensor.clone() for name, tensor in self.tensors().items()})
+        return self._map(Tensor.clone)
 
     def reorder(self, indices: Tensor) -> "LinearAttentionState":
         """The rows `indices` (int64) of the batch, repeated or dropped as they are named: for beam search."""
-        return replace(
-            self, **{name: tensor.index_select(0, indices.to(tensor.device)) for name, tensor in self.tensors().items()}
-        )
+        return self._map(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
 
     def copy_(self, other: "LinearAttentionState") -> "LinearAttentionState":
         """Overwrite with `other`, at the same addresses."""
         for name, tensor in self.tensors().items():
             tensor.copy_(getattr(other, name))
         return self
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "LinearAttentionState":
+        changed = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return LinearAttentionState(**changed, power=self.power)
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file."""

@@ -2,13 +2,13 @@
 
 Shape legend: G groups (batch x key head), R query rows, T tokens, r features (padded at power 2), e expanded, h value.
 
-    fold:  S += E(K)^T V      z += sum of E(K)
-    read:  numerator = E(Q) S     denominator = E(Q) z
+    fold:  S += E(K)^T V              z += sum of E(K)
+    read:  numerator = E(Q) (w * S)   denominator = E(Q) (w * z)
 
-At power 1, E is the identity. At power 2, E is the expansion of `triangle.py`, kept with tokens innermost, and z is
-kept as the r x r matrix K^T K, for then the denominator is a small matrix product.
+At power 1, E is the identity and w = 1. At power 2, E is the expansion of `triangle.py`, kept with tokens innermost, w
+its weights, and z is kept as the r x r matrix K^T K, for then the denominator is a small matrix product.
 
-`Sums` is a value that these change in place; a gradient with respect to sums is a `Sums` as well.
+A gradient with respect to sums is a `Sums` as well, of E(Q)^T dN: the gradient of S is w times that.
 """
 
 import torch
@@ -19,69 +19,75 @@ from polysketch.ops.linear.workspace import Workspace
 
 
 class Sums:
-    """S (G, e, h) and z: (G, r) at power 1, (G, r, r) at power 2."""
+    """S (G, e, h) and z, (G, r) at power 1 and (G, r, r) at power 2; zeros at first, changed in place.
 
-    def __init__(self, sums: Tensor, normalizer: Tensor, feature_dim: int, power: int, workspace: Workspace):
-        self.sums = sums
-        self.normalizer = normalizer
-        self.feature_dim = feature_dim
-        self.power = power
-        self.workspace = workspace
+    Args:
+        like: a tensor of the dtype and device to use.
+        groups, feature_dim, value_dim: G, r before padding, h.
+        power: 1 or 2.
+        workspace: scratch memory.
+    """
 
-    @classmethod
-    def zeros(cls, like: Tensor, groups: int, feature_dim: int, value_dim: int, power: int, workspace: Workspace):
-        """Empty sums, in the dtype and on the device of `like`."""
+    def __init__(
+        self, like: Tensor, groups: int, feature_dim: int, value_dim: int, power: int, workspace: Workspace
+    ) -> None:
         padded = feature_dim + -feature_dim % tiles.TILE
-        expanded = feature_dim if power == 1 else triangle.triangle_size(padded)
-        normalizer = like.new_zeros(groups, feature_dim) if power == 1 else like.new_zeros(groups, padded, padded)
-        return cls(like.new_zeros(groups, expanded, value_dim), normalizer, feature_dim, power, workspace)
+        rows = feature_dim if power == 1 else triangle.triangle_size(padded)
+        self.sums = like.new_zeros(groups, rows, value_dim)
+        self.normalizer = like.new_zeros(groups, feature_dim) if power == 1 else like.new_zeros(groups, padded, padded)
+        self.feature_dim, self.power, self.workspace = feature_dim, power, workspace
+        self.empty = True
+        self._weights = None if power == 1 else triangle.weights(padded, like)
+        self._weighted: Tensor | None = None
 
     def load(self, sums: Tensor, normalizer: Tensor) -> None:
         """Start from sums (G, e, h) and normalizer (G, e) in the public layout."""
+        if self.power == 2:
+            sums = triangle.from_tiles(sums, self.feature_dim)
+            normalizer = tiles.unpack_matrix(normalizer, self.feature_dim)
+        self._set(sums, normalizer)
+
+    def packed(self) -> tuple[Tensor, Tensor]:
+        """S and z in the public layout, (G, e, h) and (G, e)."""
         if self.power == 1:
-            self.sums.copy_(sums)
-            self.normalizer.copy_(normalizer)
-        else:
-            self.sums.copy_(triangle.from_tiles(sums, self.feature_dim))
-            self.normalizer.copy_(tiles.unpack_matrix(normalizer, self.feature_dim))
-
-    def packed_sums(self) -> Tensor:
-        """S in the public layout (G, e, h)."""
-        return self.sums if self.power == 1 else triangle.to_tiles(self.sums, self.feature_dim)
-
-    def packed_normalizer(self) -> Tensor:
-        """z in the public layout (G, e)."""
-        return self.normalizer if self.power == 1 else tiles.pack_matrix(self.normalizer)
+            return self.sums, self.normalizer
+        return triangle.to_tiles(self.sums, self.feature_dim), tiles.pack_matrix(self.normalizer)
 
     def load_gradient(self, sums: Tensor, normalizer: Tensor) -> None:
-        """Start from gradients with respect to what `packed_sums` and `packed_normalizer` gave."""
+        """Start from gradients with respect to what `packed` gave."""
+        if self._weights is not None:
+            sums = triangle.to_tiles_backward(sums, self.feature_dim) / self._weights
+            normalizer = tiles.pack_matrix_backward(normalizer, self.feature_dim)
+        self._set(sums, normalizer)
+
+    def packed_gradient(self) -> tuple[Tensor, Tensor]:
+        """Gradients with respect to what was given to `load`, (G, e, h) and (G, e)."""
         if self.power == 1:
-            self.sums.copy_(sums)
-            self.normalizer.copy_(normalizer)
-            return
-        self.sums.copy_(triangle.to_tiles_backward(sums, self.feature_dim))
-        self.normalizer.zero_()
-        blocks = self.normalizer.unflatten(-1, (-1, tiles.TILE)).unflatten(-3, (-1, tiles.TILE))
-        for index, (i, j) in enumerate(tiles.tile_pairs(self.feature_dim)):
-            blocks[..., i, :, j, :] = normalizer.unflatten(-1, (-1, tiles.TILE, tiles.TILE))[..., index, :, :]
+            return self.sums, self.normalizer
+        sums = triangle.from_tiles_backward(self._readable(), self.feature_dim)
+        return sums, tiles.unpack_matrix_backward(self.normalizer)
 
-    def sums_gradient(self) -> Tensor:
-        """The gradient with respect to the `sums` given to `load`, (G, e, h)."""
-        return self.sums if self.power == 1 else triangle.from_tiles_backward(self.sums, self.feature_dim)
+    def _set(self, sums: Tensor, normalizer: Tensor) -> None:
+        self.sums.copy_(sums)
+        self.normalizer.copy_(normalizer)
+        self._changed()
 
-    def normalizer_gradient(self) -> Tensor:
-        """The gradient with respect to the `normalizer` given to `load`, (G, e)."""
-        return self.normalizer if self.power == 1 else tiles.unpack_matrix_backward(self.normalizer)
+    def _changed(self) -> None:
+        self.empty, self._weighted = False, None
 
     def decay(self, factor: Tensor) -> None:
         """Multiply everything by `factor` (G,)."""
-        self.sums.mul_(factor[:, None, None])
-        self.normalizer.mul_(factor.reshape(-1, *[1] * (self.normalizer.dim() - 1)))
+        if not self.empty:
+            self.sums.mul_(factor[:, None, None])
+            self.normalizer.mul_(factor.reshape(-1, *[1] * (self.normalizer.dim() - 1)))
+            self._changed()
 
     def read(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """query (G, R, r) -> numerator (G, R, h), denominator (G, R)."""
+        """query (G, R, r) -> numerator (G, R, h), denominator (G, R); the numerator is void at the next read."""
         numerator = self.workspace.take("numerator", (*query.shape[:2], self.sums.shape[2]), query)
-        torch.bmm(self._expanded(query, query_side=True).mT, self.sums, out=numerator)
+        if self.empty:
+            return numerator.zero_(), query.new_zeros(query.shape[:2])
+        torch.bmm(self._expanded(query).mT, self._readable(), out=numerator)
         if self.power == 1:
             return numerator, torch.bmm(query, self.normalizer[..., None])[..., 0]
         return numerator, torch.bmm(query, self.normalizer).mul_(query).sum(-1)
@@ -89,48 +95,62 @@ class Sums:
     def fold(self, key: Tensor, value: Tensor, factor: Tensor | None) -> None:
         """Add key (G, T, r) and value (G, T, h), each token times `factor` (G, T) where that is given."""
         scaled = key if factor is None else key * factor[..., None]
-        weighted = value if factor is None else value * factor[..., None]
-        self.sums.baddbmm_(self._expanded(key, query_side=False), weighted)
+        self.sums.baddbmm_(self._expanded(key), value if factor is None else value * factor[..., None])
         if self.power == 1:
             self.normalizer.add_(scaled.sum(1))
         else:
             self.normalizer.baddbmm_(scaled.mT, key)
+        self._changed()
 
     def read_backward(self, query: Tensor, numerator_gradient: Tensor, denominator_gradient: Tensor) -> Tensor:
         """The gradient of `read` with respect to the query, (G, R, r)."""
+        if self.empty:
+            return torch.zeros_like(query)
         if self.power == 1:
             through_sums = torch.bmm(numerator_gradient, self.sums.mT)
             return through_sums.add_(denominator_gradient[..., None] * self.normalizer[:, None])
         both = torch.bmm(query, self.normalizer + self.normalizer.mT).mul_(denominator_gradient[..., None])
-        return both.add_(self._contracted(query, numerator_gradient, query_side=True))
+        return both.add_(self._contracted(query, numerator_gradient))
 
     def add_read_gradient(self, query: Tensor, numerator_gradient: Tensor, denominator_gradient: Tensor) -> None:
         """Of `self` as a gradient: add that of one `read`."""
-        self.sums.baddbmm_(self._expanded(query, query_side=True), numerator_gradient)
+        self.sums.baddbmm_(self._expanded(query), numerator_gradient)
         weighted = query * denominator_gradient[..., None]
         if self.power == 1:
             self.normalizer.add_(weighted.sum(1))
         else:
             self.normalizer.baddbmm_(weighted.mT, query)
+        self._changed()
 
     def fold_backward(self, key: Tensor, value: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of `self` as the gradient after a `fold`: the gradients of that fold's key (G, T, r) and value (G, T, h)."""
-        value_gradient = torch.bmm(self._expanded(key, query_side=False).mT, self.sums)
+        if self.empty:
+            return torch.zeros_like(key), torch.zeros_like(value)
+        value_gradient = torch.bmm(self._expanded(key).mT, self._readable())
         if self.power == 1:
             key_gradient = torch.bmm(value, self.sums.mT).add_(self.normalizer[:, None])
         else:
             key_gradient = torch.bmm(key, self.normalizer + self.normalizer.mT)
-            key_gradient.add_(self._contracted(key, value, query_side=False))
+            key_gradient.add_(self._contracted(key, value))
         if factor is None:
             return key_gradient, value_gradient
         return key_gradient * factor[..., None], value_gradient * factor[..., None]
 
-    def _expanded(self, x: Tensor, *, query_side: bool) -> Tensor:
-        """E(x)^T, (G, e, tokens)."""
-        return x.mT if self.power == 1 else self.workspace.triangle(x).load(x).expand(double=query_side)
+    def _readable(self) -> Tensor:
+        """w * S, made once between two changes."""
+        if self._weights is None:
+            return self.sums
+        if self._weighted is None:
+            memory = self.workspace.take("weighted sums", tuple(self.sums.shape), self.sums)
+            self._weighted = torch.mul(self.sums, self._weights, out=memory)
+        return self._weighted
 
-    def _contracted(self, x: Tensor, gradient: Tensor, *, query_side: bool) -> Tensor:
-        """The gradient of `_expanded(x)` is S times `gradient` (G, tokens, h); that of x, (G, tokens, r)."""
+    def _expanded(self, x: Tensor) -> Tensor:
+        """E(x)^T, (G, e, tokens)."""
+        return x.mT if self.power == 1 else self.workspace.triangle(x).load(x).expand()
+
+    def _contracted(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of `_expanded(x)` is w * S times `gradient` (G, tokens, h); that of x, (G, tokens, r)."""
         triangle = self.workspace.triangle(x).load(x)
-        torch.bmm(self.sums, gradient.mT, out=triangle.rows)
-        return triangle.contract(double=query_side)
+        torch.bmm(self._readable(), gradient.mT, out=triangle.rows)
+        return triangle.contract()

@@ -56,19 +56,6 @@ def expand_tiles(x: Tensor, *, double_off_diagonal: bool, out: Tensor | None = N
     return out
 
 
-def contract_tiles(x: Tensor, gradient: Tensor, *, double_off_diagonal: bool) -> Tensor:
-    """The adjoint of `expand_tiles`: the gradient with respect to x, given the one with respect to its expansion."""
-    products = gradient.unflatten(-1, (-1, TILE, TILE))
-    tiles = x.unflatten(-1, (-1, TILE))
-    result = torch.zeros_like(tiles)
-    for index, (i, j) in enumerate(tile_pairs(x.shape[-1])):
-        factor = 2.0 if double_off_diagonal and i != j else 1.0
-        block = products[..., index, :, :]
-        result[..., i, :].add_(torch.mul(block, tiles[..., j, None, :]).sum(-1), alpha=factor)
-        result[..., j, :].add_(torch.mul(block, tiles[..., i, :, None]).sum(-2), alpha=factor)
-    return result.flatten(-2)
-
-
 def symmetrize(packed: Tensor, feature_dim: int) -> Tensor:
     """(..., expanded_size, h): x_a x_b and x_b x_a of a tile (I, I) replaced by their mean, as every state has them."""
     tiles = packed.unflatten(-2, (-1, TILE, TILE))
@@ -80,6 +67,17 @@ def pack_matrix(matrix: Tensor) -> Tensor:
     """(..., r, r) -> (..., expanded_size): the tiles I <= J of a matrix, r a multiple of 16."""
     blocks = matrix.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))
     return torch.cat([blocks[..., i, :, j, :].flatten(-2) for i, j in tile_pairs(matrix.shape[-1])], dim=-1)
+
+
+def pack_matrix_backward(gradient: Tensor, feature_dim: int) -> Tensor:
+    """The adjoint of `pack_matrix`: (..., expanded_size) -> (..., r, r), r = `feature_dim` padded."""
+    padded = feature_dim + -feature_dim % TILE
+    matrix = gradient.new_zeros(*gradient.shape[:-1], padded, padded)
+    blocks = matrix.unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))
+    tiles = gradient.unflatten(-1, (-1, TILE, TILE))
+    for index, (i, j) in enumerate(tile_pairs(feature_dim)):
+        blocks[..., i, :, j, :] = tiles[..., index, :, :]
+    return matrix
 
 
 def unpack_matrix(packed: Tensor, feature_dim: int) -> Tensor:

@@ -23,6 +23,17 @@ def triangle_size(feature_dim: int) -> int:
     return sum(STRIP * (feature_dim - first) for first in range(0, feature_dim, STRIP))
 
 
+def weights(feature_dim: int, like: Tensor) -> Tensor:
+    """(triangle_size, 1): 1 for products within a strip, 2 for those between strips, so that
+
+    (x . y)^2 = sum over rows of weight * expansion of x * expansion of y.
+    """
+    strips = [
+        (first, b) for first in range(0, feature_dim, STRIP) for _ in range(STRIP) for b in range(first, feature_dim)
+    ]
+    return like.new_tensor([1.0 if b < first + STRIP else 2.0 for first, b in strips])[:, None]
+
+
 class Triangle:
     """Memory for one expansion, with the views of its strips made once: a loop over chunks expands hundreds of times.
 
@@ -33,25 +44,21 @@ class Triangle:
 
     def __init__(self, groups: int, feature_dim: int, tokens: int, like: Tensor):
         self.x = like.new_empty(groups, feature_dim, tokens)
-        self.doubled = torch.empty_like(self.x)
         self.rows = like.new_empty(groups, triangle_size(feature_dim), tokens)
+        self._gradient = torch.empty_like(self.x)
         self._strips = list(self._make_strips(feature_dim))
 
     def _make_strips(self, feature_dim: int) -> Iterator["_Strip"]:
-        start = 0
+        start, scratch = 0, self.rows.new_empty(self.x.shape[0], STRIP * feature_dim, self.x.shape[2])
         for first in range(0, feature_dim, STRIP):
             size = STRIP * (feature_dim - first)
-            rows = self.rows[:, start : start + size].unflatten(1, (STRIP, -1))
-            here, later = slice(first, first + STRIP), slice(first + STRIP, None)
             yield _Strip(
-                here=here,
-                later=later,
-                left=self.x[:, here, None],
-                left_doubled=self.doubled[:, here, None],
+                left=self.x[:, first : first + STRIP, None],
                 right=self.x[:, None, first:],
-                inside=rows[:, :, :STRIP],
-                across=rows[:, :, STRIP:],
-                whole=rows,
+                products=self.rows[:, start : start + size].unflatten(1, (STRIP, -1)),
+                scratch=scratch[:, :size].unflatten(1, (STRIP, -1)),
+                left_gradient=self._gradient[:, first : first + STRIP],
+                right_gradient=self._gradient[:, first:],
             )
             start += size
 
@@ -60,48 +67,30 @@ class Triangle:
         self.x.copy_(x.mT)
         return self
 
-    def expand(self, *, double: bool) -> Tensor:
-        """The expansion `rows` of what was loaded, valid until the next one.
-
-        With `double`, products between strips are taken twice: on the query side, so that expansions of a query and of
-        a key have the inner product (query . key)^2.
-        """
-        if not double:
-            for strip in self._strips:
-                torch.mul(strip.left, strip.right, out=strip.whole)
-            return self.rows
-        torch.add(self.x, self.x, out=self.doubled)
+    def expand(self) -> Tensor:
+        """The expansion `rows` of what was loaded, valid until the next one."""
         for strip in self._strips:
-            torch.mul(strip.left, strip.right[:, :, :STRIP], out=strip.inside)
-            if strip.across.shape[2]:
-                torch.mul(strip.left_doubled, strip.right[:, :, STRIP:], out=strip.across)
+            torch.mul(strip.left, strip.right, out=strip.products)
         return self.rows
 
-    def contract(self, *, double: bool) -> Tensor:
+    def contract(self) -> Tensor:
         """The adjoint: the gradient of what was loaded, (G, T, r), given that of the expansion in `rows`."""
-        result = torch.zeros_like(self.x)
-        factor = 2.0 if double else 1.0
+        self._gradient.zero_()
         for strip in self._strips:
-            here = self.x[:, strip.here]
-            result[:, strip.here].add_((strip.inside * here[:, None]).sum(2))
-            result[:, strip.here].add_((strip.inside * here[:, :, None]).sum(1))
-            if strip.across.shape[2]:
-                result[:, strip.here].add_((strip.across * self.x[:, None, strip.later]).sum(2), alpha=factor)
-                result[:, strip.later].add_((strip.across * here[:, :, None]).sum(1), alpha=factor)
-        return result.mT
+            strip.left_gradient.add_(torch.mul(strip.products, strip.right, out=strip.scratch).sum(2))
+            strip.right_gradient.add_(torch.mul(strip.products, strip.left, out=strip.scratch).sum(1))
+        return self._gradient.mT
 
 
 class _Strip(NamedTuple):
-    """Views of a triangle's memory for the strip whose rows are `here`; `later` are all rows after it."""
+    """Views of a triangle's memory for one strip: a in the strip on the left, b from its first row on on the right."""
 
-    here: slice
-    later: slice
     left: Tensor
-    left_doubled: Tensor
     right: Tensor
-    inside: Tensor
-    across: Tensor
-    whole: Tensor
+    products: Tensor
+    scratch: Tensor
+    left_gradient: Tensor
+    right_gradient: Tensor
 
 
 def from_tiles(packed: Tensor, feature_dim: int) -> Tensor:
@@ -141,7 +130,7 @@ def _indices(feature_dim: int, device: torch.device) -> tuple[Tensor, Tensor, Te
     }
     rows = [(first + a, b) for first in range(0, padded, STRIP) for a in range(STRIP) for b in range(first, padded)]
     where = {pair: row for row, pair in enumerate(rows)}
-    first = [public.get((a, b), public.get((b, a))) for a, b in rows]
-    second = [public.get((b, a), public.get((a, b))) for a, b in rows]
-    back = [where.get((a, b), where.get((b, a))) for a, b in public]
-    return tuple(torch.tensor(values, device=device) for values in (first, second, back))
+    first = [public[a, b] if (a, b) in public else public[b, a] for a, b in rows]
+    second = [public[b, a] if (b, a) in public else public[a, b] for a, b in rows]
+    back = [where[a, b] if (a, b) in where else where[b, a] for a, b in public]
+    return torch.tensor(first, device=device), torch.tensor(second, device=device), torch.tensor(back, device=device)

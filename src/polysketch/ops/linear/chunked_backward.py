@@ -1,0 +1,182 @@
+"""The gradient of the chunked backend, written out; nothing of the forward pass is kept but its output.
+
+One pass in order rebuilds the sums and gives the gradient of what reads them (queries); one in reverse carries the
+gradient of the sums (keys, values) and does the weights inside the chunks.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.chunked import power_, reciprocal
+from polysketch.ops.linear.piece import Piece, groups
+from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
+from polysketch.ops.linear.state import state_dtype
+from polysketch.ops.linear.sums import Sums
+from polysketch.ops.linear.workspace import Workspace
+
+
+def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
+    """Gradients by the names of `Inputs`, of those inputs that are present (`length` has none).
+
+    Args:
+        inputs, plan: of the forward call.
+        outputs: what it gave.
+        upstream: the gradients of its outputs.
+    """
+    accumulate = state_dtype(inputs.value.dtype)
+    given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
+    gradients = {name: tensor.new_empty(tensor.shape, dtype=accumulate) for name, tensor in given.items()}
+    workspace = Workspace()
+    for group in groups(inputs):
+        call = _Call(Piece(inputs, plan, group, workspace), outputs, upstream, gradients)
+        if plan.causal:
+            _queries_causal(call)
+            _keys_causal(call)
+        else:
+            _all(call)
+    if inputs.log_decay is not None:
+        gradients["log_decay"] = _decay_gradient(inputs, plan, outputs, upstream, gradients)
+    return {name: gradient.to(given[name].dtype) for name, gradient in gradients.items()}
+
+
+class _Call(NamedTuple):
+    """A group of one call, and where its gradients come from and go to."""
+
+    piece: Piece
+    outputs: Outputs
+    upstream: Outputs
+    gradients: dict[str, Tensor]
+
+    def rows(self, rows: Span) -> tuple[Tensor, Tensor]:
+        """Gradients of the numerator (G, R, h) and of the denominator (G, R), from those of the output."""
+        piece = self.piece
+        numerator = piece.query_rows(self.upstream.output, rows)
+        mass_gradient = piece.query_rows(self.upstream.denominator[..., None], rows)[..., 0]
+        if not piece.plan.normalize:
+            return numerator, mass_gradient
+        mass = piece.query_rows(self.outputs.denominator[..., None], rows)
+        numerator = numerator * reciprocal(mass)
+        return numerator, mass_gradient - (numerator * piece.query_rows(self.outputs.output, rows)).sum(-1)
+
+    def decayed_rows(self, chunk: Span, rows: Span) -> tuple[Tensor, Tensor]:
+        """Gradients of what was read from the sums at the start of a chunk."""
+        numerator, denominator = self.rows(rows)
+        factor = self.piece.read_factor(chunk, rows)
+        return (numerator, denominator) if factor is None else (numerator * factor[..., None], denominator * factor)
+
+
+def _all(call: _Call) -> None:
+    """Not causal: every query has read the sums of all keys."""
+    piece, sums, carried = call.piece, call.piece.initial_sums(), call.piece.new_sums()
+    for chunk in piece.chunks():
+        piece.fold(sums, chunk)
+    for rows in piece.queries():
+        query, upstream = piece.query(rows), call.rows(rows)
+        piece.write_queries(call.gradients["query"], rows, sums.read_backward(query, *upstream))
+        carried.add_read_gradient(query, *upstream)
+    for chunk in piece.chunks():
+        key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
+        piece.write(call.gradients["key"], chunk, key_gradient)
+        piece.write(call.gradients["value"], chunk, value_gradient)
+
+
+def _queries_causal(call: _Call) -> None:
+    """In order: rebuild the sums; what reads them gets its gradient."""
+    piece, sums = call.piece, call.piece.initial_sums()
+    for chunk in piece.chunks():
+        for rows in piece.short(chunk):
+            gradient = sums.read_backward(piece.query(rows), *call.decayed_rows(chunk, rows))
+            piece.write_queries(call.gradients["query"], rows, gradient)
+        if chunk.stop < piece.length:
+            piece.fold(sums, chunk)
+
+
+def _keys_causal(call: _Call) -> None:
+    """In reverse: carry the gradient of the sums; keys and values get theirs, from the sums and inside the chunk."""
+    piece, carried = call.piece, call.piece.new_sums()
+    if piece.plan.return_sums:
+        carried.load_gradient(piece.whole(call.upstream.sums), piece.numbers(call.upstream.normalizer))
+    for chunk in reversed(piece.chunks()):
+        key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
+        if piece.plan.diagonal != Diagonal.NONE:
+            _inner_backward(call, chunk, key_gradient, value_gradient)
+        piece.write(call.gradients["key"], chunk, key_gradient)
+        piece.write(call.gradients["value"], chunk, value_gradient)
+        _, decay = piece.fold_factors(chunk)
+        if decay is not None:
+            carried.decay(decay)
+        for rows in piece.short(chunk):
+            carried.add_read_gradient(piece.query(rows), *call.decayed_rows(chunk, rows))
+    if piece.inputs.sums is not None:
+        piece.write_sums(call.gradients["sums"], call.gradients["normalizer"], carried.packed_gradient())
+
+
+def _fold_backward(piece: Piece, carried: Sums, chunk: Span) -> tuple[Tensor, Tensor]:
+    """Gradients of a chunk's key features (G, T, r) and values (G, T, h) through the sums they were folded into."""
+    factor, _ = piece.fold_factors(chunk)
+    parts = [
+        carried.fold_backward(
+            piece.key(rows), piece.value(rows), None if factor is None else factor[:, rows.within(chunk)]
+        )
+        for rows in piece.short(chunk)
+    ]
+    keys, values = zip(*parts, strict=True)
+    return torch.cat(keys, 1), torch.cat(values, 1)
+
+
+def _inner_backward(call: _Call, chunk: Span, key_gradient: Tensor, value_gradient: Tensor) -> None:
+    """Gradients of the weights inside a chunk; those of sketched keys and of values are added to what is given."""
+    piece, name = call.piece, "local" if call.piece.local else ""
+    local_key = piece.inputs.local_key
+    if local_key is None:
+        inner, target = key_gradient, "query"
+    else:
+        inner, target = key_gradient.new_zeros(piece.size, chunk.size, local_key.shape[3]), "local_query"
+    for rows in piece.short(chunk):
+        keys = piece.visible(chunk, rows)
+        numerator, denominator = call.rows(rows)
+        query, key, exponent = piece.inner_operands(rows, keys)
+        weight, slope = _weight_and_slope(piece, torch.bmm(query, key.mT), exponent, keys, rows)
+        value_gradient[:, : keys.size].baddbmm_(weight.mT, numerator)
+        change = torch.baddbmm(denominator[..., None], numerator, piece.value(keys).mT).mul_(slope)
+        piece.write_queries(call.gradients[target], rows, torch.bmm(change, key), add=not name)
+        inner[:, : keys.size].baddbmm_(change.mT, query)
+    if local_key is not None:
+        piece.write(call.gradients["local_key"], chunk, inner)
+
+
+def _weight_and_slope(piece: Piece, score: Tensor, exponent: int, keys: Span, rows: Span) -> tuple[Tensor, Tensor]:
+    """score^exponent and its derivative, masked and decayed; `score` is used up."""
+    # s^(p-1) for even p is (s^2)^((p-2)/2) s; at p = 1 it is 1.
+    slope = power_(score * score, (exponent - 2) // 2).mul_(score) if exponent > 1 else torch.ones_like(score)
+    between = piece.decay_between(keys, rows)
+    if between is not None:
+        slope.mul_(between)
+    piece.mask_(slope, rows)
+    weight = score.mul_(slope)
+    return weight, slope.mul_(exponent)
+
+
+def _decay_gradient(
+    inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs, gradients: dict[str, Tensor]
+) -> Tensor:
+    """(batch, key_heads, L), from gradients already known.
+
+    With c the running total of log_decay, a sketched weight is homogeneous of degree `power` in its query and in its
+    key and proportional to exp(c_i - c_j), so dc_t = (q_t . dq_t - k_t . dk_t) / power; what leaves through the final
+    sums is proportional to exp(c) at their boundary.
+    """
+    accumulate = gradients["query"].dtype
+    shared = inputs.query.shape[1] // inputs.key.shape[1]
+    of_query = (inputs.query.to(accumulate) * gradients["query"]).sum(-1).unflatten(1, (-1, shared)).sum(2)
+    of_key = (inputs.key.to(accumulate) * gradients["key"]).sum(-1)
+    gradient = ((of_query - of_key) / plan.power).flip(-1).cumsum(-1).flip(-1)
+    if not plan.return_sums:
+        return gradient
+    leaving = (upstream.sums * outputs.sums).sum((-1, -2)) + (upstream.normalizer * outputs.normalizer).sum(-1)
+    chunk, positions = plan.chunk if inputs.local_key is not None else 1, torch.arange(inputs.key.shape[2])
+    length = torch.tensor([len(positions)]) if inputs.length is None else inputs.length
+    folded = positions.to(gradient.device) < (length - length % chunk).to(gradient.device)[:, None]
+    return gradient + leaving[..., None] * folded[:, None]

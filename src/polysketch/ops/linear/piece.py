@@ -1,0 +1,235 @@
+"""One group of heads of one call: rows of its tensors, decays and masks, in the dtype that sums are kept in."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.plan import Diagonal, Inputs, Plan, Span
+from polysketch.ops.linear.state import state_dtype
+from polysketch.ops.linear.sums import Sums
+from polysketch.ops.linear.tiles import TILE
+from polysketch.ops.linear.workspace import Workspace
+
+# Query rows and heads worked on together on a CPU: about 1 MB of expanded features at sketch size 32, the size of a
+# second-level cache.
+ROWS_PER_PIECE = 128
+HEADS_PER_GROUP = 4
+
+
+class Group(NamedTuple):
+    """A slice of the batch and a slice of the key heads, worked on together."""
+
+    batch: slice
+    heads: slice
+
+    @property
+    def size(self) -> int:
+        """Batch rows times key heads."""
+        return (self.batch.stop - self.batch.start) * (self.heads.stop - self.heads.start)
+
+
+def groups(inputs: Inputs) -> Iterator[Group]:
+    """All of the batch and heads at once on a device with thousands of threads; few at a time on a CPU."""
+    batch, key_heads = inputs.key.shape[:2]
+    wide = inputs.query.device.type != "cpu"
+    heads = key_heads if wide else min(key_heads, HEADS_PER_GROUP)
+    rows = batch if wide else max(1, HEADS_PER_GROUP // heads)
+    for row in range(0, batch, rows):
+        for head in range(0, key_heads, heads):
+            yield Group(slice(row, min(row + rows, batch)), slice(head, min(head + heads, key_heads)))
+
+
+class Piece:
+    """Reads and writes rows of a group as (G, rows, width).
+
+    G counts batch rows times key heads of the group; the query heads that share a key head lie one after another in
+    `rows`.
+    """
+
+    def __init__(self, inputs: Inputs, plan: Plan, group: Group, workspace: Workspace):
+        self.inputs, self.plan, self.group, self.workspace = inputs, plan, group, workspace
+        self.size = group.size
+        self.dtype = state_dtype(inputs.value.dtype)
+        self.shared = inputs.query.shape[1] // inputs.key.shape[1]
+        self.length = inputs.key.shape[2]
+        self.local = inputs.local_query is not None
+        self.decay = None if inputs.log_decay is None else self.numbers(inputs.log_decay)
+        self._pad = -inputs.key.shape[3] % TILE if plan.power == 2 else 0
+        self._boundary = self._find_boundary()
+        self._masks: dict[int, Tensor] = {}
+
+    # Rows in and out.
+
+    def rows(self, tensor: Tensor, span: Span) -> Tensor:
+        """Tokens of a tensor (batch, key_heads, L, width)."""
+        view = tensor[self.group.batch, self.group.heads, span.start : span.stop]
+        return view.reshape(self.size, *view.shape[2:]).to(self.dtype)
+
+    def query_rows(self, tensor: Tensor, span: Span) -> Tensor:
+        """Tokens of a tensor (batch, heads, L, width), query heads of a key head one after another."""
+        view = self._grouped(tensor)[:, :, :, span.start : span.stop]
+        return view.reshape(self.size, self.shared * span.size, tensor.shape[3]).to(self.dtype)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a tensor (batch, key_heads, rows, width)."""
+        return self.rows(tensor, Span(0, tensor.shape[2]))
+
+    def numbers(self, tensor: Tensor) -> Tensor:
+        """All of a tensor (batch, key_heads, rows), as (G, rows)."""
+        return self.whole(tensor[..., None])[..., 0]
+
+    def write(self, target: Tensor, span: Span, rows: Tensor) -> None:
+        """The inverse of `rows`."""
+        view = target[self.group.batch, self.group.heads, span.start : span.stop]
+        view.copy_(rows[..., : view.shape[-1]].view(view.shape))
+
+    def write_queries(self, target: Tensor, span: Span, rows: Tensor, *, add: bool = False) -> None:
+        """The inverse of `query_rows`; `add` adds to what is there."""
+        view = self._grouped(target)[:, :, :, span.start : span.stop]
+        rows = rows[..., : view.shape[-1]].view(view.shape)
+        if add:
+            view.add_(rows)
+        else:
+            view.copy_(rows)
+
+    def write_sums(self, sums: Tensor, normalizer: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        """Write sums and normalizer in the public layout."""
+        self.write(sums, Span(0, sums.shape[2]), found[0])
+        self.write(normalizer[..., None], Span(0, normalizer.shape[2]), found[1][..., None])
+
+    def _grouped(self, tensor: Tensor) -> Tensor:
+        """(batch, heads, ...) -> the group's (batch, key_heads, shared, ...)."""
+        return tensor.unflatten(1, (-1, self.shared))[self.group.batch, self.group.heads]
+
+    # Operands.
+
+    def query(self, span: Span) -> Tensor:
+        """Query features (G, R, r), padded to whole tiles at power 2."""
+        return self._padded(self.query_rows(self.inputs.query, span))
+
+    def key(self, span: Span) -> Tensor:
+        """Key features (G, T, r), padded like the query's."""
+        return self._padded(self.rows(self.inputs.key, span))
+
+    def value(self, span: Span) -> Tensor:
+        """Values (G, T, h)."""
+        return self.rows(self.inputs.value, span)
+
+    def inner_operands(self, rows: Span, keys: Span) -> tuple[Tensor, Tensor, int]:
+        """Query rows, keys and exponent of the weights inside a chunk."""
+        inputs = self.inputs
+        if inputs.local_query is not None and inputs.local_key is not None:
+            return self.query_rows(inputs.local_query, rows), self.rows(inputs.local_key, keys), self.plan.degree
+        return self.query(rows), self.key(keys), self.plan.power
+
+    def _padded(self, features: Tensor) -> Tensor:
+        return torch.nn.functional.pad(features, (0, self._pad)) if self._pad else features
+
+    # Spans.
+
+    def chunks(self) -> list[Span]:
+        """Every chunk of keys."""
+        return [
+            Span(start, min(start + self.plan.chunk, self.length)) for start in range(0, self.length, self.plan.chunk)
+        ]
+
+    def short(self, span: Span) -> Iterator[Span]:
+        """Short rows that make up a span."""
+        rows = max(16, ROWS_PER_PIECE // self.shared)
+        for first in range(span.start, span.stop, rows):
+            yield Span(first, min(first + rows, span.stop))
+
+    def queries(self) -> Iterator[Span]:
+        """Short rows that make up all queries."""
+        return self.short(Span(0, self.inputs.query.shape[2]))
+
+    def visible(self, chunk: Span, rows: Span) -> Span:
+        """The keys of a chunk that some of these queries may see."""
+        return Span(chunk.start, rows.stop if self.plan.diagonal == Diagonal.CAUSAL else chunk.stop)
+
+    def mask_(self, weights: Tensor, rows: Span) -> Tensor:
+        """Zero what a query may not see, in weights (G, R, keys) whose last keys are the rows' own."""
+        if self.plan.diagonal == Diagonal.CAUSAL:
+            weights[..., weights.shape[-1] - rows.size :].mul_(self._causal_mask(rows.size))
+        return weights
+
+    def _causal_mask(self, rows: int) -> Tensor:
+        if rows not in self._masks:
+            mask = torch.ones(rows, rows, dtype=self.dtype, device=self.inputs.value.device).tril_()
+            self._masks[rows] = mask.repeat(self.shared, 1)
+        return self._masks[rows]
+
+    # Sums and decay.
+
+    def new_sums(self) -> Sums:
+        """Empty sums for this group."""
+        like = self.inputs.value.new_empty(0, dtype=self.dtype)
+        widths = (self.inputs.key.shape[3], self.inputs.value.shape[3])
+        return Sums(like, self.size, *widths, self.plan.power, self.workspace)
+
+    def initial_sums(self) -> Sums:
+        """Sums before the first chunk."""
+        sums = self.new_sums()
+        if self.inputs.sums is not None and self.inputs.normalizer is not None:
+            sums.load(self.whole(self.inputs.sums), self.numbers(self.inputs.normalizer))
+        return sums
+
+    def fold(self, sums: Sums, chunk: Span) -> None:
+        """Fold the tokens of a chunk into the sums before it."""
+        if self.nothing_folded(chunk):
+            return
+        factor, carried = self.fold_factors(chunk)
+        if carried is not None:
+            sums.decay(carried)
+        for rows in self.short(chunk):
+            part = None if factor is None else factor[:, rows.within(chunk)]
+            sums.fold(self.key(rows), self.value(rows), part)
+
+    def nothing_folded(self, chunk: Span) -> bool:
+        """Whether the chunk stays open in every row."""
+        return self.local and self.inputs.length is None and chunk.size < self.plan.chunk
+
+    def fold_factors(self, chunk: Span) -> tuple[Tensor | None, Tensor | None]:
+        """How a chunk is folded: factor of each token (G, T), factor of the sums before it (G,); None for 1."""
+        folded = self._folded(chunk)
+        if self.decay is None:
+            return folded, None
+        decay = self.decay[:, chunk.start : chunk.stop]
+        since = (decay if folded is None else decay * folded).cumsum(1)
+        # Differences, never ratios of exponentials: at most zero, so nothing overflows.
+        factor = (since[:, -1:] - since).clamp_(max=0).exp_()
+        return factor if folded is None else factor * folded, since[:, -1].exp()
+
+    def read_factor(self, chunk: Span, rows: Span) -> Tensor | None:
+        """(G, R): the decay from the start of a chunk to its queries; None for 1."""
+        if self.decay is None:
+            return None
+        since = self.decay[:, chunk.start : rows.stop].cumsum(1)
+        return since[:, rows.start - chunk.start :].exp_().repeat(1, self.shared)
+
+    def decay_between(self, keys: Span, rows: Span) -> Tensor | None:
+        """(G, R, keys): decay from each key to each query inside a chunk; None where weights do not decay."""
+        if self.decay is None or self.local:
+            return None
+        since = self.decay[:, keys.start : max(keys.stop, rows.stop)].cumsum(1)
+        of_rows = since[:, rows.within(keys)].repeat(1, self.shared)
+        return (of_rows[..., None] - since[:, None, : keys.size]).clamp_(max=0).exp_()
+
+    def _find_boundary(self) -> Tensor | None:
+        """(G, 1): how many tokens of each row are folded at the end; None for all of every row."""
+        chunk = self.plan.chunk if self.local else 1
+        if self.inputs.length is not None:
+            length = self.inputs.length[self.group.batch]
+            heads = self.group.heads.stop - self.group.heads.start
+            return (length - length % chunk).repeat_interleave(heads)[:, None]
+        if self.length % chunk == 0:
+            return None
+        return torch.full((self.size, 1), self.length - self.length % chunk, device=self.inputs.key.device)
+
+    def _folded(self, chunk: Span) -> Tensor | None:
+        """(G, T): one where a token is folded, zero elsewhere; None where all are."""
+        if self._boundary is None:
+            return None
+        return (torch.arange(*chunk, device=self._boundary.device) < self._boundary).to(self.dtype)
