@@ -1,0 +1,89 @@
+"""What the contract tests run on: for every mechanism, options at which each of its parts carries weight."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch import attention
+
+BATCH, HEADS, HEAD_DIM, LENGTH, HIDDEN = 2, 4, 8, 37, 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mechanism with its options.
+
+    Attributes:
+        name: in `attention.MECHANISMS`.
+        options: for `attention.build`.
+        kv_heads: key and value heads.
+        norm_scale: scale of the query norm, where there is one: how the local part is brought down to the prefix when
+            nothing calibrates it.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    kv_heads: int = HEADS
+    norm_scale: float = 1.0
+
+    def __str__(self) -> str:
+        options = " ".join(f"{key}={value}" for key, value in self.options.items() if key != "hidden_size")
+        return f"{self.name} {options} kv={self.kv_heads}"
+
+    def build(self, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> attention.Mechanism:
+        """The mechanism, with norms and biases away from one and zero, calibrated where it can be."""
+        torch.manual_seed(seed)
+        sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "num_kv_heads": self.kv_heads, **changes}
+        mechanism = attention.build(self.name, **sizes, **self.options).to(dtype)
+        for name, parameter in mechanism.named_parameters():
+            if "norm" in name:
+                parameter.data.add_(0.2 * torch.randn_like(parameter))
+        if getattr(mechanism, "query_norm", None) is not None:
+            mechanism.query_norm.weight.data.mul_(self.norm_scale)
+            mechanism.query_norm.bias.data.mul_(self.norm_scale)
+        if hasattr(mechanism, "calibrate"):
+            query, key, _, hidden = self.inputs(dtype=dtype, heads=sizes["num_heads"])
+            mechanism.calibrate(query, key, hidden=hidden)
+        return mechanism
+
+    def inputs(
+        self, *, seed: int = 1, dtype: torch.dtype = torch.float64, length: int = LENGTH, heads: int = HEADS
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Query, key, value and hidden; keys lean towards each other so that weights differ in size."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+        return (
+            draw(BATCH, heads, length, HEAD_DIM),
+            draw(BATCH, self.kv_heads, length, HEAD_DIM),
+            draw(BATCH, self.kv_heads, length, HEAD_DIM),
+            draw(BATCH, length, HIDDEN),
+        )
+
+
+def polysketch(kv_heads: int = HEADS, norm_scale: float = 1.0, **options: Any) -> Case:
+    """A small polysketch case whose local chunks are far shorter than the sequence."""
+    return Case("polysketch", {"sketch_size": 6, "local_chunk": 8, **options}, kv_heads, norm_scale)
+
+
+CASES = [
+    Case("softmax"),
+    Case("softmax", kv_heads=2),
+    Case("polynomial"),
+    Case("polynomial", {"degree": 2}, kv_heads=1),
+    polysketch(norm_scale=0.17),
+    polysketch(prefix_gain=0.5, kv_heads=2),
+    polysketch(prefix_gain=0.5, learned=False),
+    polysketch(prefix_gain=0.5, share="head", kv_heads=2),
+    polysketch(prefix_gain=0.5, learned=False, share="head", degree=8, kv_heads=2),
+    polysketch(local_chunk=None),
+    polysketch(local_chunk=None, learned=False, kv_heads=2),
+    polysketch(local_chunk=None, gate=True, hidden_size=HIDDEN),
+    # Gating spreads the gains over nine powers of e: shares that end near a half again.
+    polysketch(prefix_gain=(0.5, 0.99987), gate=True, hidden_size=HIDDEN, kv_heads=2),
+    polysketch(prefix_gain=0.5, learned=False, degree=2),
+]

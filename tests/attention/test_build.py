@@ -1,0 +1,59 @@
+"""Building mechanisms by name: what is refused, and how it is said."""
+
+import pytest
+
+from polysketch import attention
+
+
+def test_an_unknown_mechanism_is_refused_with_the_list_of_those_that_exist():
+    with pytest.raises(ValueError, match=r"'polysketsh'.*polynomial, polysketch, softmax"):
+        attention.build("polysketsh", num_heads=2, head_dim=8)
+
+
+def test_the_options_of_a_mechanism_are_its_constructors_own():
+    assert attention.option_names("softmax") == ()
+    assert attention.option_names("polynomial") == ("degree",)
+    expected = {"degree", "sketch_size", "learned", "projection", "local_chunk", "share", "prefix_gain", "gate"}
+    assert set(attention.option_names("polysketch")) == expected | {"hidden_size"}
+
+
+def test_a_mechanism_without_options_says_so():
+    with pytest.raises(ValueError, match="'softmax' has no option 'degree'; it takes no options"):
+        attention.build("softmax", num_heads=2, head_dim=8, degree=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("polynomial", {"degree": 3}, "degree must be even"),
+        ("polynomial", {"degree": 0}, "degree must be at least 1"),
+        ("polysketch", {"degree": 6}, "power of two, 4 or more, got 6"),
+        ("polysketch", {"degree": 2}, "power of two, 4 or more, got 2"),
+        ("polysketch", {"sketch_size": 0}, "sketch_size must be at least 1"),
+        ("polysketch", {"local_chunk": 0}, "local_chunk must be at least 1"),
+        ("polysketch", {"share": "model"}, "share must be one of 'layer', 'head', got 'model'"),
+        ("polysketch", {"projection": "fourier"}, "unknown projection 'fourier'; known projections: gaussian"),
+        ("polysketch", {"prefix_gain": 1.0}, "between 0 and 1, got 1.0"),
+        ("polysketch", {"prefix_gain": (0.5, 0.5, 0.5)}, "one per key/value head: 2, got 3"),
+        ("polysketch", {"prefix_gain": 0.5, "local_chunk": None}, "prefix_gain needs a local part"),
+        ("polysketch", {"gate": True}, "gate=True needs hidden_size"),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, options: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        attention.build(name, num_heads=2, head_dim=8, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("polynomial", {"degree": "4"}, "degree must be an integer, got '4'"),
+        ("polysketch", {"degree": 4.0}, "degree must be an integer"),
+        ("polysketch", {"local_chunk": True}, "local_chunk must be an integer"),
+        ("polysketch", {"sketch_size": 3.5}, "sketch_size must be an integer"),
+        ("polysketch", {"prefix_gain": ("a", 0.5)}, "must be a share of the attention mass, got 'a'"),
+    ],
+)
+def test_options_of_another_type_are_refused(name: str, options: dict, message: str):
+    with pytest.raises(TypeError, match=message):
+        attention.build(name, num_heads=2, head_dim=8, **options)

@@ -1,0 +1,267 @@
+"""What holds for every mechanism; one is tested by being listed in `cases.py`, and must be."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attention.cases import BATCH, CASES, HEAD_DIM, HEADS, LENGTH, Case
+from polysketch import attention
+
+TIGHT = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def extend_over(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...], sizes: list[int]) -> Tensor:
+    """The output of `extend` over a sequence split into spans of these sizes."""
+    query, key, value, hidden = inputs
+    state, outputs, start = mechanism.init_state(query.shape[0], dtype=query.dtype), [], 0
+    for size in sizes:
+        span = slice(start, start + size)
+        output, state = mechanism.extend(
+            query[:, :, span], key[:, :, span], value[:, :, span], state, hidden=hidden[:, span]
+        )
+        outputs.append(output)
+        start += size
+    assert state.position.tolist() == [start] * query.shape[0]
+    return torch.cat(outputs, dim=2)
+
+
+def run(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...], **options) -> Tensor:
+    query, key, value, hidden = inputs
+    return mechanism(query, key, value, hidden=hidden, **options)
+
+
+def pad_left(tensors: tuple[Tensor, ...], row: int, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """`count` tokens of large garbage before each row; in `row` masked, elsewhere real. Returns also the mask."""
+    padded = tuple(torch.nn.functional.pad(x, (0, 0, count, 0), value=50.0) for x in tensors)
+    mask = torch.ones(BATCH, tensors[0].shape[2] + count, dtype=torch.bool)
+    mask[row, :count] = False
+    return padded, mask
+
+
+def test_every_mechanism_of_the_table_has_a_case():
+    assert {case.name for case in CASES} == set(attention.MECHANISMS)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.build().has_prefix], ids=str)
+def test_the_sketched_prefix_holds_a_third_to_two_thirds_of_the_mass(case: Case):
+    mechanism = case.build()
+    query, key, _, hidden = case.inputs()
+    shares = mechanism.prefix_share(query, key, hidden=hidden)
+    assert shares.shape == (HEADS,)
+    assert shares.min() > 0.3
+    assert shares.max() < 0.7
+
+
+@pytest.mark.parametrize("changed", [1, 11, 24, LENGTH - 1])
+def test_changing_tokens_changes_nothing_before_them(case: Case, changed: int):
+    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+    mixed = tuple(
+        torch.cat([x.narrow(-2, 0, changed), y.narrow(-2, changed, LENGTH - changed)], -2)
+        for x, y in zip(inputs, others, strict=True)
+    )
+    before, after = run(mechanism, inputs), run(mechanism, mixed)
+    torch.testing.assert_close(after[:, :, :changed], before[:, :, :changed], **TIGHT)
+    assert (after[:, :, changed:] - before[:, :, changed:]).abs().amax(-1).min() > 1e-4
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
+def test_appending_tokens_changes_nothing_before_them(case: Case, length: int):
+    mechanism, inputs = case.build(), case.inputs()
+    shorter = tuple(x.narrow(-2, 0, length) for x in inputs)
+    torch.testing.assert_close(run(mechanism, shorter), run(mechanism, inputs)[:, :, :length], **TIGHT)
+
+
+def test_every_earlier_token_matters(case: Case):
+    mechanism, inputs = case.build(), case.inputs()
+    value = inputs[2].clone().requires_grad_()
+    output = mechanism(inputs[0], inputs[1], value, hidden=inputs[3])
+    (grad,) = torch.autograd.grad(output[:, :, -1].square().sum(), value)
+    assert (grad.abs().sum(-1) > 0).all()
+
+
+def test_without_causal_the_first_token_sees_later_ones(case: Case):
+    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+    if getattr(mechanism, "gate", None) is not None:
+        with pytest.raises(ValueError, match="causal"):
+            run(mechanism, inputs, causal=False)
+        return
+    changed = (
+        inputs[0],
+        *(torch.cat([x[:, :, :-1], y[:, :, -1:]], 2) for x, y in zip(inputs[1:3], others[1:3], strict=True)),
+    )
+    first = [mechanism(*x[:3], causal=False)[:, :, 0] for x in (inputs, changed)]
+    assert (first[0] - first[1]).abs().amax(-1).min() > 1e-7
+
+
+@pytest.mark.parametrize("sizes", [[1] * LENGTH, [LENGTH], [8, 8, 8, 8, 5], [1, 7, 1, 1, 20, 7], [9, 1, 1, 1, 25]])
+def test_forward_equals_extend_over_a_split(case: Case, sizes: list[int]):
+    mechanism, inputs = case.build(), case.inputs()
+    torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=9))
+def test_forward_equals_extend_over_any_split(case: Case, cuts: set[int]):
+    edges = [0, *sorted(cuts), LENGTH]
+    sizes = [end - start for start, end in pairwise(edges)]
+    mechanism, inputs = case.build(), case.inputs()
+    torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
+
+
+def test_rows_of_the_batch_do_not_influence_one_another(case: Case):
+    mechanism, inputs = case.build(), case.inputs()
+    alone = run(mechanism, tuple(x[1:] for x in inputs))
+    torch.testing.assert_close(run(mechanism, inputs)[1:], alone, **TIGHT)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 13])
+def test_left_padding_changes_nothing(case: Case, count: int):
+    mechanism, inputs = case.build(), case.inputs()
+    padded, mask = pad_left(inputs, row=0, count=count)
+    expected = run(mechanism, inputs)
+    torch.testing.assert_close(run(mechanism, padded, key_mask=mask)[0, :, count:], expected[0], **TIGHT)
+    assert run(mechanism, padded, key_mask=mask).isfinite().all()
+    torch.testing.assert_close(run(mechanism, padded, key_mask=mask)[1], run(mechanism, padded)[1], **TIGHT)
+
+
+@pytest.mark.parametrize("prefill", [6, 20])
+def test_left_padding_changes_nothing_when_decoding(case: Case, prefill: int):
+    mechanism, inputs, count = case.build(), case.inputs(), 5
+    padded, mask = pad_left(inputs, row=0, count=count)
+    state, outputs = mechanism.init_state(BATCH, dtype=torch.float64), []
+    for start, end in ((0, prefill), *((i, i + 1) for i in range(prefill, LENGTH + count))):
+        query, key, value, hidden = (x.narrow(-2, start, end - start) for x in padded)
+        given_mask = mask[:, start:end] if start == 0 else None
+        output, state = mechanism.extend(query, key, value, state, key_mask=given_mask, hidden=hidden)
+        outputs.append(output)
+    assert state.position.tolist() == [LENGTH, LENGTH + count]
+    output = torch.cat(outputs, 2)
+    torch.testing.assert_close(output[0, :, count:], run(mechanism, inputs)[0], **TIGHT)
+    torch.testing.assert_close(output[1], run(mechanism, padded)[1], **TIGHT)
+
+
+def test_masked_tokens_in_the_middle_have_no_weight(case: Case):
+    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    mask[:, [9, 10, 20]] = False
+    changed = (
+        inputs[0],
+        *(torch.where(mask[:, None, :, None], x, y) for x, y in zip(inputs[1:3], others[1:3], strict=True)),
+    )
+    results = [mechanism(*x[:3], key_mask=mask, hidden=inputs[3]) for x in (inputs, changed)]
+    torch.testing.assert_close(results[0], results[1], **TIGHT)
+
+
+def test_grouped_queries_equal_each_query_head_with_its_own_key_head(case: Case):
+    grouped, (query, key, value, hidden) = case.build(), case.inputs()
+    single = attention.build(case.name, num_heads=case.kv_heads, head_dim=HEAD_DIM, **case.options).double()
+    single.load_state_dict(grouped.state_dict())
+    group = HEADS // case.kv_heads
+    output = grouped(query, key, value, hidden=hidden)
+    for member in range(group):
+        expected = single(query[:, member::group], key, value, hidden=hidden)
+        torch.testing.assert_close(output[:, member::group], expected, **TIGHT)
+
+
+def test_a_reloaded_mechanism_computes_the_same(case: Case):
+    mechanism, other, inputs = case.build(), case.build(seed=5), case.inputs()
+    if mechanism.state_dict():
+        assert not torch.allclose(run(other, inputs), run(mechanism, inputs))
+    other.load_state_dict(mechanism.state_dict())
+    assert torch.equal(run(other, inputs), run(mechanism, inputs))
+
+
+def test_gradients_reach_every_parameter_and_input(case: Case):
+    mechanism = case.build()
+    inputs = tuple(x.requires_grad_() for x in case.inputs())
+    run(mechanism, inputs).square().sum().backward()
+    gated = getattr(mechanism, "gate", None) is not None
+    tensors = dict(mechanism.named_parameters()) | dict(zip("qkv", inputs, strict=False))
+    tensors |= {"hidden": inputs[3]} if gated else {}
+    unreached = [name for name, x in tensors.items() if x.grad is None or not bool(x.grad.abs().sum() > 0)]
+    assert unreached == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_output_has_the_dtype_and_the_width_of_value(case: Case, dtype: torch.dtype):
+    mechanism = case.build(dtype=torch.float32).to(dtype)
+    query, key, value, hidden = case.inputs(dtype=dtype)
+    output = mechanism(query, key, value[..., :3], hidden=hidden)
+    assert output.dtype == dtype
+    assert output.shape == (BATCH, HEADS, LENGTH, 3)
+    assert output.isfinite().all()
+
+
+def test_autocast_gives_the_autocast_dtype_close_to_full_precision(case: Case):
+    mechanism, inputs = case.build(dtype=torch.float32), case.inputs(dtype=torch.float32)
+    exact = run(mechanism, inputs)
+    query, key, value = (x.bfloat16() for x in inputs[:3])
+    with torch.autocast("cpu", torch.bfloat16):
+        output = mechanism(query, key, value, hidden=inputs[3])
+        state = mechanism.init_state(BATCH)
+        first, state = mechanism.extend(*(x[:, :, :20] for x in (query, key, value)), state, hidden=inputs[3][:, :20])
+        rest, _ = mechanism.extend(*(x[:, :, 20:] for x in (query, key, value)), state, hidden=inputs[3][:, 20:])
+    assert output.dtype == torch.bfloat16
+    assert (output.float() - exact).norm() < 0.05 * exact.norm()
+    assert (torch.cat([first, rest], 2).float() - exact).norm() < 0.05 * exact.norm()
+
+
+def test_a_cloned_state_goes_its_own_way(case: Case):
+    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+    head, tail = (tuple(x.narrow(-2, *span) for x in inputs) for span in ((0, 20), (20, 10)))
+    other_tail = tuple(x.narrow(-2, 20, 10) for x in others)
+    _, state = mechanism.extend(*head[:3], mechanism.init_state(BATCH, dtype=torch.float64), hidden=head[3])
+    kept, nbytes = state.clone(), state.nbytes
+    expected, _ = mechanism.extend(*tail[:3], state, hidden=tail[3])
+    wrong, _ = mechanism.extend(*other_tail[:3], kept.clone(), hidden=other_tail[3])
+    again, _ = mechanism.extend(*tail[:3], kept, hidden=tail[3])
+    assert torch.equal(again, expected)
+    assert not torch.allclose(wrong, expected)
+    assert nbytes > 0
+
+
+def test_a_reordered_state_continues_the_rows_named(case: Case):
+    mechanism, inputs, indices = case.build(), case.inputs(), torch.tensor([1, 1, 0])
+    head, tail = (tuple(x.narrow(-2, *span) for x in inputs) for span in ((0, 20), (20, 10)))
+    _, state = mechanism.extend(*head[:3], mechanism.init_state(BATCH, dtype=torch.float64), hidden=head[3])
+    query, key, value, hidden = (x[indices] for x in tail)
+    output, _ = mechanism.extend(query, key, value, state.reorder(indices), hidden=hidden)
+    expected, _ = mechanism.extend(*tail[:3], state, hidden=tail[3])
+    torch.testing.assert_close(output, expected[indices], **TIGHT)
+
+
+def test_extend_has_no_gradient(case: Case):
+    mechanism, inputs = case.build(), tuple(x.requires_grad_() for x in case.inputs())
+    output, _ = mechanism.extend(*inputs[:3], mechanism.init_state(BATCH, dtype=torch.float64), hidden=inputs[3])
+    assert not output.requires_grad
+
+
+def test_the_representation_names_the_sizes(case: Case):
+    text = repr(case.build())
+    assert f"num_heads={HEADS}" in text
+    assert f"head_dim={HEAD_DIM}" in text
+    assert "degree" not in case.options or f"degree={case.options['degree']}" in text
+
+
+def test_tensors_of_other_heads_or_widths_are_refused(case: Case):
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
+    for wrong in ((query[:, :3], key, value), (query, key[..., :5], value), (query, key, value[:, :0])):
+        with pytest.raises(ValueError, match=r"must be \(batch"):
+            mechanism(*wrong, hidden=hidden)
+
+
+def test_an_unknown_option_is_refused_with_the_list_of_those_that_exist(case: Case):
+    with pytest.raises(ValueError, match=r"has no option 'sketchsize'; it takes"):
+        attention.build(case.name, num_heads=2, head_dim=8, sketchsize=3)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 3), (4, 0), (0, 1), (2, 4)])
+def test_heads_that_do_not_divide_are_refused(case: Case, heads: int, kv_heads: int):
+    options = {**case.options} | ({"prefix_gain": 0.5} if "prefix_gain" in case.options else {})
+    with pytest.raises(ValueError, match=r"num_heads|num_kv_heads"):
+        attention.build(case.name, num_heads=heads, head_dim=8, num_kv_heads=kv_heads, **options)

@@ -1,0 +1,67 @@
+"""The mechanisms against their formulas, written out with all weights."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, logsigmoid
+
+from attention.cases import HEAD_DIM, HEADS, HIDDEN, LENGTH, Case, polysketch
+from polysketch import attention
+
+
+def normed(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
+    return layer_norm(x, (HEAD_DIM,), norm.weight, norm.bias, 1e-5)
+
+
+def attend(weights: Tensor, value: Tensor, offset: float = 1.0) -> Tensor:
+    weights = weights.tril()
+    return weights @ value / (offset + weights.sum(-1, keepdim=True))
+
+
+def test_softmax_attention_is_its_formula():
+    query, key, value, _ = Case("softmax").inputs()
+    expected = attend((query @ key.mT / HEAD_DIM**0.5).exp(), value, offset=0.0)
+    torch.testing.assert_close(Case("softmax").build()(query, key, value), expected)
+
+
+@pytest.mark.parametrize(("degree", "norm_scale"), [(2, 0.1), (4, 0.1), (8, 0.2)])
+def test_polynomial_attention_is_its_formula(degree: int, norm_scale: float):
+    case = Case("polynomial", {"degree": degree}, norm_scale=norm_scale)  # so that the 1 in the denominator counts
+    mechanism, (query, key, value, _) = case.build(), case.inputs()
+    weights = (normed(query, mechanism.query_norm) @ normed(key, mechanism.key_norm).mT) ** degree
+    assert 0.05 < (weights.tril().sum(-1) < 1).double().mean() < 0.95
+    torch.testing.assert_close(mechanism(query, key, value), attend(weights, value))
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_polysketch_attention_is_its_formula(learned: bool):
+    case = polysketch(prefix_gain=0.5, learned=learned)
+    mechanism, (query, key, value, _) = case.build(), case.inputs()
+    query_normed, key_normed = normed(query, mechanism.query_norm), normed(key, mechanism.key_norm)
+    sketched = (query, key) if learned else (query_normed, key_normed)
+    features = [mechanism.feature_map.map_queries(sketched[0]), mechanism.feature_map.map_keys(sketched[1])]
+    gain = mechanism.prefix_gain.log_gain.exp()[:, None, None]
+    chunk = torch.arange(LENGTH) // 8
+    exact = (query_normed @ key_normed.mT) ** 4
+    weights = torch.where(chunk[:, None] == chunk, exact, gain * (features[0] @ features[1].mT) ** 2)
+    torch.testing.assert_close(mechanism(query, key, value), attend(weights, value))
+
+
+def test_the_gate_decays_sketched_weights_by_the_layers_input():
+    case = polysketch(local_chunk=None, gate=True, hidden_size=HIDDEN)
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
+    features = mechanism.feature_map.map_queries(query), mechanism.feature_map.map_keys(key)
+    log_decay = logsigmoid(hidden @ mechanism.gate.weight.T + mechanism.gate.bias).mT.cumsum(-1)
+    decay = (log_decay[..., :, None] - log_decay[..., None, :]).exp()
+    weights = (features[0] @ features[1].mT) ** 2 * decay
+    torch.testing.assert_close(mechanism(query, key, value, hidden=hidden), attend(weights, value))
+    torch.testing.assert_close(mechanism.gate.bias, torch.linspace(3.0, 8.0, HEADS, dtype=torch.float64))
+
+
+def test_a_gate_without_the_layers_input_is_refused():
+    case = polysketch(gate=True, hidden_size=HIDDEN)
+    query, key, value, hidden = case.inputs()
+    mechanism = attention.build("polysketch", num_heads=HEADS, head_dim=HEAD_DIM, **case.options).double()
+    for wrong in (None, hidden[..., :2]):
+        with pytest.raises(ValueError, match="needs hidden"):
+            mechanism(query, key, value, hidden=wrong)

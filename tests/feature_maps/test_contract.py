@@ -1,0 +1,124 @@
+"""What holds for every feature map; one is tested by being listed in the table, and must have a case here."""
+
+import pytest
+import torch
+
+from polysketch.feature_maps import FEATURE_MAPS, FeatureMap
+
+HEAD_DIM, KV_HEADS = 6, 2
+CASES = [
+    ("identity", {}),
+    ("gaussian-sketch", {"degree": 2}),
+    ("gaussian-sketch", {"sketch_size": 5}),
+    ("gaussian-sketch", {"sketch_size": 5, "degree": 8, "share": "head"}),
+    ("learned-sketch", {"sketch_size": 5}),
+    ("learned-sketch", {"sketch_size": 5, "degree": 8, "share": "head"}),
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> tuple[str, dict]:
+    return request.param
+
+
+def build(case: tuple[str, dict], seed: int = 0) -> FeatureMap:
+    torch.manual_seed(seed)
+    return FEATURE_MAPS[case[0]](HEAD_DIM, num_kv_heads=KV_HEADS, **case[1]).double()
+
+
+def vectors(heads: int = 4, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, heads, 7, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+
+def test_every_map_of_the_table_has_a_case():
+    assert {name for name, _ in CASES} == set(FEATURE_MAPS)
+
+
+def test_features_have_the_width_the_map_names(case):
+    feature_map = build(case)
+    assert feature_map.map_queries(vectors(4)).shape == (3, 4, 7, feature_map.feature_dim)
+    assert feature_map.map_keys(vectors(2)).shape == (3, 2, 7, feature_map.feature_dim)
+    assert feature_map.power in (1, 2)
+
+
+def test_a_vectors_features_depend_on_it_alone(case):
+    feature_map, x = build(case), vectors()
+    row = feature_map.map_queries(x[1:2, :, 3:4])
+    torch.testing.assert_close(feature_map.map_queries(x)[1:2, :, 3:4], row)
+
+
+def test_query_heads_use_the_map_of_their_key_head(case):
+    feature_map, x = build(case), vectors(2)
+    repeated = feature_map.map_queries(x.repeat_interleave(2, dim=1))
+    torch.testing.assert_close(repeated, feature_map.map_keys(x).repeat_interleave(2, dim=1))
+
+
+def test_heads_differ_only_where_each_has_a_map_of_its_own(case):
+    feature_map, x = build(case), vectors(1).expand(-1, 2, -1, -1)
+    features = feature_map.map_keys(x)
+    assert torch.allclose(features[:, 0], features[:, 1]) == (case[1].get("share") != "head")
+
+
+def test_strides_do_not_matter(case):
+    feature_map, x = build(case), vectors()
+    strided = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(feature_map.map_queries(strided), feature_map.map_queries(x))
+
+
+def test_a_reloaded_map_computes_the_same(case):
+    feature_map, other, x = build(case), build(case, seed=5), vectors()
+    if feature_map.state_dict():
+        assert not torch.allclose(other.map_queries(x), feature_map.map_queries(x))
+    other.load_state_dict(feature_map.state_dict())
+    assert torch.equal(other.map_queries(x), feature_map.map_queries(x))
+
+
+def test_gradients_reach_the_input_and_every_parameter(case):
+    feature_map, x = build(case), vectors().requires_grad_()
+    feature_map.map_queries(x).square().sum().backward()
+    assert all(bool(tensor.grad.abs().sum() > 0) for tensor in (x, *feature_map.parameters()))
+
+
+def test_resample_with_a_generator_is_deterministic_and_moves_random_maps_only(case):
+    feature_map, x = build(case), vectors()
+    before = feature_map.map_queries(x)
+    feature_map.resample(torch.Generator().manual_seed(7))
+    first = feature_map.map_queries(x)
+    feature_map.resample()
+    feature_map.resample(torch.Generator().manual_seed(7))
+    assert torch.equal(feature_map.map_queries(x), first)
+    assert torch.equal(first, before) == (not list(feature_map.buffers()))
+
+
+def test_the_representation_names_width_and_power(case):
+    feature_map = build(case)
+    assert f"head_dim={HEAD_DIM}, feature_dim={feature_map.feature_dim}, power=2" in repr(feature_map)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 7, HEAD_DIM + 1), (4, 7, HEAD_DIM)])
+def test_other_shapes_are_refused(case, shape):
+    with pytest.raises(ValueError, match=f"length, {HEAD_DIM}\\), got"):
+        build(case).map_queries(torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", sorted(FEATURE_MAPS))
+def test_sizes_that_are_no_positive_integers_are_refused(name):
+    with pytest.raises(ValueError, match="head_dim must be at least 1, got 0"):
+        FEATURE_MAPS[name](0)
+    with pytest.raises(TypeError, match="num_kv_heads must be an integer"):
+        FEATURE_MAPS[name](4, num_kv_heads=2.0)
+
+
+def test_heads_that_the_maps_do_not_divide_are_refused():
+    feature_map = FEATURE_MAPS["gaussian-sketch"](HEAD_DIM, num_kv_heads=2, share="head")
+    with pytest.raises(ValueError, match="a multiple of 2 heads"):
+        feature_map.map_queries(torch.randn(1, 3, 2, HEAD_DIM))
+
+
+@pytest.mark.parametrize(("degree", "smallest"), [(6, 2), (0, 2), (3, 2), (2, 4), (12, 4)])
+def test_degrees_that_do_not_halve_are_refused(degree, smallest):
+    name = {2: "gaussian-sketch", 4: "learned-sketch"}[smallest]
+    with pytest.raises(ValueError, match=f"degree must be at least 1|power of two, {smallest} or more, got {degree}"):
+        FEATURE_MAPS[name](HEAD_DIM, degree=degree)

@@ -1,0 +1,149 @@
+"""The learned sketch: its formula, its gradients, its parameters, and the memory of its pieces."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm
+from torch.utils.flop_counter import FlopCounterMode
+
+from polysketch.feature_maps import LearnedSketch, sketch_networks
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch):
+    """Seven rows at a time: pieces that end inside sequences and heads."""
+    monkeypatch.setitem(sketch_networks._PIECE_ROWS, "cpu", 7)
+
+
+def build(degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim: int = 6) -> LearnedSketch:
+    torch.manual_seed(0)
+    sketch = LearnedSketch(head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=2, share=share).double()
+    for parameter in sketch.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return sketch
+
+
+def network(x: Tensor, f: torch.nn.Module) -> Tensor:
+    x = layer_norm(x, x.shape[-1:], f.input_norm.weight, f.input_norm.bias, 1e-5)
+    x = gelu(x @ f.input_up.weight.T, approximate="tanh") @ f.input_down.weight.T
+    x = layer_norm(x, x.shape[-1:], f.middle_norm.weight, f.middle_norm.bias, 1e-5)
+    return gelu(x @ f.middle_up.weight.T, approximate="tanh") @ f.middle_down.weight.T
+
+
+def algorithm_2(x: Tensor, networks: list[torch.nn.Module]) -> Tensor:
+    values = [x] * (len(networks) // 2 + 1)
+    while len(values) > 1:
+        outputs = [network(value, f) for value, f in zip(values, networks, strict=False)]
+        networks, r = networks[len(values) :], outputs[0].shape[-1]
+        values = [r**0.5 * (r**-0.5 * a * b).tanh() for a, b in zip(outputs[::2], outputs[1::2], strict=True)]
+    return values[0]
+
+
+@pytest.mark.parametrize("share", ["layer", "head"])
+@pytest.mark.parametrize("degree", [4, 8, 16])
+@pytest.mark.usefixtures("small_pieces")
+def test_features_and_gradients_are_those_of_the_formula(degree: int, share: str):
+    sketch = build(degree, share)
+    x = torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3, 4, 5, 5, dtype=torch.float64)
+    maps = (
+        [list(sketch.networks)] * 2
+        if share == "layer"
+        else [sketch.networks[: degree - 2], sketch.networks[degree - 2 :]]
+    )
+    expected = torch.cat([algorithm_2(part, list(nets)) for part, nets in zip(x.chunk(2, dim=1), maps, strict=True)], 1)
+    found = sketch.map_queries(x)
+    torch.testing.assert_close(found, expected)
+    tensors = [x, *sketch.parameters()]
+    expected_grads = torch.autograd.grad((expected * weights).sum(), tensors)
+    found_grads = torch.autograd.grad((found * weights).sum(), tensors)
+    for one, other in zip(found_grads, expected_grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_gradcheck():
+    sketch = build()
+    x = torch.randn(1, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+    weights = [weight for one in sketch.networks for weight in one.weights()]
+    assert torch.autograd.gradcheck(
+        lambda x, *weights: sketch_networks.learned_sketch(x, list(weights), 2), (x, *weights), fast_mode=True
+    )
+
+
+def test_the_operator_passes_opcheck():
+    sketch = build()
+    x = torch.randn(1, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+    weights = [weight for one in sketch.networks for weight in one.weights()]
+    torch.library.opcheck(sketch_networks.learned_sketch, (x, weights, 2))
+
+
+@pytest.mark.parametrize("degree", [4, 8])
+def test_no_feature_exceeds_the_root_of_the_sketch_size(degree: int):
+    sketch = build(degree)
+    for parameter in sketch.parameters():
+        parameter.data.mul_(5)
+    largest = sketch.map_queries(torch.randn(1, 2, 200, 6, dtype=torch.float64)).abs().max()
+    assert 0.99 * 5**0.5 < largest <= 5**0.5
+
+
+@pytest.mark.parametrize(("head_dim", "sketch_size"), [(64, 32), (64, 64), (128, 16)])
+def test_degree_four_has_the_parameters_of_the_paper(head_dim: int, sketch_size: int):
+    sketch = LearnedSketch(head_dim, sketch_size=sketch_size)
+    linears = 2 * (8 * head_dim * sketch_size + 24 * sketch_size**2)
+    norms = 2 * (2 * head_dim + 2 * sketch_size)
+    assert sum(parameter.numel() for parameter in sketch.parameters()) == linears + norms
+    assert sum(parameter.numel() for parameter in sketch.parameters() if parameter.dim() == 2) == linears
+
+
+@pytest.mark.parametrize("degree", [4, 8, 16])
+def test_there_are_degree_minus_two_networks_and_per_head_as_many_for_each(degree: int):
+    assert len(LearnedSketch(8, degree=degree, num_kv_heads=3).networks) == degree - 2
+    assert len(LearnedSketch(8, degree=degree, num_kv_heads=3, share="head").networks) == 3 * (degree - 2)
+
+
+def test_linears_start_as_truncated_normals_of_variance_one_over_fan_in():
+    torch.manual_seed(0)
+    sketch = LearnedSketch(64, sketch_size=32)
+    for one in sketch.networks:
+        for linear in (one.input_up, one.input_down, one.middle_up, one.middle_down):
+            scaled = linear.weight * linear.in_features**0.5
+            assert abs(scaled.std() - 1) < 0.03
+            assert scaled.abs().max() < 2.3
+
+
+def test_half_precision_under_autocast_stays_close_and_gradients_stay_float32():
+    torch.manual_seed(0)
+    sketch = LearnedSketch(16, sketch_size=8)
+    x = torch.randn(1, 2, 50, 16, requires_grad=True)
+    exact = sketch.map_queries(x)
+    (exact_grad,) = torch.autograd.grad(exact.square().sum(), sketch.networks[0].input_up.weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = sketch.map_queries(x)
+    features.float().square().sum().backward()
+    grad = sketch.networks[0].input_up.weight.grad
+    assert features.dtype == torch.bfloat16
+    assert grad.dtype == torch.float32
+    assert (features.float() - exact).norm() < 0.03 * exact.norm()
+    assert (grad - exact_grad).norm() < 0.05 * exact_grad.norm()
+
+
+def test_hidden_activations_are_never_held_for_the_whole_sequence():
+    sketch = LearnedSketch(16, sketch_size=8)
+    x = torch.randn(1, 4, 4096, 16, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor.numel()) or tensor, lambda x: x):
+        sketch.map_queries(x)
+    assert max(saved) == x.numel()
+    assert sum(saved) < 1.2 * x.numel()
+
+
+def test_the_flop_counter_sees_every_product():
+    sketch = LearnedSketch(16, sketch_size=8, num_kv_heads=2, share="head")
+    x = torch.randn(3, 4, 10, 16, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        features = sketch.map_queries(x)
+        forward = counter.get_total_flops()
+        features.sum().backward()
+    assert forward == 3 * 4 * 10 * 2 * 2 * (8 * 16 * 8 + 24 * 8**2)
+    assert counter.get_total_flops() == 4 * forward

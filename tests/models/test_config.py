@@ -1,0 +1,105 @@
+"""The configuration: what it fills in, refuses, and writes down; and the presets' sizes."""
+
+import json
+
+import pytest
+
+from polysketch.models import PRESETS, ModelConfig, preset
+
+
+def config(**changes) -> ModelConfig:
+    return ModelConfig(**{"vocab_size": 50, "num_layers": 2, "hidden_size": 16, "num_heads": 2, **changes})
+
+
+def test_sizes_left_out_are_filled_in():
+    filled = config()
+    assert (filled.head_dim, filled.num_kv_heads, filled.feedforward_size) == (8, 2, 40)
+    assert filled.attention == "polysketch"
+    assert config(head_dim=4, num_kv_heads=1, feedforward_size=7).head_dim == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "polynomial", "attention_options": {"degree": 2}},
+        {"attention": ("softmax", "polysketch"), "attention_options": ({}, {"prefix_gain": (0.5, 0.9)})},
+        {"rope_base": 500000, "norm_epsilon": 1e-6, "num_kv_heads": 1},
+    ],
+)
+def test_a_configuration_survives_json(changes: dict):
+    original = config(**changes)
+    again = ModelConfig.from_dict(json.loads(json.dumps(original.to_dict())))
+    assert again.to_dict() == original.to_dict()
+    assert [name for name, _ in again.layers()] == [name for name, _ in original.layers()]
+
+
+def test_each_layer_may_have_its_own_mechanism():
+    mixed = config(attention=["softmax", "polynomial"], attention_options=[{}, {"degree": 8}])
+    assert mixed.layers() == [("softmax", {}), ("polynomial", {"degree": 8})]
+    assert config(attention="softmax").layers() == [("softmax", {}), ("softmax", {})]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"num_layers": -1}, "num_layers must be at least 1"),
+        ({"num_heads": 0}, "num_heads must be at least 1"),
+        ({"num_heads": 3}, "hidden_size must be a multiple of num_heads, got 16 and 3"),
+        ({"head_dim": 5}, "head_dim must be even, for positions are pairs, got 5"),
+        ({"hidden_size": 15, "head_dim": 4}, "hidden_size must be even"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
+        ({"feedforward_size": 0}, "feedforward_size must be at least 1"),
+        ({"rope_base": 0}, "rope_base must be positive and finite, got 0"),
+        ({"rope_base": float("nan")}, "rope_base must be positive and finite"),
+        ({"norm_epsilon": -1e-5}, "norm_epsilon must be positive"),
+        ({"attention": "linear"}, "unknown attention mechanism 'linear'; known mechanisms: polynomial"),
+        ({"attention": ("softmax",) * 3}, "attention must be one, or one per layer: 2 layers, got 3"),
+        ({"attention_options": ({},)}, "attention_options must be one, or one per layer: 2 layers, got 1"),
+        ({"attention_options": {"sketchsize": 3}}, "'polysketch' has no option 'sketchsize'; it takes degree"),
+    ],
+)
+def test_values_out_of_range_are_refused(changes: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": "50"}, "vocab_size must be an integer, got '50'"),
+        ({"num_layers": True}, "num_layers must be an integer"),
+        ({"head_dim": 8.0}, "head_dim must be an integer"),
+        ({"rope_base": "big"}, "rope_base must be a number"),
+        ({"attention": 3}, "attention must be a str, or a list of one per layer, got 3"),
+        ({"attention_options": "degree"}, "attention_options must be a dict"),
+    ],
+)
+def test_values_of_another_type_are_refused(changes: dict, message: str):
+    with pytest.raises(TypeError, match=message):
+        config(**changes)
+
+
+def test_unknown_and_missing_keys_are_refused_by_name():
+    with pytest.raises(ValueError, match="unknown model option 'hiden_size', 'depth'; known: vocab_size"):
+        ModelConfig.from_dict({**config().to_dict(), "hiden_size": 8, "depth": 2})
+    with pytest.raises(ValueError, match="needs num_layers, num_heads"):
+        ModelConfig.from_dict({"vocab_size": 3, "hidden_size": 4})
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        config().hidden_size = 3
+
+
+def test_unknown_presets_and_changes_are_refused_with_those_that_exist():
+    with pytest.raises(ValueError, match="unknown preset 'gpt3'; known presets: gpt2-small"):
+        preset("gpt3")
+    with pytest.raises(ValueError, match="unknown model option 'layers'"):
+        preset("tiny", layers=3)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_has_heads_of_64(name: str):
+    assert preset(name).head_dim == 64

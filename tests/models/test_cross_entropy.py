@@ -1,0 +1,85 @@
+"""Losses of tokens in chunks: plain cross-entropy and its gradient, without the logits of all tokens."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polysketch.models import IGNORED_TARGET, cross_entropy, token_losses
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch):
+    """Seven tokens a chunk, so that the last one is ragged."""
+    monkeypatch.setattr(cross_entropy, "_CHUNK_LOGITS", 7 * 11)
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((2, 9, 6), (11, 6), (11,))
+    )
+    targets = torch.randint(0, 11, (2, 9))
+    targets[0, 3] = IGNORED_TARGET
+    return hidden, weight, bias, targets
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    logits = torch.nn.functional.linear(hidden, weight, bias).transpose(1, 2)
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_losses_and_gradients_are_those_of_plain_cross_entropy():
+    *tensors, targets = inputs()
+    scale = torch.randn(2, 9, dtype=torch.float64)
+    found, expected = token_losses(*tensors, targets), plain(*tensors, targets)
+    torch.testing.assert_close(found, expected)
+    assert found[0, 3] == 0
+    grads = [torch.autograd.grad((losses * scale).sum(), tensors) for losses in (found, expected)]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_no_more_than_a_chunk_of_logits_is_held():
+    hidden, weight, bias, targets = inputs()
+    sizes = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in (result,) if isinstance(x, Tensor) and x.shape[-1:] == (11,))
+            return result
+
+    with Sizes():
+        token_losses(hidden, weight, bias, targets).sum().backward()
+    assert max(sizes) == 7 * 11
+
+
+def test_nothing_of_the_size_of_the_logits_is_saved():
+    hidden, weight, bias, targets = inputs()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        token_losses(hidden.repeat(1, 50, 1), weight, bias, targets.repeat(1, 50))
+    assert max(saved) == 2 * 450 * 6
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_under_autocast_losses_are_float32_and_close():
+    *tensors, targets = inputs(torch.float32)
+    exact = token_losses(*tensors, targets)
+    exact_grads = torch.autograd.grad(exact.sum(), tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = token_losses(*tensors, targets)
+    grads = torch.autograd.grad(found.sum(), tensors)
+    assert found.dtype == torch.float32
+    assert 0 < (found - exact).norm() < 0.02 * exact.norm()
+    for one, other in zip(grads, exact_grads, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.03 * other.norm()
+
+
+def test_other_shapes_are_refused():
+    hidden, weight, bias, targets = inputs()
+    with pytest.raises(ValueError, match="must agree in batch and length"):
+        token_losses(hidden, weight, bias, targets[:, 1:])

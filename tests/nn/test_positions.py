@@ -1,0 +1,67 @@
+"""Both kinds of position embedding: rotations depend on distance alone, any position will do."""
+
+import math
+
+import pytest
+import torch
+
+from polysketch.nn import apply_rotation, rotation_at, sinusoidal_positions
+
+
+def test_products_of_rotated_vectors_depend_on_their_distance_alone():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+
+    def product(i: int, j: int) -> torch.Tensor:
+        rotated = (apply_rotation(x, rotation_at(torch.tensor([at]), 8)) for x, at in ((query, i), (key, j)))
+        return (next(rotated) * next(rotated)).sum()
+
+    torch.testing.assert_close(product(7, 3), product(100_007, 100_003), rtol=1e-5, atol=1e-5)
+    assert (product(7, 3) - product(7, 4)).abs() > 0.01
+
+
+def test_the_rotation_is_the_published_one():
+    x = torch.tensor([[[[1.0, 2.0, 3.0, 4.0]]]])
+    rotated = apply_rotation(x, rotation_at(torch.tensor([5]), 4))[0, 0, 0]
+    angles = (5.0, 5.0 / 100.0)  # 10000^(-2 i / 4)
+    for pair, angle in enumerate(angles):
+        first, second = x[0, 0, 0, pair].item(), x[0, 0, 0, pair + 2].item()
+        assert rotated[pair].item() == pytest.approx(first * math.cos(angle) - second * math.sin(angle))
+        assert rotated[pair + 2].item() == pytest.approx(second * math.cos(angle) + first * math.sin(angle))
+
+
+def test_rotation_keeps_length_and_dtype():
+    x = torch.randn(2, 3, 10, 8).bfloat16()
+    rotated = apply_rotation(x, rotation_at(torch.arange(10), 8))
+    assert rotated.dtype == torch.bfloat16
+    torch.testing.assert_close(rotated.float().norm(dim=-1), x.float().norm(dim=-1), rtol=0.02, atol=0)
+
+
+def test_rows_may_have_positions_of_their_own():
+    x = torch.randn(2, 3, 4, 8)
+    positions = torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]])
+    rotated = apply_rotation(x, rotation_at(positions, 8))
+    for row in range(2):
+        expected = apply_rotation(x[row : row + 1], rotation_at(positions[row], 8))
+        torch.testing.assert_close(rotated[row : row + 1], expected)
+
+
+def test_far_positions_are_exact():
+    position = 12_345_678
+    rotation = rotation_at(torch.tensor([position]), 4)
+    assert rotation.cos[0, 0].item() == pytest.approx(math.cos(position), abs=1e-6)
+    assert rotation.sin[0, 1].item() == pytest.approx(math.sin(position / 100), abs=1e-6)
+
+
+def test_sinusoids_interleave_sine_and_cosine():
+    embedded = sinusoidal_positions(torch.tensor([0, 3]), 4)
+    expected = [[0, 1, 0, 1], [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]]
+    torch.testing.assert_close(embedded, torch.tensor(expected))
+    assert sinusoidal_positions(torch.zeros(2, 5, dtype=torch.int64), 6).shape == (2, 5, 6)
+
+
+def test_odd_widths_are_refused():
+    with pytest.raises(ValueError, match="even head_dim, got 7"):
+        rotation_at(torch.arange(3), 7)
+    with pytest.raises(ValueError, match="even width, got 5"):
+        sinusoidal_positions(torch.arange(3), 5)
