@@ -1,0 +1,106 @@
+"""Feature maps and mechanisms on the device against copies of themselves in float64 on the CPU."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.checks.base import DTYPES, Check, compare, moved, rounded, with_gradients
+from polysketch import attention
+from polysketch.feature_maps import GaussianSketch, LearnedSketch
+
+# Networks and norms round at every layer in the working dtype, and the degree multiplies relative errors by four.
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
+_HEADS, _WIDTH, _HIDDEN = 4, 64, 32
+
+_SKETCHES: dict[str, tuple[type, dict[str, Any]]] = {
+    "learned": (LearnedSketch, {}),
+    "learned, degree 8": (LearnedSketch, {"degree": 8}),
+    "learned, per head": (LearnedSketch, {"share": "head", "num_kv_heads": _HEADS}),
+    "random": (GaussianSketch, {}),
+}
+_MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("softmax", {}),
+    "polynomial": ("polynomial", {}),
+    "polysketch learned": ("polysketch", {}),
+    "polysketch learned, no local": ("polysketch", {"local_chunk": None}),
+    "polysketch random": ("polysketch", {"learned": False}),
+    "polysketch gain": ("polysketch", {"prefix_gain": 0.5}),
+    "polysketch gate": ("polysketch", {"prefix_gain": 0.5, "gate": True, "hidden_size": _HIDDEN}),
+}
+
+
+def checks(quick: bool) -> list[Check]:
+    """Every map and mechanism in every dtype, forward and backward, parameters too."""
+    length, local = (50, 16) if quick else (600, 128)
+    maps = [_sketch_check(name, dtype, length) for name in _SKETCHES for dtype in DTYPES]
+    whole = [_mechanism_check(name, dtype, length, local) for name in _MECHANISMS for dtype in DTYPES]
+    return [*maps, *whole]
+
+
+def compiled_checks(quick: bool) -> list[Check]:
+    """A mechanism as one compiled graph."""
+    length, local = (50, 16) if quick else (600, 128)
+    return [Check("compiled: polysketch, float32", partial(_compiled, length, local), 1e-3)]
+
+
+def _sketch_check(name: str, dtype: str, length: int) -> Check:
+    return Check(f"sketch: {name}, {dtype}", partial(_sketch_errors, name, dtype, length), _TOLERANCES[dtype])
+
+
+def _mechanism_check(name: str, dtype: str, length: int, local: int) -> Check:
+    errors = partial(_mechanism_errors, name, dtype, length, local)
+    return Check(f"mechanism: {name}, {dtype}", errors, _TOLERANCES[dtype])
+
+
+def _sketch_errors(name: str, dtype: str, length: int, device: torch.device) -> dict[str, float]:
+    torch.manual_seed(0)
+    kind, options = _SKETCHES[name]
+    module = kind(_WIDTH, **options)
+    inputs = {"x": torch.randn(2, _HEADS, length, _WIDTH, dtype=torch.float64)}
+    return _module_errors(module, inputs, DTYPES[dtype], device, call=lambda one, x: one.map_keys(x))
+
+
+def _mechanism_errors(name: str, dtype: str, length: int, local: int, device: torch.device) -> dict[str, float]:
+    module, inputs = _mechanism(name, length, local)
+    return _module_errors(module, inputs, DTYPES[dtype], device, call=lambda one, **given: one(**given))
+
+
+def _compiled(length: int, local: int, device: torch.device) -> dict[str, float]:
+    """One graph, without breaks; on a CPU the compiler's own back end is left out, for it needs a C++ compiler."""
+    module, inputs = _mechanism("polysketch learned", length, local)
+    back_end = "inductor" if device.type == "cuda" else "aot_eager"
+    call = lambda one, **given: torch.compile(one, fullgraph=True, backend=back_end)(**given)  # noqa: E731
+    return _module_errors(module, inputs, torch.float32, device, call=call)
+
+
+def _mechanism(name: str, length: int, local: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The module and its inputs; with a local part the prefix is given half of the mass where it has a gain."""
+    torch.manual_seed(0)
+    kind, options = _MECHANISMS[name]
+    if kind == "polysketch":
+        options = {"local_chunk": local, **options}
+    module = attention.build(kind, num_heads=_HEADS, head_dim=_WIDTH, num_kv_heads=_HEADS // 2, **options)
+    heads = {"query": _HEADS, "key": _HEADS // 2, "value": _HEADS // 2}
+    inputs = {part: torch.randn(2, count, length, _WIDTH, dtype=torch.float64) for part, count in heads.items()}
+    inputs["hidden"] = torch.randn(2, length, _HIDDEN, dtype=torch.float64)
+    if getattr(module, "prefix_gain", None) is not None:
+        given = moved(inputs, torch.device("cpu"), torch.float32)
+        module.calibrate(given["query"], given["key"], hidden=given["hidden"])
+    return module, inputs
+
+
+def _module_errors(
+    module: nn.Module, inputs: dict[str, Tensor], dtype: torch.dtype, device: torch.device, *, call: Any
+) -> dict[str, float]:
+    """Output and gradients of inputs and parameters, against a float64 copy of the rounded module."""
+    rough = copy.deepcopy(module).to(dtype)
+    exact, inputs = copy.deepcopy(rough).double(), rounded(inputs, dtype)
+    found = _run(rough.to(device), moved(inputs, device, dtype), call)
+    return compare(found, _run(exact, inputs, call))
+
+
+def _run(module: nn.Module, inputs: dict[str, Tensor], call: Any) -> dict[str, Tensor]:
+    return with_gradients(lambda **given: {"output": call(module, **given)}, inputs, dict(module.named_parameters()))

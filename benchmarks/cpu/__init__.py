@@ -1,0 +1,1 @@
+"""Sections of `python -m benchmarks`: forward and backward times, memory, generation."""

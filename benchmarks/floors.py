@@ -1,0 +1,126 @@
+"""Operations and bytes that a computation cannot do without, counted from shapes; with them, the time it must take.
+
+Backward passes are counted with the recomputation that every memory-saving implementation does, as is usual for
+attention: 2.5 times the forward products. Bytes: every input read once and every output written once per pass.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.timing import Rates
+from polysketch.models import ModelConfig, TransformerLM
+
+_ATTENTION_BACKWARD = 2.5
+_OPTIMIZER_BYTES = 36  # a float32 parameter: read twice, gradient both ways, two moments both ways, written
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Floating-point operations and bytes moved, at least."""
+
+    operations: float
+    bytes: float
+
+    def seconds(self, rates: Rates) -> float:
+        """The longer of the two times."""
+        return max(self.operations / rates.operations, self.bytes / rates.bandwidth)
+
+    def __add__(self, other: "Floor") -> "Floor":
+        return Floor(self.operations + other.operations, self.bytes + other.bytes)
+
+    def times(self, factor: float) -> "Floor":
+        """So many of it."""
+        return Floor(self.operations * factor, self.bytes * factor)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of an attention call; heads of 64 as in the papers' models."""
+
+    batch: int
+    length: int
+    heads: int = 12
+    head_dim: int = 64
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the batch."""
+        return self.batch * self.length
+
+    @property
+    def rows(self) -> int:
+        """Tokens times heads."""
+        return self.tokens * self.heads
+
+
+def exact_attention(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
+    """Causal softmax or polynomial attention: half of two n x n products a head."""
+    products = 2 * 2 * shape.rows * (shape.length / 2) * shape.head_dim
+    return _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
+
+
+def linear_attention(shape: Shape, sketch_size: int, local: int, *, backward: bool, itemsize: int) -> Floor:
+    """Causal attention over given features, power 2, exact in chunks of `local`."""
+    read = 2 * sketch_size + 3 * shape.head_dim
+    products = _linear_products(shape, sketch_size, local)
+    return _floor(products, shape.rows * itemsize, read, shape.head_dim, backward)
+
+
+def polysketch(shape: Shape, sketch_size: int, local: int, *, backward: bool, itemsize: int) -> Floor:
+    """The mechanism from queries, keys and values on: the learned sketch of degree 4, then attention."""
+    products = _linear_products(shape, sketch_size, local)
+    attention = _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
+    return attention + Floor(_sketch_products(shape, sketch_size) * (3 if backward else 1), 0)
+
+
+def training_step(model: TransformerLM, batch: int, length: int) -> Floor:
+    """Forward, backward and update of a language model; activations are not counted as bytes."""
+    config = model.config
+    shape = Shape(batch, length, config.num_heads, config.head_dim)
+    weights = sum(weight.numel() for weight in _projections(model))
+    logits = 4 * 2 * shape.tokens * config.vocab_size * config.hidden_size
+    operations = 3 * 2 * shape.tokens * weights + logits + _layers(config, shape, backward=True).operations
+    return Floor(operations, _OPTIMIZER_BYTES * model.num_parameters())
+
+
+def decoding_step(model: TransformerLM, batch: int, state_bytes: int) -> Floor:
+    """One token of every row: every weight and the whole state are read once."""
+    weights = sum(weight.numel() for weight in model.parameters())
+    itemsize = next(model.parameters()).element_size()
+    return Floor(2 * batch * weights, weights * itemsize + state_bytes)
+
+
+def _floor(products: float, row_bytes: float, read: int, written: int, backward: bool) -> Floor:
+    """Forward: read and write. Backward besides: read both again and the gradient of the output, write gradients."""
+    if not backward:
+        return Floor(products, row_bytes * (read + written))
+    return Floor(products * (1 + _ATTENTION_BACKWARD), row_bytes * 3 * (read + written))
+
+
+def _linear_products(shape: Shape, sketch_size: int, local: int) -> float:
+    """Chunks: half of two local x local products. Beyond the first chunk: one read of the sums, one fold."""
+    expanded = sketch_size * (sketch_size + 1) // 2
+    chunk = min(local, shape.length)
+    beyond = shape.batch * shape.heads * (shape.length - chunk)
+    return 2 * 2 * shape.rows * (chunk / 2) * shape.head_dim + 2 * 2 * beyond * expanded * (shape.head_dim + 1)
+
+
+def _sketch_products(shape: Shape, sketch_size: int) -> float:
+    """Queries and keys through the networks of degree 4."""
+    return 2 * 2 * shape.rows * (16 * shape.head_dim * sketch_size + 48 * sketch_size**2)
+
+
+def _projections(model: TransformerLM) -> list:
+    """The matrices of the blocks that every token goes through once; sketches are counted by head."""
+    named = model.blocks.named_parameters()
+    return [weight for name, weight in named if weight.dim() == 2 and "feature_map" not in name]
+
+
+def _layers(config: ModelConfig, shape: Shape, *, backward: bool) -> Floor:
+    total = Floor(0, 0)
+    for name, options in config.layers():
+        if name == "polysketch":
+            sizes = options.get("sketch_size", 32), options.get("local_chunk", 1024) or 1
+            total += polysketch(shape, *sizes, backward=backward, itemsize=2)
+        else:
+            total += exact_attention(shape, backward=backward, itemsize=2)
+    return total

@@ -1,0 +1,1 @@
+"""Sections of `gpu_check`: attention, training steps, decoding."""

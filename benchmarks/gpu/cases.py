@@ -1,0 +1,13 @@
+"""What every section does with a case that fails."""
+
+import torch
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a case failed because it was too large, not because it is wrong."""
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def text_of(error: BaseException) -> str:
+    """Type and first line, short enough for a table."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
