@@ -9,15 +9,18 @@ chunk (`alignment.py` brings padding and states into this form). Heads go in sma
 that a piece stays in cache.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.piece import Piece, groups
+from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.tiles import expanded_size
 from polysketch.ops.linear.workspace import Workspace
+from polysketch.ops.parallel import run_in_parallel
 
 
 def empty_outputs(inputs: Inputs, plan: Plan) -> Outputs:
@@ -36,10 +39,15 @@ def empty_outputs(inputs: Inputs, plan: Plan) -> Outputs:
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
-    outputs, workspace = empty_outputs(inputs, plan), Workspace()
+    outputs = empty_outputs(inputs, plan)
     run = _forward_causal if plan.causal else _forward_all
-    for group in groups(inputs):
-        run(Piece(inputs, plan, group, workspace), outputs)
+
+    def work(share: Sequence[Group]) -> None:
+        workspace = Workspace()
+        for group in share:
+            run(Piece(inputs, plan, group, workspace), outputs)
+
+    run_in_parallel(work, shares(inputs))
     return outputs
 
 

@@ -4,17 +4,19 @@ One pass in order rebuilds the sums and gives the gradient of what reads them (q
 gradient of the sums (keys, values) and does the weights inside the chunks.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polysketch.ops.linear.chunked import power_, reciprocal
-from polysketch.ops.linear.piece import Piece, groups
+from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.workspace import Workspace
+from polysketch.ops.parallel import run_in_parallel
 
 
 def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
@@ -28,14 +30,15 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
     accumulate = state_dtype(inputs.value.dtype)
     given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
     gradients = {name: tensor.new_empty(tensor.shape, dtype=accumulate) for name, tensor in given.items()}
-    workspace = Workspace()
-    for group in groups(inputs):
-        call = _Call(Piece(inputs, plan, group, workspace), outputs, upstream, gradients)
-        if plan.causal:
-            _queries_causal(call)
-            _keys_causal(call)
-        else:
-            _all(call)
+
+    def work(share: Sequence[Group]) -> None:
+        workspace = Workspace()
+        for group in share:
+            call = _Call(Piece(inputs, plan, group, workspace), outputs, upstream, gradients)
+            for run in (_queries_causal, _keys_causal) if plan.causal else (_all,):
+                run(call)
+
+    run_in_parallel(work, shares(inputs))
     if inputs.log_decay is not None:
         gradients["log_decay"] = _decay_gradient(inputs, plan, outputs, upstream, gradients)
     return {name: gradient.to(given[name].dtype) for name, gradient in gradients.items()}

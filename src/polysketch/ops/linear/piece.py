@@ -1,6 +1,6 @@
 """One group of heads of one call: rows of its tensors, decays and masks, in the dtype that sums are kept in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,11 +11,12 @@ from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.tiles import TILE
 from polysketch.ops.linear.workspace import Workspace
+from polysketch.ops.parallel import deal, num_workers
 
-# Query rows and heads worked on together on a CPU: about 1 MB of expanded features at sketch size 32, the size of a
-# second-level cache.
+# Query rows, and at most so many heads, worked on together on a CPU: enough that an operation takes longer than its
+# call, few enough that expanded features stay in cache.
 ROWS_PER_PIECE = 128
-HEADS_PER_GROUP = 4
+HEADS_PER_GROUP = 6
 
 
 class Group(NamedTuple):
@@ -30,15 +31,22 @@ class Group(NamedTuple):
         return (self.batch.stop - self.batch.start) * (self.heads.stop - self.heads.start)
 
 
-def groups(inputs: Inputs) -> Iterator[Group]:
-    """All of the batch and heads at once on a device with thousands of threads; few at a time on a CPU."""
+def shares(inputs: Inputs) -> list[Sequence[Group]]:
+    """What each thread works on: everything at once on a GPU; on a CPU small groups, dealt out evenly."""
     batch, key_heads = inputs.key.shape[:2]
-    wide = inputs.query.device.type != "cpu"
-    heads = key_heads if wide else min(key_heads, HEADS_PER_GROUP)
-    rows = batch if wide else max(1, HEADS_PER_GROUP // heads)
-    for row in range(0, batch, rows):
-        for head in range(0, key_heads, heads):
-            yield Group(slice(row, min(row + rows, batch)), slice(head, min(head + heads, key_heads)))
+    if inputs.query.device.type != "cpu":
+        return [[Group(slice(0, batch), slice(0, key_heads))]]
+    workers = num_workers(inputs.query.device)
+    count = workers * -(-batch * key_heads // (workers * HEADS_PER_GROUP))
+    size = -(-batch * key_heads // count)
+    heads = -(-key_heads // -(-key_heads // size))
+    rows = max(1, size // key_heads)
+    found = [
+        Group(slice(row, min(row + rows, batch)), slice(head, min(head + heads, key_heads)))
+        for row in range(0, batch, rows)
+        for head in range(0, key_heads, heads)
+    ]
+    return deal(found, workers)
 
 
 class Piece:
