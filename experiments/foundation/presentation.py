@@ -1,0 +1,68 @@
+"""Tables in Markdown and plots of lines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polysketch.data.extras import require
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, columns padded to their widest cell; the first left-aligned, the others right-aligned."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    rule = [":" + "-" * max(2, widths[0] - 1), *("-" * max(2, width - 1) + ":" for width in widths[1:])]
+    return "\n".join("| " + " | ".join(_padded(row, widths)) + " |" for row in (header, rule, *rows))
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`value` with so many digits after the point; a dash for None."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a plot.
+
+    Attributes:
+        label: for the legend; lines of one label have one colour and one entry.
+        x, y: the points.
+        dashed: draw it dashed.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+
+
+def plot_lines(path: Path, lines: Sequence[Line], *, xlabel: str, ylabel: str, **axes_options: Any) -> None:
+    """Draw lines into `path`; without lines, nothing.
+
+    Args:
+        path: .png, .pdf or .svg.
+        lines: what to draw.
+        xlabel, ylabel: names of the axes, with units.
+        **axes_options: other properties of Matplotlib's axes, for instance `xscale="log"`.
+
+    Raises:
+        ImportError: Matplotlib is missing; the message has the pip command.
+    """
+    if not lines:
+        return
+    figure = require("matplotlib.figure", "plot").Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    colours = {label: f"C{index}" for index, label in enumerate(dict.fromkeys(line.label for line in lines))}
+    seen: set[str] = set()
+    for line in lines:
+        label = None if line.label in seen else line.label
+        seen.add(line.label)
+        axes.plot(line.x, line.y, "--" if line.dashed else "-", color=colours[line.label], label=label, linewidth=1.5)
+    axes.set(xlabel=xlabel, ylabel=ylabel, **axes_options)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,101 @@
+"""Records: one JSON file for each finished variant, with what is needed to judge or repeat it."""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polysketch.training import files
+from polysketch.training.environment import describe_environment
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Hardware, versions, commit and time of a measurement; JSON values."""
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "commit": commit(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "system": platform.platform(terse=True),
+        **describe_environment(torch.device(device)),
+    }
+
+
+def commit() -> str:
+    """The commit of this working tree, with "-dirty" behind it if files differ from it; "unknown" without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return result.stdout.strip()
+
+
+def _processor() -> str:
+    """The processor's name, from Linux where there is one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record atomically; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace_file(path, json.dumps(record, indent=1).encode() + b"\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a record.
+
+    Raises:
+        ValueError: the file is not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a record of JSON, found something else ({error}): delete it") from error
+
+
+def kept_or_made(path: Path, settings: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The record in `path` if there is one, else a new one, written there.
+
+    Args:
+        path: the record's file.
+        settings: what the result depends on; JSON values, kept in the record.
+        make: gives the rest of the record; called only when there is no file.
+
+    Raises:
+        ValueError: the record that is there was made with other settings; they are named.
+    """
+    settings = json.loads(json.dumps(settings))
+    if not path.is_file():
+        write(path, {"settings": settings, **make()})
+        return read(path)
+    record = read(path)
+    _check_settings(path, record["settings"], settings)
+    print(f"{path}: finished before, kept")
+    return record
+
+
+def _check_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if changed:
+        listed = ", ".join(f"{name} was {old.get(name)} and is now {new.get(name)}" for name in changed)
+        raise ValueError(f"{path} was made with other settings: {listed}; give another --out, or delete it to repeat")
+
+
+def publish(record: Mapping[str, Any], name: str, folder: Path) -> list[dict[str, Any]]:
+    """Write a record into the results folder as NAME.json, and return all records there, sorted by name."""
+    write(folder / f"{name}.json", record)
+    return [read(path) for path in sorted(folder.glob("*.json"))]
