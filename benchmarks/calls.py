@@ -1,4 +1,4 @@
-"""Prepared attention calls with random inputs, for any device and dtype: what is timed and what memory is measured of."""
+"""Prepared attention calls with random inputs, for any device and dtype: timed here, measured for memory there."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

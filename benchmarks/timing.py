@@ -27,10 +27,12 @@ class Clock:
 
     Args:
         device: where the calls run.
+        most: repetitions of a measurement, at most.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, most: int = 20) -> None:
         self.device = device
+        self.most = most
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device) if device.type == "cuda" else None
 
     def once(self, function: Callable[[], Any]) -> float:
@@ -47,8 +49,8 @@ class Clock:
         end.synchronize()
         return start.elapsed_time(end) / 1e3
 
-    def measure(self, function: Callable[[], Any], *, most: int = 20, limit_seconds: float = 0.4) -> Timing:
-        """The median over as many calls as fit in about `limit_seconds`, at least 3 and at most `most`.
+    def measure(self, function: Callable[[], Any], *, limit_seconds: float = 0.4) -> Timing:
+        """The median over as many calls as fit in about `limit_seconds`, at least 3, if not limited to fewer.
 
         Two calls warm up. A call that takes longer than the limit warms up and is timed once each, and that is all.
         """
@@ -56,7 +58,7 @@ class Clock:
         if seconds > limit_seconds:
             return summary([self.once(function)])
         seconds = min(seconds, self.once(function))
-        repeats = min(most, max(3, int(limit_seconds / max(seconds, 1e-6))))
+        repeats = min(self.most, max(3, int(limit_seconds / max(seconds, 1e-6))))
         return summary([self.once(function) for _ in range(repeats)])
 
     def alternate(

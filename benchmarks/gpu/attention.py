@@ -13,7 +13,7 @@ from benchmarks import calls, floors
 from benchmarks.budget import Section
 from benchmarks.calls import Call
 from benchmarks.floors import Floor, Shape
-from benchmarks.gpu.cases import out_of_memory, text_of
+from benchmarks.gpu.cases import out_of_memory, release_memory, text_of
 from benchmarks.records import Journal
 from benchmarks.timing import Clock, Rates, matmul_precision, peak_memory
 
@@ -132,8 +132,7 @@ def _time_case(case: Case, clock: Clock, rates: Rates, journal: Journal) -> dict
         record = journal.write("time", **case.labels, **measured, floor_seconds=floor)
         print(f"  {_title(case)}: {measured['seconds'] * 1e3:.3f} ms, floor {floor * 1e3:.3f} ms", flush=True)
     finally:
-        if clock.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(clock.device)
     return record
 
 
@@ -142,7 +141,7 @@ def _measure(case: Case, clock: Clock) -> dict[str, Any]:
     function = calls.forward_backward(call) if case.backward else calls.forward(call)
     with peak_memory(clock.device) as peak:
         function()
-    timing = clock.measure(function)
+    timing = clock.measure(function, limit_seconds=0.25)
     return {**vars(timing), "tokens_per_second": case.shape.tokens / timing.seconds, "peak_bytes": peak.bytes}
 
 

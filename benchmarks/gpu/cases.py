@@ -11,3 +11,13 @@ def out_of_memory(error: BaseException) -> bool:
 def text_of(error: BaseException) -> str:
     """Type and first line, short enough for a table."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def release_memory(device: torch.device) -> None:
+    """Give cached memory back, so that one case's blocks are not another's shortage."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.empty_cache()
+    except RuntimeError as error:  # after an illegal access every call fails; the cases to come will say so
+        print(f"  {text_of(error)}", flush=True)

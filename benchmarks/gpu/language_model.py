@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks import floors
 from benchmarks.budget import Section
-from benchmarks.gpu.cases import out_of_memory, text_of
+from benchmarks.gpu.cases import out_of_memory, release_memory, text_of
 from benchmarks.records import Journal
 from benchmarks.timing import Clock, Rates, peak_memory, summary
 from polysketch.models import TransformerLM, preset
@@ -23,45 +23,54 @@ _LOCAL_CHUNK = 1024
 
 
 def time_training(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
-    """Steps of constant tokens, bfloat16 autocast and AdamW, at growing contexts."""
-    spent = 1.0
-    for length in [32, 64] if quick else [2**15, 2**11, 2**13, 2**12, 2**14]:
-        for name in MECHANISMS:
-            labels = {"mechanism": name, "batch": (128 if quick else _STEP_TOKENS) // length, "length": length}
-            started = time.monotonic()
-            _attempt("train", labels, section.fits(2 * spent), journal, partial(_train, clock, rates, labels, quick))
-            spent = time.monotonic() - started
+    """Steps of constant tokens, bfloat16 autocast and AdamW, at several contexts."""
+    tokens, lengths = (128, [32, 64]) if quick else (_STEP_TOKENS, [2**15, 2**11, 2**13, 2**12, 2**14])
+    points = [{"batch": tokens // length, "length": length} for length in lengths]
+    _measure_all("train", points, partial(_train, clock, rates, quick), clock.device, section, journal)
 
 
 def time_decoding(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
-    """One token at a time, batch 1 and 16, bfloat16, with so many tokens before them."""
+    """One token at a time, bfloat16, at several positions; 16 rows at once where their keys and values fit."""
+    # Not at powers of two beyond 1k: there the keys and values of softmax move into buffers of twice the size.
+    places = [(64, 1), (64, 2), (128, 1), (128, 2)]
+    if not quick:
+        places = [(31, 1), (1, 1), (127, 1), (31, 16), (1, 16), (7, 1), (7, 16)]
+        places = [(chunks * _LOCAL_CHUNK, batch) for chunks, batch in places]
+    points = [{"batch": batch, "position": position} for position, batch in places]
+    _measure_all("decode", points, partial(_decode, clock, rates, quick), clock.device, section, journal)
+
+
+def _measure_all(
+    kind: str,
+    points: list[dict[str, int]],
+    measure: Callable[[dict[str, Any]], dict[str, Any]],
+    device: torch.device,
+    section: Section,
+    journal: Journal,
+) -> None:
+    """Every mechanism at every point, as far as time allows."""
     spent = 1.0
-    for position in [64, 128] if quick else [2**10, 2**15, 2**17, 2**13]:
-        for batch in (1, 2) if quick else (1, 16):
-            for name in MECHANISMS:
-                labels = {"mechanism": name, "batch": batch, "position": position}
-                started = time.monotonic()
-                measure = partial(_decode, clock, rates, labels, quick)
-                _attempt("decode", labels, section.fits(2 * spent), journal, measure)
-                spent = max(1.0, time.monotonic() - started)
+    for labels in [{"mechanism": name, **point} for point in points for name in MECHANISMS]:
+        if not section.fits(2 * spent):
+            journal.write("skipped", section=kind, **labels, reason="no time left in this section")
+            continue
+        started = time.monotonic()
+        _attempt(kind, labels, partial(measure, labels), journal)
+        release_memory(device)
+        spent = max(1.0, time.monotonic() - started)
 
 
-def _attempt(kind: str, labels: dict, fits: bool, journal: Journal, measure: Callable[[], dict[str, Any]]) -> None:
+def _attempt(kind: str, labels: dict[str, Any], measure: Callable[[], dict[str, Any]], journal: Journal) -> None:
     """Record what `measure` gives, or why it gave nothing."""
-    if not fits:
-        journal.write("skipped", section=kind, **labels, reason="no time left in this section")
-        return
     try:
         record = journal.write(kind, **labels, **measure())
-        rate, share = record["tokens_per_second"], record["floor_seconds"] / record["seconds"]
-        print(f"  {kind} {labels}: {rate:,.0f} tokens/s, {share:.1%} of the floor", flush=True)
     except Exception as error:  # noqa: BLE001 - one broken case must not hide the others
         text = text_of(error)
         journal.write("failed", section=kind, **labels, error=text, out_of_memory=out_of_memory(error))
         print(f"  {kind} {labels}: {text}", flush=True)
-    finally:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    else:
+        rate, share = record["tokens_per_second"], record["floor_seconds"] / record["seconds"]
+        print(f"  {kind} {labels}: {rate:,.0f} tokens/s, {share:.1%} of the floor", flush=True)
 
 
 def _model(name: str, device: torch.device, *, quick: bool) -> TransformerLM:
@@ -72,7 +81,7 @@ def _model(name: str, device: torch.device, *, quick: bool) -> TransformerLM:
     return TransformerLM(config).to(device)
 
 
-def _train(clock: Clock, rates: Rates, labels: dict, quick: bool) -> dict[str, Any]:
+def _train(clock: Clock, rates: Rates, quick: bool, labels: dict[str, Any]) -> dict[str, Any]:
     model = _model(labels["mechanism"], clock.device, quick=quick)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=clock.device.type == "cuda")
     shape = (labels["batch"], labels["length"] + 1)
@@ -87,7 +96,7 @@ def _train(clock: Clock, rates: Rates, labels: dict, quick: bool) -> dict[str, A
 
     with peak_memory(clock.device) as peak:
         step()
-    timing = clock.measure(step, most=3, limit_seconds=1.5)
+    timing = clock.measure(step, limit_seconds=1.5)
     floor = floors.training_step(model, labels["batch"], labels["length"])
     rate = labels["batch"] * labels["length"] / timing.seconds
     counted = {"operations": floor.operations, "floor_seconds": floor.seconds(rates)}
@@ -95,7 +104,7 @@ def _train(clock: Clock, rates: Rates, labels: dict, quick: bool) -> dict[str, A
 
 
 @torch.inference_mode()
-def _decode(clock: Clock, rates: Rates, labels: dict, quick: bool) -> dict[str, Any]:
+def _decode(clock: Clock, rates: Rates, quick: bool, labels: dict[str, Any]) -> dict[str, Any]:
     model = _model(labels["mechanism"], clock.device, quick=quick).to(torch.bfloat16).eval()
     decoded = 8 if quick else _DECODED
     ids = torch.randint(model.config.vocab_size, (labels["batch"], labels["position"]), device=clock.device)

@@ -70,6 +70,8 @@ def _print_failures(journal: Journal) -> None:
     skipped = [record for record in journal.of("skipped") if record["reason"].startswith("no time")]
     if skipped:
         print(f"left out for lack of time: {len(skipped)} cases, named in {journal.path}")
+    for crash in journal.of("crashed"):
+        print(f"CRASHED: {crash['part']}: {crash['error']}")
     checks = journal.of("check")
     wrong = [check for check in checks if not check["passed"]]
     for check in wrong:
