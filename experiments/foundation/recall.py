@@ -109,7 +109,10 @@ def _finish(task: RecallTask, variant: Variant, out: Path, results: Path) -> lis
         return {"variant": variant.name, "label": variant.label, "provenance": records.provenance(), **figures}
 
     settings = {**dataclasses.asdict(task), "attention": variant.attention_options(**_sizes(task))}
-    return records.publish(records.kept_or_made(out / f"{name}.json", settings, make), name, results)
+    path = out / f"{name}.json"
+    if path.is_file():
+        print(f"{name}: finished before, kept in {path}")
+    return records.publish(records.kept_or_made(path, settings, make), name, results)
 
 
 def _sizes(task: RecallTask) -> dict[str, int]:

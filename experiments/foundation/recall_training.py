@@ -1,9 +1,10 @@
 """One variant's run on associative recall: training on fresh batches, accuracy on held-out ones."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class RecallTask:
     vocabulary: int = 128
     local_chunk: int = 16
     minimum_gap: int = 32
-    filler: str = "zero"
+    filler: Literal["zero", "random"] = "zero"
     layers: int = 2
     width: int = 128
     batch_size: int = 32
@@ -112,7 +113,7 @@ class RecallRun:
         self._optimizer = build_optimizer(
             self._model, learning_rate=task.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
         )
-        self._step, self._seconds = 0, 0.0
+        self._step, self._seconds, self._loss = 0, 0.0, math.nan
         self._curve: list[dict[str, float]] = []
 
     def train(self) -> dict[str, Any]:

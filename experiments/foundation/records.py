@@ -84,7 +84,6 @@ def kept_or_made(path: Path, settings: Mapping[str, Any], make: Callable[[], Map
         return read(path)
     record = read(path)
     _check_settings(path, record["settings"], settings)
-    print(f"{path}: finished before, kept")
     return record
 
 

@@ -82,7 +82,6 @@ def _learned(name: str, label: str, *shares: float) -> Variant:
     return Variant(name, f"learned + local, {label}", "polysketch", options, shares)
 
 
-_HALVES = f"{_SMALL_SHARE:g} in half of the heads, {_LARGE_SHARE:g} in the others"
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -91,7 +90,7 @@ VARIANTS = {
         _learned("gain-0.5", "prefix share 0.5", 0.5),
         _learned("gain-0.8", "prefix share 0.8", 0.8),
         _learned("gain-0.99", "prefix share 0.99", 0.99),
-        _learned("halves", f"prefix share {_HALVES}", _SMALL_SHARE, _LARGE_SHARE),
+        _learned("halves", f"prefix shares {_SMALL_SHARE:g} | {_LARGE_SHARE:g}", _SMALL_SHARE, _LARGE_SHARE),
         Variant("random", "random + local", "polysketch", {"sketch_size": SKETCH_SIZE, "learned": False}),
         Variant("local", "local chunks alone", "local-chunks"),
     )
