@@ -6,6 +6,7 @@ from torch import Tensor
 
 from polysketch import attention
 from polysketch.models import ModelConfig, TransformerLM
+from polysketch.nn import rotation_at, sinusoidal_positions
 
 VOCAB, LENGTH = 23, 30
 CHUNKED = {"sketch_size": 6, "local_chunk": 8}
@@ -215,3 +216,20 @@ def test_a_state_of_another_batch_and_a_single_token_loss_are_refused():
         model.extend(tokens(), model.init_state(3))
     with pytest.raises(ValueError, match="at least 2 tokens"):
         model.loss(tokens(length=1))
+
+
+def test_the_model_is_its_parts_in_order(model: TransformerLM):
+    ids, positions = tokens(), torch.arange(LENGTH)
+    hidden = 4 * model.embedding(ids) + sinusoidal_positions(positions, 16)
+    for block in model.blocks:
+        hidden = block(hidden, rotation_at(positions, 8, model.config.rope_base))
+    normed = torch.nn.functional.layer_norm(hidden, (16,), model.final_norm.weight, model.final_norm.bias, 1e-5)
+    torch.testing.assert_close(model(ids), normed @ model.embedding.weight.T + model.output_bias)
+
+
+def test_positions_do_not_drown_the_embedded_tokens():
+    ids, positions = tokens(), torch.arange(LENGTH)
+    model = build("softmax", hidden_size=128)
+    embedded, _ = model._embed(ids, positions)
+    added = sinusoidal_positions(positions, 128)
+    assert (embedded - added).norm() > added.norm()
