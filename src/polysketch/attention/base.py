@@ -118,7 +118,7 @@ class Mechanism(nn.Module):
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}{kv_heads}"
 
 
-def check_positive_int(name: str, size: object) -> None:
+def check_positive_int(name: str, size: int) -> None:
     """Refuse a size that is not an integer of at least one.
 
     Raises:
@@ -131,7 +131,7 @@ def check_positive_int(name: str, size: object) -> None:
         raise ValueError(f"{name} must be at least 1, got {size}")
 
 
-def check_even_degree(degree: object) -> None:
+def check_even_degree(degree: int) -> None:
     """Refuse a degree that could give negative weights.
 
     Raises:

@@ -63,7 +63,7 @@ class KeyValueState:
         self._value = _with_room(self._value, value, end, self._device, self._dtype)
         self._key[:, :, start:end] = key.detach()
         self._value[:, :, start:end] = value.detach()
-        mask = self._append_mask(key_mask, start, end)
+        mask = self._append_mask(key_mask, start, end, self._key.device)
         _, self.position = advance_positions(self.position, end - start, key_mask)
         self.length = end
         return self._key[:, :, :end], self._value[:, :, :end], mask
@@ -84,14 +84,14 @@ class KeyValueState:
             setattr(other, name, None if tensor is None else function(tensor))
         return other
 
-    def _append_mask(self, key_mask: Tensor | None, start: int, end: int) -> Tensor | None:
+    def _append_mask(self, key_mask: Tensor | None, start: int, end: int, device: torch.device) -> Tensor | None:
         if self._mask is None and (key_mask is None or bool(key_mask.all())):
             return None
         if key_mask is None:
-            key_mask = torch.ones(self._key.shape[0], end - start, dtype=torch.bool)
+            key_mask = torch.ones(self.position.shape[0], end - start, dtype=torch.bool)
         new = key_mask[:, None, :, None]  # shaped like keys, so that the buffer grows as theirs do
         earlier_are_real = self._mask is None
-        self._mask = _with_room(self._mask, new, end, self._key.device, torch.bool)
+        self._mask = _with_room(self._mask, new, end, device, torch.bool)
         if earlier_are_real:
             self._mask[:, :, :start] = True
         self._mask[:, :, start:end] = new
@@ -100,11 +100,11 @@ class KeyValueState:
     def _check(self, key: Tensor, value: Tensor) -> None:
         if key.shape[0] != self.position.shape[0]:
             raise ValueError(f"the state holds {self.position.shape[0]} rows, got a batch of {key.shape[0]}")
-        if self._key is not None and (key.shape[3] != self._key.shape[3] or value.shape[3] != self._value.shape[3]):
-            raise ValueError(
-                f"the state holds keys and values of widths {self._key.shape[3]} and {self._value.shape[3]},"
-                f" got {key.shape[3]} and {value.shape[3]}"
-            )
+        if self._key is None or self._value is None:
+            return
+        expected, found = (self._key.shape[3], self._value.shape[3]), (key.shape[3], value.shape[3])
+        if found != expected:
+            raise ValueError(f"the state holds keys and values of widths {expected}, got {found}")
 
 
 def _with_room(

@@ -13,7 +13,7 @@ from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch
 
 _NORM_EPSILON = 1e-5
 _OFFSET = 1.0
-PROJECTIONS: dict[str, type[FeatureMap]] = {"gaussian": GaussianSketch}
+PROJECTIONS = {"gaussian": GaussianSketch}
 
 
 class PolysketchAttention(Mechanism):
@@ -62,8 +62,8 @@ class PolysketchAttention(Mechanism):
         super().__init__(num_heads, head_dim, num_kv_heads)
         _check_options(degree, projection, local_chunk, prefix_gain, gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
-        sketch = LearnedSketch if learned else PROJECTIONS[projection]
-        self.feature_map = sketch(
+        sketch: type[LearnedSketch | GaussianSketch] = LearnedSketch if learned else PROJECTIONS[projection]
+        self.feature_map: FeatureMap = sketch(
             head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
         )
         needs_norm = local_chunk is not None or not learned
@@ -71,7 +71,7 @@ class PolysketchAttention(Mechanism):
         self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON) if needs_norm else None
         needs_gain = local_chunk is not None and (gate or prefix_gain is not None)
         self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=gate) if needs_gain else None
-        self.gate = DecayGate(hidden_size, self.num_kv_heads) if gate else None
+        self.gate = DecayGate(hidden_size, self.num_kv_heads) if gate and hidden_size is not None else None
         self.prefix_removed = False
 
     @property

@@ -31,9 +31,10 @@ class PrefixGain(nn.Module):
         self, num_kv_heads: int, shares: float | Sequence[float] | None = None, *, gated: bool = False
     ) -> None:
         super().__init__()
-        shares = (shares,) * num_kv_heads if shares is None or isinstance(shares, int | float) else tuple(shares)
-        _check_shares(shares, num_kv_heads)
-        self.shares = shares
+        if shares is None or isinstance(shares, int | float):
+            shares = (shares,) * num_kv_heads  # type: ignore[assignment]
+        self.shares: tuple[float | None, ...] = tuple(shares)  # type: ignore[arg-type]
+        _check_shares(self.shares, num_kv_heads)
         self._spread = -_GATED_SPREAD / max(1, num_kv_heads - 1) if gated else 0.0
         self.log_gain = nn.Parameter(torch.arange(num_kv_heads, dtype=torch.get_default_dtype()) * self._spread)
 
@@ -55,9 +56,10 @@ class PrefixGain(nn.Module):
         """
         for head, (heads_prefix, heads_local) in enumerate(zip(*map(self._by_head, (prefix, local)), strict=True)):
             rows = heads_prefix > 0
-            if self.shares[head] is not None and bool(rows.any()):
+            share = self.shares[head]
+            if share is not None and bool(rows.any()):
                 ratio = heads_prefix[rows].log() - heads_local[rows].log()
-                target = torch.tensor(self.shares[head], dtype=torch.float64).logit() + head * self._spread
+                target = torch.tensor(share, dtype=torch.float64).logit() + head * self._spread
                 self.log_gain[head] = _solve(ratio.double(), float(target.sigmoid()))
 
     def _by_head(self, mass: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class FeatureMap(nn.Module):
         ValueError: a size below one, or another `share`.
     """
 
-    power = 1
+    power: int = 1
     feature_dim: int
 
     def __init__(self, head_dim: int, *, num_kv_heads: int = 1, share: str = "layer") -> None:

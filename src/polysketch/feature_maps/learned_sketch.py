@@ -1,5 +1,7 @@
 """The learned polynomial sketch (PolySketchFormer, Algorithm 2 and appendix D)."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -86,16 +88,13 @@ class LearnedSketch(FeatureMap):
         self.degree = degree
         self.feature_dim = sketch_size
         leaves = degree // 2
-        self.networks = nn.ModuleList(
-            SketchNetwork(head_dim if node < leaves else sketch_size, sketch_size)
-            for _ in range(self.num_maps)
-            for node in range(degree - 2)
-        )
+        inputs = [head_dim] * leaves + [sketch_size] * (leaves - 2)
+        self.networks = nn.ModuleList(SketchNetwork(width, sketch_size) for width in inputs * self.num_maps)
 
     def map(self, x: Tensor) -> Tensor:
         """phi of queries or of keys, which share it; computed in the autocast dtype under autocast."""
         self.check_input(x)
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        weights = [weight for network in self.networks for weight in network.weights()]
+        weights = [weight for network in self.networks for weight in cast(SketchNetwork, network).weights()]
         return learned_sketch(x.to(dtype), weights, self.degree // 2)

@@ -54,7 +54,7 @@ def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leav
         maps = _maps(weights, leaves, x.dtype)
         totals = _group(grad_weights, leaves)
         for index, part in _pieces(x, len(maps)):
-            rows, tape = x[part], []
+            rows, tape = x[part], list[Any]()
             _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], tape)
             grad_rows = grad[part].reshape(-1, grad.shape[-1])
             grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[index], tape).view(rows.shape)
@@ -200,11 +200,11 @@ def _combine_backward(grad: Tensor, combined: Tensor, left: Tensor, right: Tenso
 
 
 def _network(rows: Tensor, network: _Network, tape: list | None) -> Tensor:
-    normed, *input_stats = _norm(rows, network.input_scale, network.input_bias)
+    normed, input_stats = _norm(rows, network.input_scale, network.input_bias)
     input_hidden = F.linear(normed, network.input_up)
     input_active = gelu(input_hidden)
     middle = F.linear(input_active, network.input_down)
-    middle_normed, *middle_stats = _norm(middle, network.middle_scale, network.middle_bias)
+    middle_normed, middle_stats = _norm(middle, network.middle_scale, network.middle_bias)
     middle_hidden = F.linear(middle_normed, network.middle_up)
     middle_active = gelu(middle_hidden)
     output = F.linear(middle_active, network.middle_down)
@@ -244,9 +244,10 @@ def _network_backward(grad: Tensor, network: _Network, totals: _Network, kept: _
     return grad
 
 
-def _norm(rows: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _norm(rows: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The normed rows, and each row's mean and reciprocal deviation."""
-    return torch.native_layer_norm(rows, rows.shape[-1:], scale, bias, _NORM_EPSILON)
+    normed, mean, reciprocal = torch.native_layer_norm(rows, rows.shape[-1:], scale, bias, _NORM_EPSILON)
+    return normed, (mean, reciprocal)
 
 
 def _norm_backward(

@@ -37,11 +37,12 @@ class ModelConfig:
     num_layers: int
     hidden_size: int
     num_heads: int
-    head_dim: int | None = None
-    num_kv_heads: int | None = None
+    # Filled in when None, so that readers find integers.
+    head_dim: int = None  # type: ignore[assignment]
+    num_kv_heads: int = None  # type: ignore[assignment]
     attention: str | tuple[str, ...] = "polysketch"
     attention_options: dict[str, Any] | tuple[dict[str, Any], ...] = field(default_factory=dict)
-    feedforward_size: int | None = None
+    feedforward_size: int = None  # type: ignore[assignment]
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-5
 
