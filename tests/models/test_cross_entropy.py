@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from polysketch.models import IGNORED_TARGET, cross_entropy, token_losses
 
@@ -41,19 +42,12 @@ def test_losses_and_gradients_are_those_of_plain_cross_entropy():
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_no_more_than_a_chunk_of_logits_is_held():
+def test_no_more_than_a_chunk_of_logits_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch):
     hidden, weight, bias, targets = inputs()
-    sizes = []
-
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            sizes.extend(x.numel() for x in (result,) if isinstance(x, Tensor) and x.shape[-1:] == (11,))
-            return result
-
-    with Sizes():
-        token_losses(hidden, weight, bias, targets).sum().backward()
-    assert max(sizes) == 7 * 11
+    made, logits = [], cross_entropy._logits
+    monkeypatch.setattr(cross_entropy, "_logits", lambda *args: made.append(logits(*args)) or made[-1])
+    token_losses(hidden, weight, bias, targets).sum().backward()
+    assert [tuple(x.shape) for x in made] == 2 * [(7, 11), (7, 11), (4, 11)]
 
 
 def test_nothing_of_the_size_of_the_logits_is_saved():
@@ -83,3 +77,18 @@ def test_other_shapes_are_refused():
     hidden, weight, bias, targets = inputs()
     with pytest.raises(ValueError, match="must agree in batch and length"):
         token_losses(hidden, weight, bias, targets[:, 1:])
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_operator_passes_opcheck():
+    hidden, weight, bias, targets = inputs()
+    torch.library.opcheck(
+        cross_entropy._token_losses, (hidden.detach().flatten(0, 1).requires_grad_(), weight, bias, targets.flatten())
+    )
+
+
+def test_the_flop_counter_sees_every_product():
+    *tensors, targets = inputs()
+    with FlopCounterMode(display=False) as counter:
+        token_losses(*tensors, targets).sum().backward()
+    assert counter.get_total_flops() == 4 * 2 * 18 * 11 * 6

@@ -233,3 +233,15 @@ def test_positions_do_not_drown_the_embedded_tokens():
     embedded, _ = model._embed(ids, positions)
     added = sinusoidal_positions(positions, 128)
     assert (embedded - added).norm() > added.norm()
+
+
+@pytest.mark.parametrize("name", sorted(attention.MECHANISMS))
+def test_a_training_step_compiles_as_one_graph_and_gives_the_same(name: str):
+    torch._dynamo.reset()
+    model, ids = build(name, num_layers=1), tokens()
+    expected = model.loss(ids)
+    expected_grads = torch.autograd.grad(expected, list(model.parameters()))
+    loss = torch.compile(model.loss, backend="aot_eager", fullgraph=True)(ids)
+    torch.testing.assert_close(loss, expected)
+    for one, other in zip(torch.autograd.grad(loss, list(model.parameters())), expected_grads, strict=True):
+        torch.testing.assert_close(one, other)
