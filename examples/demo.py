@@ -1,0 +1,174 @@
+"""The whole library in a few minutes on a CPU: prepare, train, evaluate, time and generate, without any download.
+
+    python examples/demo.py [--out demo] [--minutes 1.5]
+
+The text is the Python standard library's own source, which is on every machine. The demo fails (exit status 1) if the
+trained model does not compress held-out files better than counts of three bytes in a row do.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import shutil
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+
+from count_models import CountModel
+from polysketch import attention, cli
+from polysketch.data import PreparedData
+from polysketch.training import TrainingConfig, train
+
+CONTEXT = 2048
+LOCAL_CHUNK = 256
+HELD_OUT_TOKENS = 60_000
+PROMPT = 'def read_lines(path, encoding="utf-8"):\n    """'
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+
+
+def main() -> int:
+    """Run every step; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for data, run and plots; replaced")
+    parser.add_argument("--minutes", type=float, default=1.5, help="how long to train")
+    options = parser.parse_args()
+    begun, out = time.perf_counter(), options.out
+    shutil.rmtree(out, ignore_errors=True)
+    title("1. Text: the Python standard library's own source")
+    prepare(out)
+    title("2. Training: polysketch attention, learned sketch, exact chunks of 256, context 2048")
+    train_for(out, options.minutes)
+    title("3. Held-out files: bits per byte, the fewer the better")
+    better = evaluate(out)
+    title("4. Forward time of attention on this machine, 4 heads of 64")
+    compare_times(out)
+    title("5. A function, continued")
+    command("generate", str(out / "run"), "--prompt", PROMPT, "--max-new-tokens", "120", "--temperature", "0.7")
+    title(f"Done in {time.perf_counter() - begun:.0f} s")
+    for name in ("run/loss.png", "loss_by_position.png", "forward_time.png", "run/metrics.jsonl", "run/checkpoints"):
+        print(f"  {out / name}")
+    return 0 if better else 1
+
+
+def title(text: str) -> None:
+    """Announce a step."""
+    print(f"\n== {text}", flush=True)
+
+
+def command(*arguments: str) -> None:
+    """Run a command of the library as it would be typed; stop the demo if it fails."""
+    print(
+        "$ polysketch " + " ".join(repr(word) if {"\n", " ", "*"} & set(word) else word for word in arguments),
+        flush=True,
+    )
+    status = cli.main(list(arguments))
+    if status:
+        sys.exit(status)
+
+
+def prepare(out: Path) -> None:
+    """Tokens of the standard library, without its tests."""
+    source = sysconfig.get_paths()["stdlib"]
+    patterns = ("site-packages/*", "*/site-packages/*", "test/*", "*/test/*", "*/tests/*")
+    command("prepare", source, "--exclude", *patterns, "--tokenizer", "bpe:2048", "--out", str(out / "data"),
+            "--undecodable", "skip", "--max-text-bytes", "12000000", "--tokenizer-text-bytes", "3000000")  # fmt: skip
+
+
+def train_for(out: Path, minutes: float) -> None:
+    """Train for about so many minutes: the learning rate is a function of the step, so time a few steps first."""
+    steps = max(20, round(minutes * 60 / _seconds_per_step(out)))
+    command("train", "--data", str(out / "data"), "--out", str(out / "run"), *_training_flags(), "--steps", str(steps),
+            "--eval-every", str(max(1, steps // 3)), "--eval-tokens", "16384")  # fmt: skip
+
+
+def _seconds_per_step(out: Path) -> float:
+    probe = TrainingConfig(
+        data=out / "data",
+        out=out / "probe",
+        batch_size=1,
+        context=CONTEXT,
+        steps=6,
+        eval_every=0,
+        log_every=1,
+        tensorboard=False,
+        attention_options={"local_chunk": LOCAL_CHUNK},
+    )
+    train(probe, progress=False)
+    lines = [json.loads(line) for line in (out / "probe" / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(out / "probe")
+    speeds = sorted(line["tokens_per_second"] for line in lines if line["kind"] == "train")
+    return CONTEXT / speeds[len(speeds) // 2]
+
+
+def _training_flags() -> list[str]:
+    return ["--preset", "tiny", "--attention", "polysketch", "--attention-options", f"local_chunk={LOCAL_CHUNK}",
+            "--context", str(CONTEXT), "--batch-size", "1", "--learning-rate", "3e-3", "--log-every", "20"]  # fmt: skip
+
+
+def evaluate(out: Path) -> bool:
+    """Bits per byte beside those of count models; whether the model beats order 2."""
+    plot, heard = out / "loss_by_position.png", io.StringIO()
+    with contextlib.redirect_stdout(heard):
+        command("evaluate", str(out / "run"), "--split", "test", "--max-tokens", str(HELD_OUT_TOKENS),
+                "--plot", str(plot), "--json")  # fmt: skip
+    *lines, figures = heard.getvalue().splitlines()
+    print("\n".join(lines))
+    model_bits = json.loads(figures)["bits_per_byte"]
+    data = PreparedData.open(out / "data")
+    known = data.tokenizer.decode_bytes(data.split("train").tokens.tolist())
+    text = data.tokenizer.decode_bytes(data.split("test").tokens[:HELD_OUT_TOKENS].tolist())
+    counted = [CountModel(known, order).bits_per_byte(text) for order in (1, 2, 3)]
+    rows = [(f"counts, the last {order} byte{'s' * (order > 1)}", bits) for order, bits in enumerate(counted, 1)]
+    for name, bits in [*rows, ("polysketch model", model_bits)]:
+        print(f"  {name:<26}{bits:6.3f} bits per byte  {'#' * round(bits * 10)}")
+    better = model_bits < counted[1]
+    print(f"  the model is {'below' if better else 'NOT below'} order 2")
+    return better
+
+
+def compare_times(out: Path) -> None:
+    """Forward time of both mechanisms at growing lengths, alternating; a table and a plot."""
+    softmax = attention.build("softmax", num_heads=4, head_dim=64)
+    polysketch = attention.build("polysketch", num_heads=4, head_dim=64, local_chunk=LOCAL_CHUNK)
+    print(f"  {'tokens':>8}{'softmax':>12}{'polysketch':>12}{'ratio':>8}")
+    rows = []
+    for length in LENGTHS:
+        inputs = [torch.randn(1, 4, length, 64) for _ in range(3)]
+        times = [(_seconds(softmax, inputs), _seconds(polysketch, inputs)) for _ in range(3)]
+        first, second = (sorted(column)[1] for column in zip(*times, strict=True))
+        rows.append((length, first, second))
+        print(f"  {length:>8}{first * 1e3:>9.1f} ms{second * 1e3:>9.1f} ms{first / second:>7.1f}x", flush=True)
+    _plot_times(out / "forward_time.png", rows)
+
+
+@torch.inference_mode()
+def _seconds(mechanism: torch.nn.Module, inputs: list[torch.Tensor]) -> float:
+    begun = time.perf_counter()
+    mechanism(*inputs)
+    return time.perf_counter() - begun
+
+
+def _plot_times(path: Path, rows: list[tuple[int, float, float]]) -> None:
+    """Time per token against length, both axes logarithmic: flat is linear time."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, column in (("softmax", 1), ("polysketch, learned sketch", 2)):
+        axes.loglog([row[0] for row in rows], [row[column] / row[0] * 1e6 for row in rows], marker="o", label=name)
+    axes.set(xlabel="tokens", ylabel="microseconds per token", title="Forward pass of attention, 4 heads of 64")
+    axes.set_xticks([row[0] for row in rows], [f"{row[0] // 1024}k" for row in rows])
+    axes.minorticks_off()
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
