@@ -21,6 +21,7 @@ PUBLIC_NAMES = {
         "linear_attention_extend_",
         "lower_triangular_multiply",
         "polynomial_attention",
+        "polynomial_attention_backend",
         "polynomial_attention_with_cache",
         "softmax_attention",
         "softmax_attention_with_cache",

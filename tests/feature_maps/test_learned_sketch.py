@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
-from polysketch.feature_maps import LearnedSketch, sketch_networks
+from polysketch.feature_maps import LearnedSketch
+from polysketch.ops import learned_sketch as sketch_networks
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from polysketch.ops.polynomial import (
     POLYNOMIAL_BACKENDS,
     polynomial_attention,
+    polynomial_attention_backend,
     polynomial_attention_with_cache,
-    polynomial_backend,
 )
 from polysketch.ops.polynomial.blockwise import odd_power, power_
 
@@ -350,10 +350,13 @@ def test_an_overflowing_row_is_nan_and_never_a_wrong_number(backend):
 def test_auto_is_the_reference_on_short_sequences_and_blockwise_beyond():
     short, _, _ = tensors(16)
     long, _, _ = tensors(300)
-    assert polynomial_backend(short, short) == "reference"
-    assert polynomial_backend(long, long) == "blockwise"
-    assert polynomial_backend(short.expand(2, 2, 16, 8).repeat(200, 1, 1, 1), short.repeat(200, 1, 1, 1)) == "blockwise"
-    assert polynomial_backend(short, short, backend="blockwise") == "blockwise"
+    assert polynomial_attention_backend(short, short) == "reference"
+    assert polynomial_attention_backend(long, long) == "blockwise"
+    assert (
+        polynomial_attention_backend(short.expand(2, 2, 16, 8).repeat(200, 1, 1, 1), short.repeat(200, 1, 1, 1))
+        == "blockwise"
+    )
+    assert polynomial_attention_backend(short, short, backend="blockwise") == "blockwise"
     with pytest.raises(ValueError, match="one of auto, reference, blockwise, got 'triton'"):
         polynomial_attention(short, short, short, backend="triton")
 

@@ -7,16 +7,16 @@ from torch import Tensor, nn
 
 from polysketch.feature_maps.base import FeatureMap, check_at_least_one, check_sketch_degree
 from polysketch.feature_maps.initialization import lecun_normal_
-from polysketch.feature_maps.sketch_networks import learned_sketch
+from polysketch.ops.learned_sketch import learned_sketch
 
 _EXPANSION = 8
-_NORM_EPSILON = 1e-5  # also in sketch_networks
+_NORM_EPSILON = 1e-5  # also in ops.learned_sketch
 
 
 class SketchNetwork(nn.Module):
     """f: LN -> Linear(8 r) -> tanh-GELU -> Linear(r) -> LN -> Linear(8 r) -> tanh-GELU -> Linear(r); no linear biases.
 
-    It holds the parameters; `sketch_networks.learned_sketch` computes with them.
+    It holds the parameters; `ops.learned_sketch` computes with them.
 
     Args:
         inputs: width of the input.

@@ -10,7 +10,11 @@ from polysketch.ops.linear import (
     linear_attention_extend_,
     lower_triangular_multiply,
 )
-from polysketch.ops.polynomial import polynomial_attention, polynomial_attention_with_cache, polynomial_backend
+from polysketch.ops.polynomial import (
+    polynomial_attention,
+    polynomial_attention_backend,
+    polynomial_attention_with_cache,
+)
 from polysketch.ops.softmax import softmax_attention, softmax_attention_with_cache
 
 __all__ = [
@@ -23,8 +27,8 @@ __all__ = [
     "linear_attention_extend_",
     "lower_triangular_multiply",
     "polynomial_attention",
+    "polynomial_attention_backend",
     "polynomial_attention_with_cache",
-    "polynomial_backend",
     "softmax_attention",
     "softmax_attention_with_cache",
 ]

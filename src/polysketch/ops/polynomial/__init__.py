@@ -3,8 +3,13 @@
 from polysketch.ops.polynomial.api import (
     POLYNOMIAL_BACKENDS,
     polynomial_attention,
+    polynomial_attention_backend,
     polynomial_attention_with_cache,
-    polynomial_backend,
 )
 
-__all__ = ["POLYNOMIAL_BACKENDS", "polynomial_attention", "polynomial_attention_with_cache", "polynomial_backend"]
+__all__ = [
+    "POLYNOMIAL_BACKENDS",
+    "polynomial_attention",
+    "polynomial_attention_backend",
+    "polynomial_attention_with_cache",
+]

@@ -70,7 +70,7 @@ def polynomial_attention(
         offset: finite, at least 0.
         causal: query i sees the keys j <= i only; needs equal lengths.
         key_mask: (batch, key_length) bool, True for a real token.
-        backend: "reference", "blockwise", or "auto"; ``polynomial_backend`` tells what "auto" picks.
+        backend: "reference", "blockwise", or "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
@@ -130,7 +130,7 @@ def polynomial_attention_with_cache(
     return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
 
 
-def polynomial_backend(query: Tensor, key: Tensor, *, backend: str = "auto") -> str:
+def polynomial_attention_backend(query: Tensor, key: Tensor, *, backend: str = "auto") -> str:
     """Name of the backend that ``polynomial_attention`` runs for these tensors.
 
     "auto" is "blockwise", except for a few short sequences, where one product is faster than a loop of one block.
@@ -159,7 +159,7 @@ def _attend(
     backend: str,
 ) -> Tensor:
     _check_polynomial(degree, scale, offset)
-    attend = POLYNOMIAL_BACKENDS[polynomial_backend(query, key, backend=backend)]
+    attend = POLYNOMIAL_BACKENDS[polynomial_attention_backend(query, key, backend=backend)]
     return attend(
         query,
         key,

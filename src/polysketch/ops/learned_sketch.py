@@ -8,7 +8,7 @@ Weights come as a flat list: for every map, for every network (the leaves of the
 level, pairs in order), norm scale, norm bias, up, down, norm scale, norm bias, up, down.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.feature_maps.gelu import gelu, gelu_backward
+from polysketch.ops.gelu import gelu, gelu_backward
+from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 
 _NORM_EPSILON = 1e-5
 _TENSORS = 8  # a network
 _PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 1 MB of hidden activations at r = 32
 _PIECE_ROWS_ELSEWHERE = 65536  # enough to fill a GPU
+
+_Part = tuple[int, tuple[slice, slice, slice]]  # which map; slices of batch, heads and length
 
 
 @torch.library.custom_op("polysketch::learned_sketch", mutates_args=())
@@ -39,9 +42,13 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         features = _empty_features(x, weights)
         maps = _maps(weights, leaves, x.dtype)
-        for index, part in _pieces(x, len(maps)):
-            rows = x[part]
-            features[part] = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index]).view(*rows.shape[:-1], -1)
+
+        def work(share: Sequence[_Part]) -> None:
+            for index, part in share:
+                rows = x[part]
+                features[part] = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index]).view(*rows.shape[:-1], -1)
+
+        run_in_parallel(work, _shares(x, len(maps)))
         return features
 
 
@@ -50,15 +57,21 @@ def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leav
     """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
     with torch.autocast(x.device.type, enabled=False):
         grad_x = torch.empty_like(x)
-        grad_weights = [torch.zeros_like(weight) for weight in weights]
         maps = _maps(weights, leaves, x.dtype)
-        totals = _group(grad_weights, leaves)
-        for index, part in _pieces(x, len(maps)):
-            rows, tape = x[part], list[Any]()
-            _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], tape)
-            grad_rows = grad[part].reshape(-1, grad.shape[-1])
-            grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[index], tape).view(rows.shape)
-        return [grad_x, *grad_weights]
+        shares = _shares(x, len(maps))
+        # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
+        grad_weights = [[torch.zeros_like(weight) for weight in weights] for _ in shares]
+
+        def work(share: Sequence[tuple[int, _Part]]) -> None:
+            for thread, (index, part) in share:
+                rows, tape = x[part], list[Any]()
+                _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], tape)
+                totals = _group(grad_weights[thread], leaves)[index]
+                grad_rows = grad[part].reshape(-1, grad.shape[-1])
+                grad_x[part] = _sketch_backward(grad_rows, maps[index], totals, tape).view(rows.shape)
+
+        run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
+        return [grad_x, *(torch.stack(parts).sum(0) for parts in zip(*grad_weights, strict=True))]
 
 
 @learned_sketch.register_fake
@@ -140,7 +153,12 @@ def _group(tensors: list[Tensor], leaves: int) -> list[list[_Network]]:
     return [networks[i : i + size] for i in range(0, len(networks), size)]
 
 
-def _pieces(x: Tensor, num_maps: int) -> Iterator[tuple[int, tuple[slice, slice, slice]]]:
+def _shares(x: Tensor, num_maps: int) -> list[Sequence[_Part]]:
+    """The pieces of each thread."""
+    return deal(list(_pieces(x, num_maps)), num_workers(x.device))
+
+
+def _pieces(x: Tensor, num_maps: int) -> Iterator[_Part]:
     """Map index and (batch, heads, length) slices of at most a piece of rows, whole heads of one map each."""
     batch, heads, length, _ = x.shape
     group = heads // num_maps

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polysketch.feature_maps.gelu import gelu, gelu_backward
+from polysketch.ops.gelu import gelu, gelu_backward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
