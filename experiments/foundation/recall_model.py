@@ -13,9 +13,10 @@ WIDTH = 3
 class RecallLM(TransformerLM):
     """`TransformerLM` whose embedded tokens pass a causal depthwise convolution instead of gaining sinusoids.
 
-    A query of the plain model would first have to learn that a value follows its key; the convolution shows it, so
-    that what is left to learn is looking up, which is what the mechanisms are compared by. Rotary positions stay. For
-    whole sequences only: decoding token by token would need the convolution's own state.
+    The plain model would first have to learn that a value follows its key, and its sinusoids are several times as large
+    as its embedded tokens: with softmax it was still guessing among the values it had seen after 700 steps, this one
+    recalls after 100. What is left to learn is looking up, which is what the mechanisms are compared by. Rotary
+    positions stay. For whole sequences only: decoding token by token would need the convolution's own state.
 
     Args:
         config: as for `TransformerLM`.
