@@ -108,7 +108,11 @@ def _plot_positions(found: Sequence[Record], context: int, trained: int, path: P
 def _by_position(label: str, evaluation: Record, *, dashed: bool) -> Line:
     edges = evaluation["bin_edges"]
     middles = [(first + end) / 2 for first, end in pairwise(edges)]
-    return Line(label, middles, [math.exp(min(loss, 700.0)) for loss in evaluation["loss_by_bin"]], dashed)
+    return Line(label, middles, [_perplexity(loss) for loss in evaluation["loss_by_bin"]], dashed)
+
+
+def _perplexity(loss: float | None) -> float:
+    return math.nan if loss is None or loss > 700 else math.exp(loss)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.foundation.variants import experiment_mechanisms
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 """Where records, tables and plots of real sizes are kept."""
 
@@ -24,7 +26,8 @@ def run_command(name: str, run: Callable[[Any], int], arguments: Sequence[str] |
     flags_class = next(iter(typing.get_type_hints(run).values()))
     flags = tyro.cli(flags_class, prog=f"python -m {name}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     try:
-        return run(flags)
+        with experiment_mechanisms():
+            return run(flags)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130

@@ -1,6 +1,7 @@
 """Records: one JSON file for each finished variant, with what is needed to judge or repeat it."""
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -50,9 +51,17 @@ def _processor() -> str:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record atomically; folders are made."""
+    """Write a record atomically; folders are made, and numbers that are not finite become null: JSON has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace_file(path, json.dumps(record, indent=1).encode() + b"\n")
+    files.replace_file(path, json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(path: Path) -> dict[str, Any]:

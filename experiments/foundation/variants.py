@@ -1,6 +1,7 @@
 """The mechanisms that are compared, with the same names in every experiment, table and plot."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,14 @@ class LocalChunks(PolysketchAttention):
         return False
 
 
-attention.MECHANISMS["local-chunks"] = LocalChunks  # so that configurations and run folders can name it
+@contextlib.contextmanager
+def experiment_mechanisms() -> Iterator[None]:
+    """Put `LocalChunks` into the library's table inside, so that configurations and run folders can name it."""
+    attention.MECHANISMS["local-chunks"] = LocalChunks
+    try:
+        yield
+    finally:
+        attention.MECHANISMS.pop("local-chunks")
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ VARIANTS = {
         _learned("gain-0.5", "prefix share 0.5", 0.5),
         _learned("gain-0.8", "prefix share 0.8", 0.8),
         _learned("gain-0.99", "prefix share 0.99", 0.99),
-        _learned("halves", f"prefix shares {_SMALL_SHARE:g} | {_LARGE_SHARE:g}", _SMALL_SHARE, _LARGE_SHARE),
+        _learned("halves", f"prefix shares {_SMALL_SHARE:g} and {_LARGE_SHARE:g}", _SMALL_SHARE, _LARGE_SHARE),
         Variant("random", "random + local", "polysketch", {"sketch_size": SKETCH_SIZE, "learned": False}),
         Variant("local", "local chunks alone", "local-chunks"),
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from experiments.foundation.variants import VARIANTS, LocalChunks, chosen
+from experiments.foundation.variants import VARIANTS, LocalChunks, chosen, experiment_mechanisms
 
 from polysketch import attention
 
@@ -12,7 +12,8 @@ from polysketch import attention
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_every_variant_can_be_built_from_options_that_survive_json(variant):
     options = json.loads(json.dumps(variant.attention_options(local_chunk=8, num_heads=6)))
-    mechanism = attention.build(variant.attention, num_heads=6, head_dim=16, **options)
+    with experiment_mechanisms():
+        mechanism = attention.build(variant.attention, num_heads=6, head_dim=16, **options)
     assert (mechanism.has_prefix and not getattr(mechanism, "prefix_removed", False)) == variant.has_prefix
 
 
@@ -40,3 +41,10 @@ def test_variants_are_chosen_once_in_the_order_of_the_table():
 def test_an_unknown_variant_is_refused_with_the_list():
     with pytest.raises(ValueError, match=r"unknown variant sofmax; known variants: softmax, "):
         chosen(["sofmax"])
+
+
+def test_the_librarys_table_of_mechanisms_is_left_as_it_was():
+    before = dict(attention.MECHANISMS)
+    with experiment_mechanisms():
+        assert attention.mechanism_class("local-chunks") is LocalChunks
+    assert before == attention.MECHANISMS
