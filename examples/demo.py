@@ -106,8 +106,9 @@ def _seconds_per_step(out: Path) -> float:
 
 
 def _training_flags() -> list[str]:
-    return ["--preset", "tiny", "--attention", "polysketch", "--attention-options", *(f"{name}={value}" for name, value in OPTIONS.items()),
-            "--context", str(CONTEXT), "--batch-size", "1", "--learning-rate", "3e-3", "--log-every", "20"]  # fmt: skip
+    options = [f"{name}={value}" for name, value in OPTIONS.items()]
+    return ["--preset", "tiny", "--attention", "polysketch", "--attention-options", *options, "--context", str(CONTEXT),
+            "--batch-size", "1", "--learning-rate", "3e-3", "--log-every", "20"]  # fmt: skip
 
 
 def evaluate(out: Path) -> bool:
