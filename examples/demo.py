@@ -1,6 +1,6 @@
 """The whole library in a few minutes on a CPU: prepare, train, evaluate, time and generate, without any download.
 
-    python examples/demo.py [--out demo] [--minutes 1.5]
+    python examples/demo.py [--out demo] [--minutes 2]
 
 The text is the Python standard library's own source, which is on every machine. The demo fails (exit status 1) if the
 trained model does not compress held-out files better than counts of three bytes in a row do.
@@ -35,7 +35,7 @@ def main() -> int:
     """Run every step; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for data, run and plots; replaced")
-    parser.add_argument("--minutes", type=float, default=1.5, help="how long to train")
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long to train")
     options = parser.parse_args()
     begun, out = time.perf_counter(), options.out
     shutil.rmtree(out, ignore_errors=True)
