@@ -51,11 +51,6 @@ def forward(inputs: Inputs, plan: Plan) -> Outputs:
     return outputs
 
 
-def reciprocal(mass: Tensor) -> Tensor:
-    """1 / mass, and zero for a row without any mass: its output is zero."""
-    return torch.where(mass == 0, 0.0, 1.0 / mass)
-
-
 def power_(x: Tensor, exponent: int) -> Tensor:
     """x^exponent in place, by squarings: `pow` is many times slower on a CPU."""
     if exponent == 0:
@@ -116,6 +111,6 @@ def _weights(piece: Piece, keys: Span, rows: Span) -> Tensor:
 def _write_rows(piece: Piece, outputs: Outputs, rows: Span, numerator: Tensor, denominator: Tensor) -> None:
     if piece.plan.normalize:
         denominator = denominator.add_(piece.plan.offset)
-        numerator = numerator.mul_(reciprocal(denominator)[..., None])
+        numerator = numerator.mul_(piece.reciprocal(denominator)[..., None])
     piece.write_queries(outputs.output, rows, numerator)
-    piece.write_queries(outputs.denominator[..., None], rows, denominator[..., None])
+    piece.write_queries(outputs.denominator, rows, denominator)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.chunked import power_, reciprocal
+from polysketch.ops.linear.chunked import power_
 from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
 from polysketch.ops.linear.state import state_dtype
@@ -56,11 +56,11 @@ class _Call(NamedTuple):
         """Gradients of the numerator (G, R, h) and of the denominator (G, R), from those of the output."""
         piece = self.piece
         numerator = piece.query_rows(self.upstream.output, rows)
-        mass_gradient = piece.query_rows(self.upstream.denominator[..., None], rows)[..., 0]
+        mass_gradient = piece.query_rows(self.upstream.denominator, rows)
         if not piece.plan.normalize:
             return numerator, mass_gradient
-        mass = piece.query_rows(self.outputs.denominator[..., None], rows)
-        numerator = numerator * reciprocal(mass)
+        mass = piece.query_rows(self.outputs.denominator, rows)
+        numerator = numerator * piece.reciprocal(mass)[..., None]
         return numerator, mass_gradient - (numerator * piece.query_rows(self.outputs.output, rows)).sum(-1)
 
     def decayed_rows(self, chunk: Span, rows: Span) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ def _keys_causal(call: _Call) -> None:
     """In reverse: carry the gradient of the sums; keys and values get theirs, from the sums and inside the chunk."""
     piece, carried = call.piece, call.piece.new_sums()
     if piece.plan.return_sums:
-        carried.load_gradient(piece.whole(call.upstream.sums), piece.numbers(call.upstream.normalizer))
+        carried.load_gradient(piece.whole(call.upstream.sums), piece.whole(call.upstream.normalizer))
     for chunk in reversed(piece.chunks()):
         key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
         if piece.plan.diagonal != Diagonal.NONE:

@@ -63,40 +63,38 @@ class Piece:
         self.shared = inputs.query.shape[1] // inputs.key.shape[1]
         self.length = inputs.key.shape[2]
         self.local = inputs.local_query is not None
-        self.decay = None if inputs.log_decay is None else self.numbers(inputs.log_decay)
+        self._views: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
+        self.decay = None if inputs.log_decay is None else self.whole(inputs.log_decay)
         self._pad = -inputs.key.shape[3] % TILE if plan.power == 2 else 0
         self._boundary = self._find_boundary()
         self._masks: dict[int, Tensor] = {}
 
-    # Rows in and out.
+    # Rows in and out. Every call on a tensor, a mere view included, passes the interpreter lock from thread to thread:
+    # views of the group are made once, and rows of them with as few calls as possible.
 
     def rows(self, tensor: Tensor, span: Span) -> Tensor:
-        """Tokens of a tensor (batch, key_heads, L, width)."""
-        view = tensor[self.group.batch, self.group.heads, span.start : span.stop]
-        return view.reshape(self.size, *view.shape[2:]).to(self.dtype)
+        """Tokens of a tensor (batch, key_heads, L, ...), as (G, T, ...)."""
+        view = self._view(tensor, queries=False).narrow(2, span.start, span.size)
+        return self._widened(view.reshape(self.size, *view.shape[2:]))
 
     def query_rows(self, tensor: Tensor, span: Span) -> Tensor:
-        """Tokens of a tensor (batch, heads, L, width), query heads of a key head one after another."""
-        view = self._grouped(tensor)[:, :, :, span.start : span.stop]
-        return view.reshape(self.size, self.shared * span.size, tensor.shape[3]).to(self.dtype)
+        """Tokens of a tensor (batch, heads, L, ...), as (G, R, ...), query heads of a key head one after another."""
+        view = self._view(tensor, queries=True).narrow(3, span.start, span.size)
+        return self._widened(view.reshape(self.size, self.shared * span.size, *view.shape[4:]))
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All of a tensor (batch, key_heads, rows, width)."""
+        """All of a tensor (batch, key_heads, rows, ...), as (G, rows, ...)."""
         return self.rows(tensor, Span(0, tensor.shape[2]))
-
-    def numbers(self, tensor: Tensor) -> Tensor:
-        """All of a tensor (batch, key_heads, rows), as (G, rows)."""
-        return self.whole(tensor[..., None])[..., 0]
 
     def write(self, target: Tensor, span: Span, rows: Tensor) -> None:
         """The inverse of `rows`."""
-        view = target[self.group.batch, self.group.heads, span.start : span.stop]
-        view.copy_(rows[..., : view.shape[-1]].view(view.shape))
+        view = self._view(target, queries=False).narrow(2, span.start, span.size)
+        view.copy_(self._cut(rows, target).view(view.shape))
 
     def write_queries(self, target: Tensor, span: Span, rows: Tensor, *, add: bool = False) -> None:
         """The inverse of `query_rows`; `add` adds to what is there."""
-        view = self._grouped(target)[:, :, :, span.start : span.stop]
-        rows = rows[..., : view.shape[-1]].view(view.shape)
+        view = self._view(target, queries=True).narrow(3, span.start, span.size)
+        rows = self._cut(rows, target).view(view.shape)
         if add:
             view.add_(rows)
         else:
@@ -105,11 +103,23 @@ class Piece:
     def write_sums(self, sums: Tensor, normalizer: Tensor, found: tuple[Tensor, Tensor]) -> None:
         """Write sums and normalizer in the public layout."""
         self.write(sums, Span(0, sums.shape[2]), found[0])
-        self.write(normalizer[..., None], Span(0, normalizer.shape[2]), found[1][..., None])
+        self.write(normalizer, Span(0, normalizer.shape[2]), found[1])
 
-    def _grouped(self, tensor: Tensor) -> Tensor:
-        """(batch, heads, ...) -> the group's (batch, key_heads, shared, ...)."""
-        return tensor.unflatten(1, (-1, self.shared))[self.group.batch, self.group.heads]
+    def _view(self, tensor: Tensor, *, queries: bool) -> Tensor:
+        """The group's part of a tensor: (batch, key_heads, ...), or (batch, key_heads, shared, ...) of queries."""
+        key = (id(tensor), queries)
+        if key not in self._views:
+            whole = tensor.unflatten(1, (-1, self.shared)) if queries else tensor
+            # The tensor is kept too, or another could take its place in memory, and its id.
+            self._views[key] = (whole[self.group.batch, self.group.heads], tensor)
+        return self._views[key][0]
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        return rows if rows.dtype == self.dtype else rows.to(self.dtype)
+
+    def _cut(self, rows: Tensor, target: Tensor) -> Tensor:
+        """Rows without the padding of features."""
+        return rows if rows.dim() < 3 or rows.shape[-1] == target.shape[-1] else rows[..., : target.shape[-1]]
 
     # Operands.
 
@@ -157,6 +167,12 @@ class Piece:
         """The keys of a chunk that some of these queries may see."""
         return Span(chunk.start, rows.stop if self.plan.diagonal == Diagonal.CAUSAL else chunk.stop)
 
+    def reciprocal(self, mass: Tensor) -> Tensor:
+        """1 / mass, and zero for a row without any mass: its output is zero."""
+        if self.plan.offset > 0 and self.plan.power == 2:
+            return mass.reciprocal()  # weights are not negative, so there is mass in every row
+        return torch.where(mass == 0, 0.0, 1.0 / mass)
+
     def mask_(self, weights: Tensor, rows: Span) -> Tensor:
         """Zero what a query may not see, in weights (G, R, keys) whose last keys are the rows' own."""
         if self.plan.diagonal == Diagonal.CAUSAL:
@@ -181,7 +197,7 @@ class Piece:
         """Sums before the first chunk."""
         sums = self.new_sums()
         if self.inputs.sums is not None and self.inputs.normalizer is not None:
-            sums.load(self.whole(self.inputs.sums), self.numbers(self.inputs.normalizer))
+            sums.load(self.whole(self.inputs.sums), self.whole(self.inputs.normalizer))
         return sums
 
     def fold(self, sums: Sums, chunk: Span) -> None:
