@@ -1,6 +1,6 @@
 """The tanh form of GELU and its derivative, on a CPU by the sigmoid, which is several times as fast there as tanh.
 
-0.5 x (1 + tanh(z / 2)) = x sigmoid(z), z = sqrt(8 / pi) (x + 0.044715 x^3).
+0.5 x (1 + tanh(z / 2)) = x sigmoid(z), z = x (a + b x^2), a = sqrt(8 / pi), b = 0.044715 a.
 """
 
 import math
@@ -13,25 +13,25 @@ _LINEAR = math.sqrt(8 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
 
 
-def gelu(x: Tensor) -> Tensor:
-    """gelu(x), tanh form, in a new tensor; not differentiable where the sigmoid is used."""
-    return _sigmoid(x).mul_(x) if _by_sigmoid(x) else F.gelu(x, approximate="tanh")
-
-
-def gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """grad times the derivative of gelu at x, in a new tensor."""
+def gelu(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """gelu(x), tanh form, in a new tensor, and what `gelu_backward` can use again; not differentiable."""
     if not _by_sigmoid(x):
+        return F.gelu(x, approximate="tanh"), None
+    sigmoid = torch.addcmul(x.new_tensor(_LINEAR), x, x, value=_CUBIC).mul_(x).sigmoid_()
+    return sigmoid * x, sigmoid
+
+
+def gelu_backward(grad: Tensor, x: Tensor, result: tuple[Tensor, Tensor | None]) -> Tensor:
+    """grad times the derivative of gelu at x, given `result = gelu(x)`; `grad` is used up."""
+    active, sigmoid = result
+    if sigmoid is None:
         return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
-    sigmoid = _sigmoid(x)
-    slope = (x * x).mul_(3 * _CUBIC).add_(_LINEAR).mul_(x).mul_(sigmoid)  # z' x sigmoid(z)
-    return slope.addcmul_(slope, sigmoid, value=-1).add_(sigmoid).mul_(grad)
+    # (x s(z))' = s + x s (1 - s) z' = s + (active - active s) z'
+    slope = torch.addcmul(x.new_tensor(_LINEAR), x, x, value=3 * _CUBIC)
+    slope.mul_(torch.addcmul(active, active, sigmoid, value=-1)).add_(sigmoid)
+    return grad.mul_(slope)
 
 
 def _by_sigmoid(x: Tensor) -> bool:
-    # Elsewhere one fused kernel is faster than six passes; in half precision they would round six times.
+    # Elsewhere one fused kernel is faster than several passes; in half precision they would round several times.
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """sigmoid(z(x)), in passes over one tensor that stays in cache."""
-    return (x * x).mul_(_CUBIC).add_(_LINEAR).mul_(x).sigmoid_()

@@ -1,18 +1,19 @@
 """The computation of the learned sketch: cache-sized pieces of rows, forward and backward written out.
 
 The hidden activations of the networks are several times the size of queries, keys and values. They are therefore
-made for some rows at a time, used while they are in cache, and made again in backward. A custom operator, so that
-`torch.compile` sees one node and not a loop.
+made for some rows at a time, used while they are in cache, and made again in backward. The networks of one level of the
+recursion work side by side, as one batch; a norm's scale and bias act through the matrix that follows it. A custom
+operator, so that `torch.compile` sees one node and not a loop.
 
 Weights come as a flat list: for every map, for every network (the leaves of the recursion first, then the next
 level, pairs in order), norm scale, norm bias, up, down, norm scale, norm bias, up, down.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -21,7 +22,7 @@ from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 
 _NORM_EPSILON = 1e-5
 _TENSORS = 8  # a network
-_PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 1 MB of hidden activations at r = 32
+_PIECE_ROWS = {"cpu": 512}  # tokens x heads at a time: 1 MB of hidden activations at r = 32
 _PIECE_ROWS_ELSEWHERE = 65536  # enough to fill a GPU
 
 _Part = tuple[int, tuple[slice, slice, slice]]  # which map; slices of batch, heads and length
@@ -41,7 +42,7 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
     """
     with torch.autocast(x.device.type, enabled=False):
         features = _empty_features(x, weights)
-        maps = _maps(weights, leaves, x.dtype)
+        maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
 
         def work(share: Sequence[_Part]) -> None:
             for index, part in share:
@@ -57,21 +58,23 @@ def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leav
     """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
     with torch.autocast(x.device.type, enabled=False):
         grad_x = torch.empty_like(x)
-        maps = _maps(weights, leaves, x.dtype)
+        networks = _networks(weights, leaves)
+        maps = [_levels(of_map, leaves, x.dtype) for of_map in networks]
         shares = _shares(x, len(maps))
         # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
-        grad_weights = [[torch.zeros_like(weight) for weight in weights] for _ in shares]
+        totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
 
         def work(share: Sequence[tuple[int, _Part]]) -> None:
             for thread, (index, part) in share:
-                rows, tape = x[part], list[Any]()
+                rows, tape = x[part], list[_Activations]()
                 _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], tape)
-                totals = _group(grad_weights[thread], leaves)[index]
-                grad_rows = grad[part].reshape(-1, grad.shape[-1])
-                grad_x[part] = _sketch_backward(grad_rows, maps[index], totals, tape).view(rows.shape)
+                grad_rows = grad[part].reshape(1, -1, grad.shape[-1])
+                grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[thread][index], tape).view(rows.shape)
 
         run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
-        return [grad_x, *(torch.stack(parts).sum(0) for parts in zip(*grad_weights, strict=True))]
+        summed = [_summed([total[index] for total in totals]) for index in range(len(maps))]
+        found = [_weight_gradients(*pair, leaves) for pair in zip(networks, summed, strict=True)]
+        return [grad_x, *itertools.chain.from_iterable(found)]
 
 
 @learned_sketch.register_fake
@@ -122,35 +125,111 @@ class _Network(NamedTuple):
     middle_down: Tensor
 
 
-class _Activations(NamedTuple):
-    """What the backward pass of one network needs: normed inputs, hidden before and after the GELU, norm statistics."""
+class _Half(NamedTuple):
+    """Up and down matrices of the networks of one level (k, out, in), and the bias (k, 1, out) of the folded norm."""
 
-    rows: Tensor
-    input_stats: tuple[Tensor, Tensor]
+    up: Tensor
+    bias: Tensor
+    down: Tensor
+
+
+class _Level(NamedTuple):
+    """The networks of one level: both halves, each a norm, up, GELU, down."""
+
+    first: _Half
+    second: _Half
+
+
+class _Passed(NamedTuple):
+    """What the backward pass of a half needs."""
+
+    inputs: Tensor
+    statistics: tuple[Tensor, Tensor]
     normed: Tensor
-    input_hidden: Tensor
-    input_active: Tensor
-    middle: Tensor
-    middle_stats: tuple[Tensor, Tensor]
-    middle_normed: Tensor
-    middle_hidden: Tensor
-    middle_active: Tensor
-    output: Tensor
+    hidden: Tensor
+    active: tuple[Tensor, Tensor | None]
+
+
+class _Activations(NamedTuple):
+    """What the backward pass of a level needs."""
+
+    first: _Passed
+    second: _Passed
+    outputs: Tensor
+    combined: Tensor
 
 
 def _empty_features(x: Tensor, weights: list[Tensor]) -> Tensor:
     return x.new_empty(*x.shape[:-1], weights[-1].shape[0])
 
 
-def _maps(weights: list[Tensor], leaves: int, dtype: torch.dtype) -> list[list[_Network]]:
-    return _group([weight.to(dtype) for weight in weights], leaves)
-
-
-def _group(tensors: list[Tensor], leaves: int) -> list[list[_Network]]:
+def _networks(weights: list[Tensor], leaves: int) -> list[list[_Network]]:
     """The flat list as networks of each map."""
-    networks = [_Network(*tensors[i : i + _TENSORS]) for i in range(0, len(tensors), _TENSORS)]
+    networks = [_Network(*weights[i : i + _TENSORS]) for i in range(0, len(weights), _TENSORS)]
     size = 2 * leaves - 2
     return [networks[i : i + size] for i in range(0, len(networks), size)]
+
+
+def _sizes(leaves: int) -> list[int]:
+    """Networks of each level: every level has half of the one before, down to two."""
+    return [leaves] if leaves == 2 else [leaves, *_sizes(leaves // 2)]
+
+
+def _by_level(networks: list[_Network], leaves: int) -> Iterator[list[_Network]]:
+    start = 0
+    for size in _sizes(leaves):
+        yield networks[start : start + size]
+        start += size
+
+
+def _levels(networks: list[_Network], leaves: int, dtype: torch.dtype) -> list[_Level]:
+    """The networks of one map side by side, level by level, norms folded into the matrices."""
+    levels = []
+    for level in _by_level(networks, leaves):
+        first = _fold([(n.input_scale, n.input_bias, n.input_up, n.input_down) for n in level], dtype)
+        second = _fold([(n.middle_scale, n.middle_bias, n.middle_up, n.middle_down) for n in level], dtype)
+        levels.append(_Level(first, second))
+    return levels
+
+
+def _fold(halves: list[tuple[Tensor, Tensor, Tensor, Tensor]], dtype: torch.dtype) -> _Half:
+    up = torch.stack([up * scale for scale, _, up, _ in halves])
+    bias = torch.stack([(up @ bias)[None] for _, bias, up, _ in halves])
+    return _Half(up.to(dtype), bias.to(dtype), torch.stack([down for *_, down in halves]).to(dtype))
+
+
+def _zeros(levels: list[_Level], dtype: torch.dtype) -> list[_Level]:
+    return [
+        _Level(*(_Half(*(torch.zeros_like(tensor, dtype=dtype) for tensor in half)) for half in level))
+        for level in levels
+    ]
+
+
+def _summed(totals: list[list[_Level]]) -> list[_Level]:
+    """The sums of all threads, in order."""
+    result = totals[0]
+    for other in totals[1:]:
+        for level, more in zip(result, other, strict=True):
+            for half, part in zip(level, more, strict=True):
+                for tensor, summand in zip(half, part, strict=True):
+                    tensor.add_(summand)
+    return result
+
+
+def _weight_gradients(networks: list[_Network], totals: list[_Level], leaves: int) -> Iterator[Tensor]:
+    """Gradients of the weights as they were given, from those of the folded ones."""
+    for level, total in zip(_by_level(networks, leaves), totals, strict=True):
+        for index, network in enumerate(level):
+            yield from _unfold(network.input_scale, network.input_bias, network.input_up, total.first, index)
+            yield from _unfold(network.middle_scale, network.middle_bias, network.middle_up, total.second, index)
+
+
+def _unfold(scale: Tensor, bias: Tensor, up: Tensor, total: _Half, index: int) -> Iterator[Tensor]:
+    grad_up, grad_bias = total.up[index], total.bias[index, 0]
+    yield (grad_up * up).sum(0)
+    yield grad_bias @ up
+    yield torch.addr(grad_up * scale, grad_bias, bias)
+    yield total.down[index].clone()  # results of an operator may not share memory
 
 
 def _shares(x: Tensor, num_maps: int) -> list[Sequence[_Part]]:
@@ -172,36 +251,25 @@ def _pieces(x: Tensor, num_maps: int) -> Iterator[_Part]:
                 yield index, (slice(item, item + items), of_map, slice(start, start + tokens))
 
 
-def _sketch(rows: Tensor, networks: list[_Network], tape: list | None = None) -> Tensor:
+def _sketch(rows: Tensor, levels: list[_Level], tape: list[_Activations] | None = None) -> Tensor:
     """(m, head_dim) -> (m, r), by the recursion of Algorithm 2 from its leaves up."""
-    leaves = len(networks) // 2 + 1
-    values, used = [rows] * leaves, 0
-    while len(values) > 1:
-        level = networks[used : used + len(values)]
-        outputs = [_network(value, network, tape) for value, network in zip(values, level, strict=True)]
-        used += len(values)
-        values = [_combine(left, right) for left, right in zip(outputs[::2], outputs[1::2], strict=True)]
+    values = rows[None]
+    for level in levels:
+        middle, first = _half(values, level.first)
+        outputs, second = _half(middle, level.second)
+        values = _combine(outputs[::2], outputs[1::2])
         if tape is not None:
-            tape.append(values)
+            tape.append(_Activations(first, second, outputs, values))
     return values[0]
 
 
-def _sketch_backward(grad: Tensor, networks: list[_Network], totals: list[_Network], tape: list) -> Tensor:
-    """The gradient of the rows; adds those of the weights to `totals`. Walks the tape of `_sketch` from its end."""
-    grads, first = [grad], len(networks)
-    while first > 0:
-        values, count = tape.pop(), 2 * len(grads)
-        activations = tape[-count:]
-        del tape[-count:]
-        first -= count
-        outputs = [activation.output for activation in activations]
-        pairs = zip(grads, values, outputs[::2], outputs[1::2], strict=True)
-        grad_outputs = [half for pair in pairs for half in _combine_backward(*pair)]
-        grads = [
-            _network_backward(grad_outputs[i], networks[first + i], totals[first + i], activations[i])
-            for i in range(count)
-        ]
-    return torch.stack(grads).sum(0) if len(grads) > 2 else grads[0].add_(grads[1])
+def _sketch_backward(grad: Tensor, levels: list[_Level], totals: list[_Level], tape: list[_Activations]) -> Tensor:
+    """The gradient of the rows, given that of the features (1, m, r); adds those of the weights to `totals`."""
+    for level, total, kept in reversed(list(zip(levels, totals, tape, strict=True))):
+        grad = _combine_backward(grad, kept.combined, kept.outputs)
+        grad = _half_backward(grad, level.second, total.second, kept.second)
+        grad = _half_backward(grad, level.first, total.first, kept.first)
+    return grad[0]
 
 
 def _combine(left: Tensor, right: Tensor) -> Tensor:
@@ -211,75 +279,41 @@ def _combine(left: Tensor, right: Tensor) -> Tensor:
     return (left.to(wide) * right).mul_(1 / root).tanh_().mul_(root).to(left.dtype)
 
 
-def _combine_backward(grad: Tensor, combined: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    slope = 1 - combined * combined / combined.shape[-1]
-    grad = grad * slope
-    return grad * right, grad * left
+def _combine_backward(grad: Tensor, combined: Tensor, outputs: Tensor) -> Tensor:
+    """The gradient of the outputs (k, m, r) that were combined in pairs."""
+    grad = torch.addcmul(grad, grad, combined * combined, value=-1 / combined.shape[-1])
+    result = torch.empty_like(outputs)
+    torch.mul(grad, outputs[1::2], out=result[::2])
+    torch.mul(grad, outputs[::2], out=result[1::2])
+    return result
 
 
-def _network(rows: Tensor, network: _Network, tape: list | None) -> Tensor:
-    normed, input_stats = _norm(rows, network.input_scale, network.input_bias)
-    input_hidden = F.linear(normed, network.input_up)
-    input_active = gelu(input_hidden)
-    middle = F.linear(input_active, network.input_down)
-    middle_normed, middle_stats = _norm(middle, network.middle_scale, network.middle_bias)
-    middle_hidden = F.linear(middle_normed, network.middle_up)
-    middle_active = gelu(middle_hidden)
-    output = F.linear(middle_active, network.middle_down)
-    if tape is not None:
-        tape.append(
-            _Activations(
-                rows,
-                input_stats,
-                normed,
-                input_hidden,
-                input_active,
-                middle,
-                middle_stats,
-                middle_normed,
-                middle_hidden,
-                middle_active,
-                output,
-            )
-        )
-    return output
+def _half(values: Tensor, half: _Half) -> tuple[Tensor, _Passed]:
+    """values (k, m, w), or (1, m, w) for all k networks -> (k, m, r)."""
+    normed, mean, deviation = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
+    hidden = torch.baddbmm(half.bias, normed.expand(len(half.up), -1, -1), half.up.mT)
+    active = gelu(hidden)
+    return torch.bmm(active[0], half.down.mT), _Passed(values, (mean, deviation), normed, hidden, active)
 
 
-def _network_backward(grad: Tensor, network: _Network, totals: _Network, kept: _Activations) -> Tensor:
-    """The gradient of the network's input; adds those of its weights to `totals`."""
-    grad = _linear_backward(grad, network.middle_down, totals.middle_down, kept.middle_active)
-    grad = gelu_backward(grad, kept.middle_hidden)
-    grad = _linear_backward(grad, network.middle_up, totals.middle_up, kept.middle_normed)
-    grad, scale, bias = _norm_backward(grad, kept.middle, kept.middle_stats, network.middle_scale, network.middle_bias)
-    totals.middle_scale.add_(scale)
-    totals.middle_bias.add_(bias)
-    grad = _linear_backward(grad, network.input_down, totals.input_down, kept.input_active)
-    grad = gelu_backward(grad, kept.input_hidden)
-    grad = _linear_backward(grad, network.input_up, totals.input_up, kept.normed)
-    grad, scale, bias = _norm_backward(grad, kept.rows, kept.input_stats, network.input_scale, network.input_bias)
-    totals.input_scale.add_(scale)
-    totals.input_bias.add_(bias)
-    return grad
-
-
-def _norm(rows: Tensor, scale: Tensor, bias: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The normed rows, and each row's mean and reciprocal deviation."""
-    normed, mean, reciprocal = torch.native_layer_norm(rows, rows.shape[-1:], scale, bias, _NORM_EPSILON)
-    return normed, (mean, reciprocal)
-
-
-def _norm_backward(
-    grad: Tensor, rows: Tensor, stats: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.ops.aten.native_layer_norm_backward(
-        grad, rows, rows.shape[-1:], *stats, scale, bias, [True, True, True]
+def _half_backward(grad: Tensor, half: _Half, total: _Half, kept: _Passed) -> Tensor:
+    """The gradient of a half's inputs; adds those of its weights to `total`."""
+    _add(total.down, grad.mT, kept.active[0])
+    grad = gelu_backward(torch.bmm(grad, half.down), kept.hidden, kept.active)
+    _add(total.up, grad.mT, kept.normed.expand(len(grad), -1, -1))
+    total.bias.add_(grad.sum(1, keepdim=True))
+    grad = torch.bmm(grad, half.up)
+    if len(grad) > len(kept.inputs):
+        grad = grad.sum(0, keepdim=True)
+    found = torch.ops.aten.native_layer_norm_backward(
+        grad, kept.inputs, grad.shape[-1:], *kept.statistics, None, None, [True, False, False]
     )
+    return found[0]
 
 
-def _linear_backward(grad: Tensor, weight: Tensor, total: Tensor, inputs: Tensor) -> Tensor:
-    """The gradient of the inputs; adds grad^T inputs to `total`."""
-    if total.dtype == grad.dtype:
-        total.addmm_(grad.T, inputs)
+def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right."""
+    if total.dtype == left.dtype:
+        total.baddbmm_(left, right)
     else:
-        total.add_(grad.T @ inputs)
-    return grad @ weight
+        total.add_(torch.bmm(left, right))
