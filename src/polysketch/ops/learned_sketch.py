@@ -2,14 +2,12 @@
 
 The hidden activations of the networks are several times the size of queries, keys and values. They are therefore
 made for some rows at a time, used while they are in cache, and made again in backward. The networks of one level of the
-recursion work side by side, as one batch; a norm's scale and bias act through the matrix that follows it. A custom
-operator, so that `torch.compile` sees one node and not a loop.
+recursion work side by side, as one batch. A custom operator, so that `torch.compile` sees one node and not a loop.
 
 Weights come as a flat list: for every map, for every network (the leaves of the recursion first, then the next
 level, pairs in order), norm scale, norm bias, up, down, norm scale, norm bias, up, down.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -58,8 +56,7 @@ def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leav
     """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
     with torch.autocast(x.device.type, enabled=False):
         grad_x = torch.empty_like(x)
-        networks = _networks(weights, leaves)
-        maps = [_levels(of_map, leaves, x.dtype) for of_map in networks]
+        maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
         shares = _shares(x, len(maps))
         # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
         totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
@@ -73,8 +70,7 @@ def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leav
 
         run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
         summed = [_summed([total[index] for total in totals]) for index in range(len(maps))]
-        found = [_weight_gradients(*pair, leaves) for pair in zip(networks, summed, strict=True)]
-        return [grad_x, *itertools.chain.from_iterable(found)]
+        return [grad_x, *(grad for levels in summed for grad in _weight_gradients(levels))]
 
 
 @learned_sketch.register_fake
@@ -126,10 +122,11 @@ class _Network(NamedTuple):
 
 
 class _Half(NamedTuple):
-    """Up and down matrices of the networks of one level (k, out, in), and the bias (k, 1, out) of the folded norm."""
+    """One half of the k networks of a level: scale and bias of the norm (k, 1, in), up and down (k, out, in)."""
 
-    up: Tensor
+    scale: Tensor
     bias: Tensor
+    up: Tensor
     down: Tensor
 
 
@@ -145,6 +142,7 @@ class _Passed(NamedTuple):
 
     inputs: Tensor
     statistics: tuple[Tensor, Tensor]
+    standard: Tensor
     normed: Tensor
     hidden: Tensor
     active: tuple[Tensor, Tensor | None]
@@ -183,19 +181,16 @@ def _by_level(networks: list[_Network], leaves: int) -> Iterator[list[_Network]]
 
 
 def _levels(networks: list[_Network], leaves: int, dtype: torch.dtype) -> list[_Level]:
-    """The networks of one map side by side, level by level, norms folded into the matrices."""
-    levels = []
-    for level in _by_level(networks, leaves):
-        first = _fold([(n.input_scale, n.input_bias, n.input_up, n.input_down) for n in level], dtype)
-        second = _fold([(n.middle_scale, n.middle_bias, n.middle_up, n.middle_down) for n in level], dtype)
-        levels.append(_Level(first, second))
-    return levels
+    """The networks of one map side by side, level by level."""
+    return [
+        _Level(_stack([n[:4] for n in level], dtype), _stack([n[4:] for n in level], dtype))
+        for level in _by_level(networks, leaves)
+    ]
 
 
-def _fold(halves: list[tuple[Tensor, Tensor, Tensor, Tensor]], dtype: torch.dtype) -> _Half:
-    up = torch.stack([up * scale for scale, _, up, _ in halves])
-    bias = torch.stack([(up @ bias)[None] for _, bias, up, _ in halves])
-    return _Half(up.to(dtype), bias.to(dtype), torch.stack([down for *_, down in halves]).to(dtype))
+def _stack(halves: list[tuple[Tensor, ...]], dtype: torch.dtype) -> _Half:
+    scale, bias, up, down = (torch.stack(tensors).to(dtype) for tensors in zip(*halves, strict=True))
+    return _Half(scale[:, None], bias[:, None], up, down)
 
 
 def _zeros(levels: list[_Level], dtype: torch.dtype) -> list[_Level]:
@@ -216,20 +211,14 @@ def _summed(totals: list[list[_Level]]) -> list[_Level]:
     return result
 
 
-def _weight_gradients(networks: list[_Network], totals: list[_Level], leaves: int) -> Iterator[Tensor]:
-    """Gradients of the weights as they were given, from those of the folded ones."""
-    for level, total in zip(_by_level(networks, leaves), totals, strict=True):
-        for index, network in enumerate(level):
-            yield from _unfold(network.input_scale, network.input_bias, network.input_up, total.first, index)
-            yield from _unfold(network.middle_scale, network.middle_bias, network.middle_up, total.second, index)
-
-
-def _unfold(scale: Tensor, bias: Tensor, up: Tensor, total: _Half, index: int) -> Iterator[Tensor]:
-    grad_up, grad_bias = total.up[index], total.bias[index, 0]
-    yield (grad_up * up).sum(0)
-    yield grad_bias @ up
-    yield torch.addr(grad_up * scale, grad_bias, bias)
-    yield total.down[index].clone()  # results of an operator may not share memory
+def _weight_gradients(levels: list[_Level]) -> Iterator[Tensor]:
+    """The flat list of gradients, in the order of the weights."""
+    for first, second in levels:
+        for index in range(len(first.up)):
+            for half in (first, second):
+                # Results of an operator may not share memory.
+                yield from (half.scale[index, 0].clone(), half.bias[index, 0].clone())
+                yield from (half.up[index].clone(), half.down[index].clone())
 
 
 def _shares(x: Tensor, num_maps: int) -> list[Sequence[_Part]]:
@@ -253,12 +242,12 @@ def _pieces(x: Tensor, num_maps: int) -> Iterator[_Part]:
 
 def _sketch(rows: Tensor, levels: list[_Level], tape: list[_Activations] | None = None) -> Tensor:
     """(m, head_dim) -> (m, r), by the recursion of Algorithm 2 from its leaves up."""
-    values = rows[None]
+    values, keep = rows[None], tape is not None
     for level in levels:
-        middle, first = _half(values, level.first)
-        outputs, second = _half(middle, level.second)
+        middle, first = _half(values, level.first, keep=keep)
+        outputs, second = _half(middle, level.second, keep=keep)
         values = _combine(outputs[::2], outputs[1::2])
-        if tape is not None:
+        if tape is not None and first is not None and second is not None:
             tape.append(_Activations(first, second, outputs, values))
     return values[0]
 
@@ -288,21 +277,25 @@ def _combine_backward(grad: Tensor, combined: Tensor, outputs: Tensor) -> Tensor
     return result
 
 
-def _half(values: Tensor, half: _Half) -> tuple[Tensor, _Passed]:
-    """values (k, m, w), or (1, m, w) for all k networks -> (k, m, r)."""
-    normed, mean, deviation = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
-    hidden = torch.baddbmm(half.bias, normed.expand(len(half.up), -1, -1), half.up.mT)
+def _half(values: Tensor, half: _Half, *, keep: bool) -> tuple[Tensor, _Passed | None]:
+    """values (k, m, w), or (1, m, w) for all k networks -> (k, m, r); with `keep`, what the backward pass needs."""
+    standard, mean, deviation = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
+    normed = torch.addcmul(half.bias, standard, half.scale)
+    hidden = torch.bmm(normed, half.up.mT)
     active = gelu(hidden)
-    return torch.bmm(active[0], half.down.mT), _Passed(values, (mean, deviation), normed, hidden, active)
+    kept = _Passed(values, (mean, deviation), standard, normed, hidden, active) if keep else None
+    return torch.bmm(active[0], half.down.mT), kept
 
 
 def _half_backward(grad: Tensor, half: _Half, total: _Half, kept: _Passed) -> Tensor:
     """The gradient of a half's inputs; adds those of its weights to `total`."""
     _add(total.down, grad.mT, kept.active[0])
     grad = gelu_backward(torch.bmm(grad, half.down), kept.hidden, kept.active)
-    _add(total.up, grad.mT, kept.normed.expand(len(grad), -1, -1))
-    total.bias.add_(grad.sum(1, keepdim=True))
+    _add(total.up, grad.mT, kept.normed)
     grad = torch.bmm(grad, half.up)
+    total.scale.add_((grad * kept.standard).sum(1, keepdim=True))
+    total.bias.add_(grad.sum(1, keepdim=True))
+    grad = grad.mul_(half.scale)
     if len(grad) > len(kept.inputs):
         grad = grad.sum(0, keepdim=True)
     found = torch.ops.aten.native_layer_norm_backward(
