@@ -95,7 +95,11 @@ def test_operations_are_counted_from_the_formula():
 
 
 def test_auto_names_its_backend_and_unknown_ones_are_refused():
-    assert ops.linear_attention_backend() == "chunked"
+    few, many = make(LOCAL), make(LOCAL, 300)
+    assert ops.linear_attention_backend(few.query, few.key) == "reference"
+    assert ops.linear_attention_backend(few.query, few.key, backend="chunked") == "chunked"
+    assert ops.linear_attention_backend(few.query, few.key, state=empty_state(LOCAL)) == "chunked"
+    assert ops.linear_attention_backend(many.query, many.key) == "chunked"
     with pytest.raises(ValueError, match=r"unknown backend 'fast'.*'chunked', 'reference'"):
         run(LOCAL, make(LOCAL), backend="fast")
 

@@ -12,7 +12,7 @@ from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
 # Up to this many tokens one chunk holds everything: the quadratic formula, in short rows.
-SINGLE_CHUNK = 512
+SINGLE_CHUNK = 1024
 COMPUTE_CHUNK = 256
 
 

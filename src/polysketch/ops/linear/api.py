@@ -15,6 +15,9 @@ BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
     "reference": reference.linear_attention,
     "chunked": chunked_attention,
 }
+# Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
+# reference is up to three times as fast below, and slower above.
+_FEW_WEIGHTS = 65_536
 
 
 def linear_attention(
@@ -62,7 +65,7 @@ def linear_attention(
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).
         chunk_size: tokens worked on at once where there is no `local`; tuning only, the result does not depend on it.
-        backend: "auto", "chunked" or "reference" (quadratic, the definition).
+        backend: "auto" (see `linear_attention_backend`), "chunked" or "reference" (quadratic, the definition).
 
     Returns:
         `.output` (batch, heads, length, value_dim) in the dtype of `value`; `.state` or None. Sums are float32, or
@@ -79,7 +82,7 @@ def linear_attention(
     check(
         query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size
     )
-    picked = _pick(backend)
+    picked = linear_attention_backend(query_features, key_features, state=state, backend=backend)
     options = {"chunk_size": chunk_size} if picked == "chunked" else {}
     with torch.autocast(value.device.type, enabled=False):
         return BACKENDS[picked](
@@ -99,12 +102,28 @@ def linear_attention(
         )
 
 
-def linear_attention_backend(backend: str = "auto") -> str:
-    """The backend that `linear_attention(..., backend=backend)` runs: "auto" picks "chunked" at every length.
+def linear_attention_backend(
+    query_features: Tensor,
+    key_features: Tensor,
+    *,
+    state: LinearAttentionState | None = None,
+    backend: str = "auto",
+) -> str:
+    """The backend that `linear_attention` with these arguments runs.
 
-    Below one chunk the chunked backend is the quadratic formula itself, so it is never the slower one.
+    "auto" picks the quadratic reference on a CPU for so few weights that calls cost more than they compute, and the
+    chunked backend otherwise.
+
+    Raises:
+        ValueError: an unknown name.
     """
-    return _pick(backend)
+    if backend == "auto":
+        weights = query_features.shape[0] * query_features.shape[1] * query_features.shape[2] * key_features.shape[2]
+        few = weights <= _FEW_WEIGHTS and state is None and query_features.device.type == "cpu"
+        return "reference" if few else "chunked"
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
+    return backend
 
 
 def lower_triangular_multiply(
@@ -124,11 +143,3 @@ def lower_triangular_multiply(
         (batch, heads, length, width), dtype of c.
     """
     return linear_attention(a, b, c, power=power, causal=True, normalize=False, chunk_size=chunk_size).output
-
-
-def _pick(backend: str) -> str:
-    if backend == "auto":
-        return "chunked"
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
-    return backend
