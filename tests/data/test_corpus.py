@@ -112,6 +112,8 @@ def test_reading_stops_at_the_wanted_amount_of_text(write_files):
         ({"a.jsonl": '{"text": "ok"}\n{"text"\n'}, r"one JSON object a line.*a\.jsonl:2"),
         ({"a.jsonl": '{"body": "1", "id": 2}\n'}, r"field 'text'.*a\.jsonl:1.*body, id.*--text-field"),
         ({"a.jsonl": "[1]\n"}, r"a\.jsonl:1.*list"),
+        ({"a.jsonl": "[" * 100_000 + "\n"}, r"one JSON object a line.*a\.jsonl:1"),
+        ({"a.jsonl": '{"text": ' + "9" * 5000 + "}\n"}, r"one JSON object a line.*a\.jsonl:1"),
         ({"a.jsonl": '{"text": 3}\n'}, r"a\.jsonl:1.*int"),
         ({"a.txt.gz": gzip.compress(b"text" * 100)[:-9]}, r"gzip.*a\.txt\.gz"),
         ({"a.txt.gz": b"no gzip at all"}, r"gzip.*a\.txt\.gz"),
@@ -151,7 +153,13 @@ def test_a_named_file_that_cannot_be_read_is_refused(write_files, name, message)
 
 @pytest.mark.parametrize(
     "options",
-    [{"undecodable": "ignore"}, {"cut_text": 0}, {"encoding": "martian"}, {"encoding": "utf-16", "cut_text": 100}],
+    [
+        {"undecodable": "ignore"},
+        {"cut_text": 0},
+        {"encoding": "martian"},
+        {"encoding": "undefined"},
+        {"encoding": "utf-16", "cut_text": 100},
+    ],
 )
 def test_an_option_without_meaning_is_refused(options):
     with pytest.raises(ValueError, match="expected"):
@@ -257,3 +265,26 @@ def test_a_dataset_without_splits_is_split_by_hash(write_files):
 def test_a_dataset_needs_a_name():
     with pytest.raises(ValueError, match="hf:NAME"):
         read("hf:")
+
+
+def test_an_empty_name_is_not_the_current_folder():
+    """`prepare "$TEXT"` with TEXT unset must not read whatever lies about."""
+    with pytest.raises(ValueError, match="found an empty name"):
+        read("")
+
+
+@pytest.mark.parametrize(("amount", "message"), [(0, "at least 1"), (-1, "at least 1"), (9, r"found 9.*has 10 bytes")])
+def test_an_amount_of_text_that_holds_no_document_is_refused(write_files, amount, message):
+    with pytest.raises(ValueError, match=f"max_text_bytes.*{message}"):
+        read(write_files({"a.txt": "x" * 10}), max_text_bytes=amount)
+
+
+def test_a_table_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "table.tsv").write_bytes(b"file\tsplit\n\xff\xfe\x00\n")
+    with pytest.raises(ValueError, match=r"expected a table of UTF-8 text in .*table\.tsv"):
+        SplitTable(tmp_path / "table.tsv")
+
+
+def test_a_seed_longer_than_the_key_of_the_hash_is_refused():
+    with pytest.raises(ValueError, match="at most 64 digits"):
+        SplitRule(seed=10**64)

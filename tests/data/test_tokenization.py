@@ -114,7 +114,8 @@ def test_a_cut_character_decodes_to_a_replacement():
 
 
 @pytest.mark.parametrize(
-    "specification", ["bytes:300", "bpe", "bpe:256", "bpe:many", "sentencepiece", "sentencepiece:10", "words", "bpe:"]
+    "specification",
+    ["bytes:300", "bpe", "bpe:256", "bpe:many", "sentencepiece", "sentencepiece:10", "words", "bpe:", "bpe:9999999999"],
 )
 def test_a_specification_that_means_nothing_is_refused(specification):
     with pytest.raises(ValueError, match="expected"):

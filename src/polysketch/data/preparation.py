@@ -73,6 +73,8 @@ def prepare(
         OSError: The disk is full.
         ImportError: An extra is missing.
     """
+    if tokenizer_text_bytes < 1:
+        raise ValueError(f"expected tokenizer_text_bytes of at least 1, found {tokenizer_text_bytes}")
     names = [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
     rule = SplitRule(validation_share, test_share, seed)
     table = None if split_table is None else SplitTable(split_table)

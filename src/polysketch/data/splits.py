@@ -18,6 +18,8 @@ SPLIT_NAMES = {
     "test": "test",
 }
 
+_SEED_DIGITS = 64  # the longest key of the hash
+
 
 @dataclass(frozen=True)
 class SplitRule:
@@ -32,7 +34,7 @@ class SplitRule:
         seed: Another seed splits otherwise.
 
     Raises:
-        ValueError: The shares are negative or leave nothing to train on.
+        ValueError: The shares are negative or leave nothing to train on, or the seed has more than 64 digits.
     """
 
     validation_share: float = 0.05
@@ -41,6 +43,8 @@ class SplitRule:
 
     def __post_init__(self) -> None:
         shares = (self.validation_share, self.test_share)
+        if len(str(self.seed)) > _SEED_DIGITS:
+            raise ValueError(f"expected a seed of at most {_SEED_DIGITS} digits, found one of {len(str(self.seed))}")
         if not all(0 <= share < 1 for share in shares) or sum(shares) >= 1:
             raise ValueError(
                 f"expected shares of validation and test in [0, 1) that leave some for training, found {shares[0]} "
@@ -80,9 +84,10 @@ class SplitTable:
             raise FileNotFoundError(f"expected a split table, found no file at {self.path}")
         self._by_path: dict[Path, str] = {}
         self._by_name: dict[str, set[str]] = {}
-        with self.path.open(encoding="utf-8", newline="") as file:
-            for row in _rows(csv.DictReader(file, delimiter="\t"), self.path):
-                self._add(row["file"], canonical_split(row["split"], str(self.path)))
+        try:
+            self._read()
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"expected a table of UTF-8 text in {self.path}, found something else: {error}") from error
 
     def split_of(self, path: Path) -> str:
         """The split of a file.
@@ -98,6 +103,11 @@ class SplitTable:
                 "add it to the table or leave it out with --exclude"
             )
         return split
+
+    def _read(self) -> None:
+        with self.path.open(encoding="utf-8", newline="") as file:
+            for row in _rows(csv.DictReader(file, delimiter="\t"), self.path):
+                self._add(row["file"], canonical_split(row["split"], str(self.path)))
 
     def _add(self, file: str, split: str) -> None:
         self._by_path[(self.path.parent / file).resolve()] = split

@@ -44,6 +44,8 @@ class Corpus:
         """
         if not sources:
             raise ValueError("expected at least one source (file, folder or hf:NAME), found none")
+        if max_text_bytes is not None and max_text_bytes < 1:
+            raise ValueError(f"expected max_text_bytes of at least 1, found {max_text_bytes}")
         self.skipped: Counter[str] = Counter()
         self._options = options
         self._rule = rule
@@ -68,10 +70,18 @@ class Corpus:
                 continue
             total += document.num_bytes
             if self._max_text_bytes is not None and total > self._max_text_bytes:
+                self._require_some(total - document.num_bytes, document)
                 return
             yield document
         if total == 0:
             raise ValueError(f"expected some text in the sources, found only {self.skipped.total()} empty documents")
+
+    def _require_some(self, num_bytes: int, document: Document) -> None:
+        if num_bytes == 0:
+            raise ValueError(
+                f"expected max_text_bytes that hold a document, found {self._max_text_bytes}, and the first one, "
+                f"{document.origin}, has {document.num_bytes} bytes: allow more, or cut long text files with --cut-text"
+            )
 
     def known_bytes(self) -> int | None:
         """Bytes of text, where that can be told without reading: plain text files in UTF-8, not compressed."""

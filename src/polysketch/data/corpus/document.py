@@ -57,7 +57,7 @@ class ReadOptions:
             raise ValueError(f"expected cut_text of at least 1 byte, found {self.cut_text}")
         try:
             line_end = "\n".encode(self.encoding)
-        except LookupError as error:
+        except (LookupError, UnicodeError) as error:
             raise ValueError(f"expected an encoding that Python knows, found {self.encoding!r}") from error
         if line_end != b"\n" and self.cut_text is not None:
             raise ValueError(

@@ -41,6 +41,8 @@ def source_files(source: str, options: ReadOptions, table: SplitTable | None) ->
             split subfolders, or a file is missing from the table.
     """
     path = Path(source)
+    if not source:
+        raise ValueError("expected a file or folder to read, found an empty name: is a variable of the shell unset?")
     if not path.exists():
         raise FileNotFoundError(f"expected a file or folder to read, found nothing at {path}")
     files = _of_folder(path, options) if path.is_dir() else [_of_file(path)]

@@ -109,5 +109,5 @@ def _damage_named(path: Path) -> Iterator[None]:
 def _parsed(line: str, place: str) -> dict:
     try:
         return json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and brackets nested as deep
         raise ValueError(f"expected one JSON object a line, found something else at {place}: {error}") from error

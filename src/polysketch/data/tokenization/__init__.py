@@ -25,6 +25,10 @@ TOKENIZERS: dict[str, type[TokenizerLike]] = {
 FILE_SUFFIXES: dict[str, type[TokenizerLike]] = {".json": BpeTokenizer, ".model": SentencePieceTokenizer}
 
 
+# Several times the largest in use. Far more than this, and the libraries end the process when memory runs out.
+LARGEST_VOCABULARY = 2**20
+
+
 def build_tokenizer(specification: str, texts: Callable[[], Iterable[str]]) -> TokenizerLike:
     """The tokenizer a specification names, trained if need be.
 
@@ -50,6 +54,8 @@ def parse_specification(specification: str) -> tuple[str | None, int | None]:
     if kind in TOKENIZERS:
         if colon and not size.isdecimal():
             raise ValueError(f"expected a number of ids after {kind}:, found {size!r}")
+        if colon and int(size) > LARGEST_VOCABULARY:
+            raise ValueError(f"expected at most {LARGEST_VOCABULARY:,} ids after {kind}:, found {size}")
         return kind, int(size) if colon else None
     if Path(specification).exists():
         return None, None
