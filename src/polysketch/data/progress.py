@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -47,4 +48,6 @@ def byte_progress(description: str, total: int | None, *, enabled: bool) -> Prog
     """
     if not enabled:
         return Silence()
-    return require("tqdm", "train").tqdm(total=total, desc=description, unit="B", unit_scale=True, smoothing=0.05)
+    interval = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a file or a pipe keeps every line
+    options = {"unit": "B", "unit_scale": True, "smoothing": 0.05, "dynamic_ncols": True, "mininterval": interval}
+    return require("tqdm", "train").tqdm(total=total, desc=description, **options)

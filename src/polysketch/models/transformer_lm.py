@@ -104,8 +104,9 @@ class TransformerLM(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> ModelState:
-        """The state before the first token, on the model's device when `device` is None."""
+        """The state before the first token; device and dtype are the model's where they are None."""
         device = self.output_bias.device if device is None else device
+        dtype = self.output_bias.dtype if dtype is None else dtype
         layers = [block.attention.mechanism.init_state(batch_size, device, dtype) for block in self.blocks]
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64))
 
