@@ -18,6 +18,8 @@ from polysketch.training.checkpoint import (
     save_checkpoint,
     set_aside_after,
 )
+from polysketch.training.manifest import MANIFEST, describe, manifest_bytes
+from polysketch.training.random_state import load_random_tensors
 
 
 def make_checkpoint(step: int) -> Checkpoint:
@@ -188,3 +190,37 @@ def test_a_full_disk_is_an_os_error_with_the_path_and_spares_the_old_checkpoint(
     with pytest.raises(OSError, match=r"No space left on device.*step-00000002"):
         save_checkpoint(tmp_path, make_checkpoint(2), keep=1)
     assert_is(load_checkpoint(find_checkpoint(tmp_path)), 1)
+
+
+def exchange(path, name: str, data: bytes) -> None:
+    """Replace a file of a checkpoint together with its line in the manifest."""
+    (path / name).write_bytes(data)
+    manifest = json.loads((path / MANIFEST).read_bytes())
+    manifest["files"][name] = describe(data)
+    (path / MANIFEST).write_bytes(manifest_bytes(manifest["files"]))
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage" * 100, b"\x00" * 64])
+def test_a_file_that_holds_no_tensors_is_refused_although_its_sum_is_right(tmp_path, data):
+    path = save_checkpoint(tmp_path, make_checkpoint(7), keep=2)
+    exchange(path, "model.safetensors", data)
+    with pytest.raises(ValueError, match=r"model\.safetensors: expected a safetensors file, found something else"):
+        load_model_tensors(path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"null", b"[]", b"{}", b'{"step": 6}', b'{"step": "7"}', b'{"step": 7, "seconds": "x"}', b"\xff", b"{"]
+)
+def test_a_state_of_another_step_is_refused_although_its_sum_is_right(tmp_path, data):
+    path = save_checkpoint(tmp_path, make_checkpoint(7), keep=2)
+    exchange(path, "state.json", data)
+    with pytest.raises(ValueError, match=r"state\.json: expected the state of step 7, found something else"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("states", [{}, {"cpu": torch.zeros(10, dtype=torch.uint8)}, {"cpu": torch.zeros(5056)}])
+def test_random_states_that_do_not_fit_are_refused_and_change_nothing(states):
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="expected the state of the CPU's random generator"):
+        load_random_tensors(states)
+    assert torch.equal(torch.get_rng_state(), before)

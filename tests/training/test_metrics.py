@@ -64,3 +64,12 @@ def test_no_file_has_no_lines(tmp_path):
     metrics.drop_after(3)
     metrics.sync()
     assert metrics.read() == []
+
+
+@pytest.mark.parametrize("end", [b"{}\n", b"null\n", b"[1]\n", b'{"step": "1"}\n', b'{"kind": "train"}\n'])
+def test_a_line_of_json_that_is_no_metrics_counts_as_damaged(metrics, end):
+    whole = metrics.path.read_bytes()
+    metrics.path.write_bytes(whole + end)
+    assert len(metrics.read()) == 3
+    metrics.drop_after(3)
+    assert metrics.path.read_bytes() == whole

@@ -70,3 +70,13 @@ def test_state_of_another_model_is_refused_by_name():
         load_optimizer_tensors(model, optimizer, {"9.weight/exp_avg": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"'0.weight/exp_avg': expected shape \(4, 3\), found \(3, 4\)"):
         load_optimizer_tensors(model, optimizer, {"0.weight/exp_avg": torch.zeros(3, 4)})
+
+
+def test_state_that_lacks_a_field_of_a_parameter_is_refused_by_name():
+    model = make_model()
+    optimizer = make_optimizer(model)
+    make_step(model, optimizer, seed=0)
+    tensors = optimizer_tensors(model, optimizer)
+    del tensors["2.bias/exp_avg_sq"]
+    with pytest.raises(ValueError, match=r"for all parameters, found none called '2\.bias/exp_avg_sq'"):
+        load_optimizer_tensors(make_model(), make_optimizer(make_model()), tensors)

@@ -187,7 +187,17 @@ def load_model_tensors(path: Path) -> dict[str, Tensor]:
 
 def load_state(path: Path) -> dict[str, Any]:
     """The JSON state of the checkpoint folder `path`; errors as in `load_model_tensors`."""
-    return json.loads(read_verified(path, STATE_FILE))
+    try:
+        state = json.loads(read_verified(path, STATE_FILE))
+        well_formed = state["step"] == checkpoint_step(path) and state.get("seconds", 0.0) >= 0
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        well_formed = False
+    if not well_formed:
+        raise ValueError(
+            f"{path / STATE_FILE}: expected the state of step {checkpoint_step(path)}, found something else: "
+            "the folder was renamed, or the file altered by hand"
+        )
+    return state
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -205,4 +215,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _load_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    return require("safetensors.torch", "train").load(read_verified(path, name))
+    data = read_verified(path, name)
+    require("safetensors", "train")
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path / name}: expected a safetensors file, found something else ({error}): "
+            "it was replaced together with its checksum, or written by another version"
+        ) from error

@@ -115,6 +115,8 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not value >= least:  # `not >=` also catches nan
                 raise ValueError(f"{flag(name)}: expected at least {least}, found {value}")
+            if value is not None and value > _MOST:
+                raise ValueError(f"{flag(name)}: expected at most {_MOST}, found {value}")
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -122,6 +124,8 @@ class TrainingConfig:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed: expected a number of 64 bits, found {self.seed}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"--betas: expected two numbers from 0 to below 1, found {self.betas}")
         if self.batch_size % self.accumulation:
@@ -154,6 +158,7 @@ _LEAST = {
     "save_every": 1,
     "keep": 1,
 }
+_MOST = 2**31 - 1  # absurd for every one of them, and a number that every library can hold
 _POSITIVE = ("learning_rate", "clip", "max_minutes")
 
 

@@ -39,7 +39,7 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.zeros(1, device=device).item()  # "meta" makes tensors, but they hold nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         there = "auto, cpu" + "".join(f", cuda:{index}" for index in range(torch.cuda.device_count()))
         reason = str(error).partition("\n")[0]

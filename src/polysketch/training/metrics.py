@@ -48,9 +48,12 @@ class MetricsFile:
         content = self.path.read_bytes() if self.path.exists() else b""
         for line in content.split(b"\n")[:-1]:  # a line is whole only with its line break, which is written last
             try:
-                yield line, json.loads(line)
+                values = json.loads(line)
             except ValueError:
                 return
+            if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+                return
+            yield line, values
 
 
 def _finite(value: Any) -> Any:

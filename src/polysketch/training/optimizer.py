@@ -1,6 +1,6 @@
 """AdamW with weight decay on matrices only, and its state by parameter name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         tensors: state by name; empty for a run that has made no step.
 
     Raises:
-        ValueError: a name that the model does not have, or a moment of another shape.
+        ValueError: a name that the model does not have, a moment of another shape, or one that is missing.
     """
     parameters = dict(named_parameters(model))
     for key, value in tensors.items():
@@ -81,3 +81,15 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
                 "the checkpoint is of another configuration"
             )
         optimizer.state[parameter][field] = value.to(parameter.device, copy=True)
+    _require_all_fields(parameters, tensors)
+
+
+def _require_all_fields(names: Collection[str], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a state that has a field for some parameters and not for others."""
+    fields = {key.rpartition(_SEPARATOR)[2] for key in tensors}
+    wanted = {f"{name}{_SEPARATOR}{field}" for name in names for field in fields}
+    if missing := sorted(wanted - tensors.keys()):
+        raise ValueError(
+            f"expected optimizer state for all parameters, found none called {missing[0]!r}: "
+            "the checkpoint is of another configuration"
+        )

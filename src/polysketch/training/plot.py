@@ -34,7 +34,7 @@ def plot_loss(lines: Sequence[Mapping[str, Any]], path: Path) -> bool:
 
 
 def _points(lines: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in lines if line["kind"] == kind and line["loss"] is not None]
+    return [(line["step"], line["loss"]) for line in lines if line.get("kind") == kind and line.get("loss") is not None]
 
 
 def _running_mean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -21,8 +21,19 @@ def random_tensors() -> dict[str, Tensor]:
 
 
 def load_random_tensors(states: Mapping[str, Tensor]) -> None:
-    """Put the generators back into `states`; those of CUDA devices that are not here are left out."""
-    torch.set_rng_state(states["cpu"])
+    """Put the generators back into `states`; those of CUDA devices that are not here are left out.
+
+    Raises:
+        ValueError: the state of the CPU's generator is missing or of another size.
+    """
+    expected = torch.get_rng_state()
+    found = states.get("cpu")
+    if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
+        raise ValueError(
+            f"expected the state of the CPU's random generator, {len(expected)} bytes, in the checkpoint, found "
+            f"{'none' if found is None else tuple(found.shape)}: it was written by another version of PyTorch"
+        )
+    torch.set_rng_state(found)
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if f"cuda.{index}" in states:
             torch.cuda.set_rng_state(states[f"cuda.{index}"], index)

@@ -1,6 +1,7 @@
 """The run folder: where things are, and what config.json says."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,30 @@ class RunFolder:
             raise ValueError(
                 f"{self.config}: expected JSON, found something else ({error}): altered by hand?"
             ) from error
-        missing = {"training", "model", "data"} - set(config)
+        missing = list(_missing_entries(config))
         if missing:
             raise ValueError(
-                f"{self.config}: expected the entries training, model and data; missing: {sorted(missing)}"
+                f"{self.config}: expected the entries of a run's configuration, found none of {', '.join(missing)}: "
+                "altered by hand, or written by another version?"
             )
         return config
+
+
+_ENTRIES = {
+    "training": ("context", "extend"),
+    "resolved": ("dtype",),
+    "model": (),
+    "data": ("folder", "description_sha256"),
+    "environment": (),
+}
+"""What config.json must hold: objects, and entries of them that are read by name."""
+
+
+def _missing_entries(config: Any) -> Iterator[str]:
+    """The names of the entries that are not there."""
+    for name, keys in _ENTRIES.items():
+        entry = config.get(name) if isinstance(config, dict) else None
+        if not isinstance(entry, dict):
+            yield name
+            continue
+        yield from (f"{name}.{key}" for key in keys if key not in entry)

@@ -25,7 +25,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
         source: where they come from, for messages.
 
     Raises:
-        ValueError: they belong to another configuration; the first differing names are listed. Nothing is changed then.
+        ValueError: they belong to another configuration (the first differing names are listed), or a number in them is
+            not finite. Nothing is changed then.
     """
     own = model_tensors(model)
     missing, unexpected = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
@@ -40,8 +41,21 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
                 f"{source} belongs to another model configuration: {name}: "
                 f"expected shape {tuple(tensor.shape)}, found {tuple(tensors[name].shape)}"
             )
+    _refuse_bad_numbers(own, tensors, source)
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
+
+
+def _refuse_bad_numbers(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """A run that diverged stops before it saves: weights that are not finite were damaged or put there by others."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != own[name].dtype:
+            raise ValueError(f"{source}: {name}: expected {own[name].dtype}, found {tensor.dtype}: converted by hand?")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{source}: expected finite weights, found NaN or infinity in {name}: the weights are damaged; "
+                "use an earlier checkpoint"
+            )
 
 
 def _some(names: list[str]) -> str:

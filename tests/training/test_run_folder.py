@@ -1,0 +1,53 @@
+"""config.json: what is not a run's configuration is refused with what is missing."""
+
+import json
+from typing import Any
+
+import pytest
+
+from polysketch.training.run_folder import RunFolder
+
+CONFIG: dict[str, Any] = {
+    "training": {"context": 8, "extend": False},
+    "resolved": {"dtype": "float32"},
+    "model": {},
+    "data": {"folder": "data", "description_sha256": "0"},
+    "environment": {},
+}
+
+
+def read(tmp_path, content: str) -> dict[str, Any]:
+    run = RunFolder(tmp_path)
+    run.config.write_text(content)
+    return run.read_config()
+
+
+def test_a_whole_configuration_is_read(tmp_path):
+    assert read(tmp_path, json.dumps(CONFIG)) == CONFIG
+
+
+@pytest.mark.parametrize("name", CONFIG)
+@pytest.mark.parametrize("value", [None, [], "text"])
+def test_an_entry_that_is_no_object_is_named(tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of {name}:"):
+        read(tmp_path, json.dumps(CONFIG | {name: value}))
+
+
+@pytest.mark.parametrize("key", ["training.context", "resolved.dtype", "data.folder", "data.description_sha256"])
+def test_a_missing_entry_is_named(tmp_path, key):
+    name, _, inner = key.partition(".")
+    changed = {k: v for k, v in CONFIG[name].items() if k != inner}
+    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of {key}:"):
+        read(tmp_path, json.dumps(CONFIG | {name: changed}))
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "1", '"text"'])
+def test_json_that_is_no_configuration_is_refused(tmp_path, content):
+    with pytest.raises(ValueError, match=r"config\.json: expected the entries of a run's configuration"):
+        read(tmp_path, content)
+
+
+@pytest.mark.parametrize("content", ["", "{", "no json"])
+def test_what_is_no_json_is_refused(tmp_path, content):
+    with pytest.raises(ValueError, match=r"config\.json: expected JSON, found something else"):
+        read(tmp_path, content)
