@@ -131,8 +131,7 @@ def _fold_backward(piece: Piece, carried: Sums, chunk: Span) -> tuple[Tensor, Te
 
 def _inner_backward(call: _Call, chunk: Span, key_gradient: Tensor, value_gradient: Tensor) -> None:
     """Gradients of the weights inside a chunk; those of sketched keys and of values are added to what is given."""
-    piece, name = call.piece, "local" if call.piece.local else ""
-    local_key = piece.inputs.local_key
+    piece, local_key = call.piece, call.piece.inputs.local_key
     if local_key is None:
         inner, target = key_gradient, "query"
     else:
@@ -144,7 +143,7 @@ def _inner_backward(call: _Call, chunk: Span, key_gradient: Tensor, value_gradie
         weight, slope = _weight_and_slope(piece, torch.bmm(query, key.mT), exponent, keys, rows)
         value_gradient[:, : keys.size].baddbmm_(weight.mT, numerator)
         change = torch.baddbmm(denominator[..., None], numerator, piece.value(keys).mT).mul_(slope)
-        piece.write_queries(call.gradients[target], rows, torch.bmm(change, key), add=not name)
+        piece.write_queries(call.gradients[target], rows, torch.bmm(change, key), add=local_key is None)
         inner[:, : keys.size].baddbmm_(change.mT, query)
     if local_key is not None:
         piece.write(call.gradients["local_key"], chunk, inner)

@@ -32,7 +32,7 @@ def linear_attention_operator(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`chunked.forward` on aligned inputs: (output, denominator, sums, normalizer), the last two empty unless asked."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
-    plan = Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
+    plan = _plan((power, causal, offset, normalize, degree, chunk, diagonal, return_sums))
     with torch.autocast(query.device.type, enabled=False):
         output, denominator, final_sums, final_normalizer = chunked.forward(inputs, plan)
     return output, denominator, final_sums, final_normalizer
@@ -72,7 +72,7 @@ def linear_attention_backward_operator(
 ) -> list[Tensor]:
     """`chunked.backward`: gradients of query, key, value and, in order, of those optional tensors that are given."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
-    plan = Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
+    plan = _plan((power, causal, offset, normalize, degree, chunk, diagonal, return_sums))
     with torch.autocast(query.device.type, enabled=False):
         return list(chunked_backward.backward(inputs, plan, Outputs(*outputs), Outputs(*gradients)).values())
 

@@ -36,10 +36,10 @@ def shares(inputs: Inputs) -> list[Sequence[Group]]:
     batch, key_heads = inputs.key.shape[:2]
     if inputs.query.device.type != "cpu":
         return [[Group(slice(0, batch), slice(0, key_heads))]]
-    workers = num_workers(inputs.query.device)
-    count = workers * -(-batch * key_heads // (workers * HEADS_PER_GROUP))
-    size = -(-batch * key_heads // count)
-    heads = -(-key_heads // -(-key_heads // size))
+    workers, total = num_workers(inputs.query.device), batch * key_heads
+    # As few groups as the limit allows, as many for every thread; then heads, or whole rows, shared out evenly.
+    size = _ceil_div(total, workers * _ceil_div(total, workers * HEADS_PER_GROUP))
+    heads = _ceil_div(key_heads, _ceil_div(key_heads, size))
     rows = max(1, size // key_heads)
     found = [
         Group(slice(row, min(row + rows, batch)), slice(head, min(head + heads, key_heads)))
@@ -47,6 +47,10 @@ def shares(inputs: Inputs) -> list[Sequence[Group]]:
         for head in range(0, key_heads, heads)
     ]
     return deal(found, workers)
+
+
+def _ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
 
 
 class Piece:
