@@ -44,9 +44,11 @@ def small_model() -> TransformerLM:
 @pytest.fixture
 def stand_in_run(monkeypatch: pytest.MonkeyPatch, data_folder: Path, small_model: TransformerLM) -> Callable[..., None]:
     """Let a command's `load_model` find a model without a run folder."""
-    description = StandInDescription(data_folder, PreparedData.open(data_folder).tokenizer)
+    tokenizer = PreparedData.open(data_folder).tokenizer
 
-    def install(verb: str, model: torch.nn.Module = small_model) -> None:
+    def install(verb: str, model: torch.nn.Module = small_model, data: Path = data_folder) -> None:
+        description = StandInDescription(data, tokenizer)
+
         def load_model(run: Path, *, device: str, checkpoint: str) -> tuple[torch.nn.Module, StandInDescription]:
             if run != Path("run"):
                 raise FileNotFoundError(f"expected a run folder, found nothing at {run}")

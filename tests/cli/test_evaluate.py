@@ -97,6 +97,9 @@ def test_data_of_another_tokenizer_are_refused_in_one_line(capsys, tmp_path):
         (["run", "--context", "1000000"], "for a context of 1000000, found"),
         (["run", "--context", "0"], "context_length of at least 1"),
         (["run", "--span", "0"], "span of at least 1"),
+        (["run", "--device", "gpu"], "--device: expected one of auto, cpu"),
+        (["run", "--device", "cuda:99"], "--device: expected one of auto, cpu"),
+        (["run", "--device", "meta"], "--device: expected one of auto, cpu"),
     ],
 )
 def test_bad_input_gives_one_line_and_status_1(capsys, arguments, message):
@@ -129,3 +132,13 @@ def test_a_plot_in_a_folder_that_is_not_there_is_one_line(capsys, tmp_path):
     file: Path = tmp_path / "missing" / "loss.png"
     assert main(["evaluate", "run", "--plot", str(file)]) == 1
     assert capsys.readouterr().err == f"polysketch: no such file or directory: {file}\n"
+
+
+def test_data_that_have_moved_are_asked_for(capsys, data_folder, stand_in_run, tmp_path):
+    """The run remembers where they were; --data says where they are."""
+    stand_in_run("evaluate", data=tmp_path / "moved")
+    assert main(["evaluate", "run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "found nothing there" in line
+    assert "--data" in line
+    assert main(["evaluate", "run", "--data", str(data_folder)]) == 0

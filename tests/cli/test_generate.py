@@ -112,6 +112,9 @@ def test_the_seed_is_the_users(capsys):
         (["run", "--top-p", "0"], "top_p"),
         (["run", "--top-k", "0"], "top_k"),
         (["run", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["run", "--device", "gpu"], "--device: expected one of auto, cpu"),
+        (["run", "--device", "cuda:99"], "--device: expected one of auto, cpu"),
+        (["run", "--device", "meta"], "--device: expected one of auto, cpu"),
     ],
 )
 def test_bad_input_gives_one_line_and_status_1(capsys, arguments, message):

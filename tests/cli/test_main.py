@@ -197,3 +197,15 @@ def test_a_reader_that_goes_away_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_a_closed_standard_stream_is_no_mistake(closed, tmp_path):
+    """Nor may a file of ours take its number and get what is printed."""
+    (tmp_path / "text.txt").write_text("words and words\n" * 50)
+    arguments = "prepare text.txt --out data --validation-share 0 --test-share 0"
+    command = f'exec "{sys.executable}" -m polysketch {arguments} {closed}>&-'
+    finished = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert main(["prepare", str(tmp_path / "text.txt"), "--out", str(tmp_path / "data")]) == 1  # it is there

@@ -57,6 +57,7 @@ KNOWN_FAILURES = (ValueError, TypeError, OSError, ImportError, RuntimeError, Mem
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
+    _replace_closed_streams()
     try:
         arguments = _parser().parse_args(argv)
         if arguments.verb is None:
@@ -65,6 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_reporting(arguments.verb, arguments.flags, traceback=arguments.traceback)
     except SystemExit as stop:  # how argparse and tyro end after --help (0) and wrong usage (2)
         return stop.code if isinstance(stop.code, int) else 2
+
+
+def _replace_closed_streams() -> None:
+    """Give the standard streams that the caller closed (`>&-`) an end, before a file of ours gets their number."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115  (open until the process ends)
 
 
 def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:

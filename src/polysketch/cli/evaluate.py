@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
 from polysketch.data import PreparedData, require_same_tokenizer
 from polysketch.evaluation import Evaluation, evaluate
 from polysketch.training import RunDescription, load_model
+from polysketch.training.environment import resolve_device
 
 __all__ = ["EvaluateFlags", "run"]
 
@@ -53,8 +53,8 @@ class EvaluateFlags:
 
 def run(flags: EvaluateFlags) -> int:
     """Evaluate as the flags say, print the figures, and return the exit status."""
-    model, description = load_model(flags.run, device=choose_device(flags.device), checkpoint=flags.checkpoint)
-    data = PreparedData.open(description.data if flags.data is None else flags.data)
+    model, description = load_model(flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint)
+    data = _open_data(flags, description)
     require_same_tokenizer(
         description.tokenizer, data.tokenizer, owner=f"the run {flags.run}", other=f"the data folder {data.folder}"
     )
@@ -80,11 +80,14 @@ def run(flags: EvaluateFlags) -> int:
     return 0
 
 
-def choose_device(name: str) -> str:
-    """Return `name`, or for "auto" a GPU where there is one and else the CPU."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _open_data(flags: EvaluateFlags, description: RunDescription) -> PreparedData:
+    """Open the data that was asked for, or that of the run, which may have moved since."""
+    if flags.data is None and not description.data.exists():
+        raise FileNotFoundError(
+            f"expected the data of the run {flags.run} in {description.data}, found nothing there: "
+            "if the folder was moved, say where it is with --data"
+        )
+    return PreparedData.open(description.data if flags.data is None else flags.data)
 
 
 def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from polysketch.cli.evaluate import choose_device
 from polysketch.data import TokenizerLike
 from polysketch.generation import GenerationResult, generate
 from polysketch.training import load_model
+from polysketch.training.environment import resolve_device
 
 __all__ = ["GenerateFlags", "run"]
 
@@ -49,7 +49,7 @@ class GenerateFlags:
 
 def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
-    model, description = load_model(flags.run, device=choose_device(flags.device), checkpoint=flags.checkpoint)
+    model, description = load_model(flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint)
     tokenizer, texts = description.tokenizer, flags.prompt or ("",)
     writer = _TextWriter(tokenizer) if len(texts) == 1 else None
     if writer is not None:
