@@ -1,6 +1,7 @@
 """Building mechanisms by name: what is refused, and how it is said."""
 
 import pytest
+import torch
 
 from polysketch import attention
 
@@ -57,3 +58,25 @@ def test_options_out_of_range_are_refused(name: str, options: dict, message: str
 def test_options_of_another_type_are_refused(name: str, options: dict, message: str):
     with pytest.raises(TypeError, match=message):
         attention.build(name, num_heads=2, head_dim=8, **options)
+
+
+@pytest.mark.parametrize("name", sorted(attention.MECHANISMS))
+def test_mixed_dtypes_and_devices_are_refused_by_name(name: str):
+    mechanism = attention.build(name, num_heads=2, head_dim=8)
+    query, key, value = torch.randn(3, 1, 2, 5, 8)
+    with pytest.raises(TypeError, match=r"share one dtype, got torch\.float64 and torch\.float32"):
+        mechanism(query.double(), key, value)
+    with pytest.raises(TypeError, match=r"must be floating .* got torch\.int32"):
+        mechanism(query.int(), key.int(), value.int())
+    with pytest.raises(ValueError, match="on one device, got meta, cpu, cpu"):
+        mechanism(query.to("meta"), key, value)
+    with pytest.raises(ValueError, match="on one device, got cpu, cpu, meta"):
+        mechanism.extend(query, key, value.to("meta"), mechanism.init_state(1))
+
+
+@pytest.mark.parametrize("name", ["polynomial", "polysketch"])
+def test_inputs_wider_than_the_parameters_are_refused(name: str):
+    mechanism = attention.build(name, num_heads=2, head_dim=8)
+    query, key, value = torch.randn(3, 1, 2, 5, 8, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"no wider than the mechanism's torch\.float32, got torch\.float64"):
+        mechanism(query, key, value)

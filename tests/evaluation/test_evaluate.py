@@ -184,3 +184,9 @@ def test_an_id_outside_the_vocabulary_is_refused_before_the_embedding(tokens):
     """On a GPU it would end the process."""
     with pytest.raises(ValueError, match="expected token ids from 0 to 49, found 50: the data was probably prepared"):
         evaluate(UniformModel(), np.append(tokens, VOCAB), context_length=64)
+
+
+def test_a_span_of_any_size_reads_a_window_at_once(model, tokens):
+    """Also one that no tensor could have."""
+    whole = evaluate(model, tokens, context_length=64, span=64)
+    assert evaluate(model, tokens, context_length=64, span=10**20).loss == whole.loss

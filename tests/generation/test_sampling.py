@@ -128,3 +128,10 @@ def test_settings_out_of_range_are_refused_by_name(settings):
     """When they are given, not when the first token is drawn."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         Sampler(**settings)
+
+
+def test_a_temperature_next_to_zero_is_greedy():
+    """Where logits divided by it overflow."""
+    uniforms = torch.full((len(LOGITS),), 0.5, dtype=torch.float64)
+    chosen = Sampler(temperature=5e-324).choose(LOGITS, uniforms)
+    assert torch.equal(chosen, Sampler(temperature=0).choose(LOGITS, uniforms))

@@ -97,10 +97,11 @@ class Mechanism(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
 
     def check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Refuse tensors of other heads or widths than the mechanism was built for.
+        """Refuse tensors of other heads or widths than the mechanism was built for, and mixed devices or dtypes.
 
         Raises:
-            ValueError: naming the expected and the received shape.
+            ValueError: naming the expected and the received shape, or the devices.
+            TypeError: naming the dtypes.
         """
         expected = {"query": (query, self.num_heads), "key": (key, self.num_kv_heads)}
         for name, (tensor, heads) in expected.items():
@@ -111,6 +112,22 @@ class Mechanism(nn.Module):
                 )
         if value.dim() != 4 or value.shape[1] != self.num_kv_heads:
             raise ValueError(f"value must be (batch, {self.num_kv_heads}, length, value_dim), got {tuple(value.shape)}")
+        self._check_kinds(query, key, value)
+
+    def _check_kinds(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        parameter = next(self.parameters(), query)
+        if not query.device == key.device == value.device == parameter.device:
+            raise ValueError(
+                "query, key, value and the mechanism must be on one device, got "
+                f"{query.device}, {key.device}, {value.device} and {parameter.device}: move them with .to(device)"
+            )
+        if query.dtype != key.dtype and not torch.is_autocast_enabled(query.device.type):
+            raise TypeError(f"query and key must share one dtype, got {query.dtype} and {key.dtype}")
+        if not query.is_floating_point() or torch.promote_types(query.dtype, parameter.dtype) != parameter.dtype:
+            raise TypeError(
+                f"query and key must be floating and no wider than the mechanism's {parameter.dtype}, got "
+                f"{query.dtype}: cast one of them with .to(dtype)"
+            )
 
     def extra_repr(self) -> str:
         """The sizes every mechanism has; subclasses append their options."""

@@ -78,6 +78,7 @@ def sum_losses(
 def _window_losses(model: TransformerLM, inputs: Tensor, targets: Tensor, span: int) -> np.ndarray:
     """Return the losses (batch, length) in float64 of one batch of windows, read span by span."""
     state = model.init_state(len(inputs), device=inputs.device)
+    span = min(span, inputs.shape[1])  # of any size, also one that no tensor could have
     losses = []
     for span_inputs, span_targets in zip(inputs.split(span, dim=1), targets.split(span, dim=1), strict=True):
         hidden, state = model.extend_hidden(span_inputs, state)

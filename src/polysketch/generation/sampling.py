@@ -102,7 +102,9 @@ class Sampler:
             raise ValueError("expected finite logits, found NaN or infinity: the model's weights are probably damaged")
         if self.temperature == 0:
             return logits.argmax(dim=-1)
-        return draw(self._restrict(logits.double() / self.temperature), uniforms)
+        # Differences to the largest: a temperature next to 0 then gives 0 and -inf, never inf - inf.
+        relative = logits.double() - logits.double().amax(dim=-1, keepdim=True)
+        return draw(self._restrict(relative / self.temperature), uniforms)
 
     def _restrict(self, logits: Tensor) -> Tensor:
         """Exclude what top_k and top_p exclude."""
