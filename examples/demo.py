@@ -1,6 +1,6 @@
 """The whole library in a few minutes on a CPU: prepare, train, evaluate, time and generate, without any download.
 
-    python examples/demo.py [--out demo] [--steps 300]
+    python examples/demo.py [--out demo] [--steps 250]
 
 The text is the Python standard library's own source, which is on every machine. The demo fails (exit status 1) if the
 trained model does not predict held-out files better than a count model of order 2, which knows how often each byte
@@ -35,7 +35,7 @@ def main() -> int:
     """Run every step; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for data, run and plots; replaced")
-    parser.add_argument("--steps", type=int, default=300, help="training steps; 300 take about two minutes on 2 cores")
+    parser.add_argument("--steps", type=int, default=250, help="training steps; 250 take about two minutes on 2 cores")
     options = parser.parse_args()
     begun, out = time.perf_counter(), options.out
     shutil.rmtree(out, ignore_errors=True)

@@ -52,6 +52,8 @@ def test_options_out_of_range_are_refused(name: str, options: dict, message: str
         ("polysketch", {"degree": 4.0}, "degree must be an integer"),
         ("polysketch", {"local_chunk": True}, "local_chunk must be an integer"),
         ("polysketch", {"sketch_size": 3.5}, "sketch_size must be an integer"),
+        ("polysketch", {"learned": "no"}, "learned must be True or False, got 'no'"),
+        ("polysketch", {"gate": 1}, "gate must be True or False, got 1"),
         ("polysketch", {"prefix_gain": ("a", 0.5)}, "must be a share of the attention mass, got 'a'"),
     ],
 )

@@ -127,13 +127,6 @@ def test_weights_that_are_not_finite_are_refused(capsys, stand_in_run):
     assert "NaN" not in captured.out
 
 
-def test_a_plot_in_a_folder_that_is_not_there_is_one_line(capsys, tmp_path):
-    """The operating system's words and the file."""
-    file: Path = tmp_path / "missing" / "loss.png"
-    assert main(["evaluate", "run", "--plot", str(file)]) == 1
-    assert capsys.readouterr().err == f"polysketch: no such file or directory: {file}\n"
-
-
 def test_data_that_have_moved_are_asked_for(capsys, data_folder, stand_in_run, tmp_path):
     """The run remembers where they were; --data says where they are."""
     stand_in_run("evaluate", data=tmp_path / "moved")
@@ -142,3 +135,22 @@ def test_data_that_have_moved_are_asked_for(capsys, data_folder, stand_in_run, t
     assert "found nothing there" in line
     assert "--data" in line
     assert main(["evaluate", "run", "--data", str(data_folder)]) == 0
+
+
+@pytest.mark.parametrize(("file", "message"), [("a.txt", "expected --plot to end in"), ("no/a.png", "found none")])
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_computed(capsys, tmp_path, file, message):
+    """The suffix and the folder are looked at first."""
+    assert main(["evaluate", "run", "--plot", str(tmp_path / file)]) == 1
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert message in line
+    assert "perplexity" not in printed.out
+
+
+def test_a_model_without_a_prefix_has_none_to_remove(capsys, stand_in_run):
+    """The flag is not ignored in silence."""
+    stand_in_run(
+        "evaluate", TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="softmax"))
+    )
+    assert main(["evaluate", "run", "--without-prefix"]) == 1
+    assert "no layer has a sketched prefix" in capsys.readouterr().err

@@ -156,7 +156,16 @@ def test_with_the_prefix_removed_nothing_is_seen_beyond_the_chunk():
     assert (model(ids) - model(other))[:, 16:].abs().max() > 1e-3
     model.remove_prefix()
     torch.testing.assert_close(model(ids)[:, 8:], model(other)[:, 8:])
-    build("softmax").remove_prefix()  # nothing to remove
+    with pytest.raises(ValueError, match="no layer has a sketched prefix to remove"):
+        build("softmax").remove_prefix()
+
+
+def test_ids_beyond_the_vocabulary_are_refused_in_the_last_column_too():
+    model = build("softmax")
+    ids = tokens()
+    ids[0, -1] = model.config.vocab_size
+    with pytest.raises(ValueError, match="was the text encoded with another tokenizer"):
+        model.loss(ids)
 
 
 def test_a_cloned_state_rolls_back_and_a_reordered_one_follows_its_rows(model: TransformerLM):

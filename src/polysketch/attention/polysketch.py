@@ -60,7 +60,7 @@ class PolysketchAttention(Mechanism):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        _check_options(degree, projection, local_chunk, prefix_gain, gate, hidden_size)
+        _check_options(degree, learned, projection, local_chunk, prefix_gain, gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
         sketch: type[LearnedSketch | GaussianSketch] = LearnedSketch if learned else PROJECTIONS[projection]
         self.feature_map: FeatureMap = sketch(
@@ -228,10 +228,19 @@ class PolysketchAttention(Mechanism):
 
 
 def _check_options(
-    degree: int, projection: str, local_chunk: int | None, prefix_gain: Any, gate: bool, hidden_size: int | None
+    degree: int,
+    learned: bool,
+    projection: str,
+    local_chunk: int | None,
+    prefix_gain: Any,
+    gate: bool,
+    hidden_size: int | None,
 ) -> None:
     """Refuse options out of range or that do not go together; sketch sizes are checked by the feature map."""
     check_even_degree(degree)
+    for name, value in (("learned", learned), ("gate", gate)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
     if projection not in PROJECTIONS:
         raise ValueError(f"unknown projection {projection!r}; known projections: {', '.join(PROJECTIONS)}")
     if local_chunk is not None:

@@ -14,6 +14,8 @@ from polysketch.evaluation import Evaluation, evaluate
 from polysketch.training import RunDescription, load_model
 from polysketch.training.environment import resolve_device
 
+_PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+
 __all__ = ["EvaluateFlags", "run"]
 
 
@@ -58,6 +60,7 @@ def run(flags: EvaluateFlags) -> int:
     require_same_tokenizer(
         description.tokenizer, data.tokenizer, owner=f"the run {flags.run}", other=f"the data folder {data.folder}"
     )
+    _check_plot(flags.plot)
     if flags.without_prefix:
         model.remove_prefix()
     result = evaluate(
@@ -78,6 +81,16 @@ def run(flags: EvaluateFlags) -> int:
     if flags.json:
         print(json.dumps(_as_json(result, flags, description)))
     return 0
+
+
+def _check_plot(file: Path | None) -> None:
+    """Refuse a plot that could not be written before anything long is computed for it."""
+    if file is None:
+        return
+    if file.suffix not in _PLOT_SUFFIXES:
+        raise ValueError(f"expected --plot to end in {', '.join(_PLOT_SUFFIXES)}, found {file.name!r}")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"expected a folder {file.parent} for --plot, found none: make it first")
 
 
 def _open_data(flags: EvaluateFlags, description: RunDescription) -> PreparedData:
@@ -108,7 +121,8 @@ def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None
 
 def _print_table(result: Evaluation, flags: EvaluateFlags, description: RunDescription) -> None:
     """Print the figures for a person."""
-    print(f"{flags.run} at step {description.step}, {flags.split}, context {result.context_length}")
+    ablation = ", without the sketched prefix" if flags.without_prefix else ""
+    print(f"{flags.run} at step {description.step}, {flags.split}, context {result.context_length}{ablation}")
     print(f"  tokens          {result.num_tokens:>12,}")
     print(f"  loss            {result.loss:>12.4f} nats per token")
     print(f"  perplexity      {result.perplexity:>12.3f}")

@@ -95,6 +95,7 @@ class TransformerLM(nn.Module):
         """
         if ids.dim() != 2 or ids.shape[1] < 2:
             raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
+        self._check_ids(ids)
         return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
 
     def init_state(
@@ -176,10 +177,19 @@ class TransformerLM(nn.Module):
         return shares
 
     def remove_prefix(self) -> None:
-        """Switch the sketched prefix off in every layer that has one, for an ablation."""
-        for block in self.blocks:
-            if block.attention.mechanism.has_prefix:
-                block.attention.mechanism.remove_prefix()
+        """Switch the sketched prefix off in every layer that has one, for an ablation.
+
+        Raises:
+            ValueError: no layer has one, so nothing would change.
+        """
+        with_prefix = [block.attention.mechanism for block in self.blocks if block.attention.mechanism.has_prefix]
+        if not with_prefix:
+            raise ValueError(
+                f"no layer has a sketched prefix to remove: attention is {self.config.attention!r}; "
+                "only mechanisms with exact local chunks and a sketch beyond them have one"
+            )
+        for mechanism in with_prefix:
+            mechanism.remove_prefix()
 
     def num_parameters(self) -> int:
         """Learned numbers; the tied embedding counts once, fixed sketches not at all."""
@@ -206,6 +216,8 @@ class TransformerLM(nn.Module):
     def _check_ids(self, ids: Tensor) -> None:
         if ids.dim() != 2 or ids.shape[1] == 0 or ids.dtype != torch.int64:
             raise ValueError(f"ids must be int64 of shape (batch, length), got {ids.dtype} of {tuple(ids.shape)}")
+        if ids.device != self.output_bias.device:
+            raise ValueError(f"ids are on {ids.device} but the model is on {self.output_bias.device}: move one of them")
         # On a GPU this would wait for the device; there the embedding's own assertion has to do.
         if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             low, high = int(ids.min()), int(ids.max())
