@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polysketch.ops.gelu import gelu, gelu_backward
+from polysketch.ops.gelu import gelu, gelu_, gelu_backward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -15,5 +15,6 @@ def test_gelu_and_its_derivative_are_pytorchs(dtype: torch.dtype):
     expected = F.gelu(x, approximate="tanh")
     (expected_grad,) = torch.autograd.grad(expected, x, grad)
     found = gelu(x.detach())
+    assert torch.equal(gelu_(x.detach().clone(), torch.empty_like(x)), found[0])
     torch.testing.assert_close(found[0], expected.detach(), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(gelu_backward(grad, x.detach(), found), expected_grad, atol=2e-6, rtol=1e-5)

@@ -21,6 +21,14 @@ def gelu(x: Tensor) -> tuple[Tensor, Tensor | None]:
     return sigmoid * x, sigmoid
 
 
+def gelu_(x: Tensor, scratch: Tensor) -> Tensor:
+    """gelu(x) in place of x; `scratch` has the shape of x and is overwritten."""
+    if not _by_sigmoid(x):
+        return torch.ops.aten.gelu_(x, approximate="tanh")
+    sigmoid = torch.addcmul(x.new_tensor(_LINEAR), x, x, value=_CUBIC, out=scratch).mul_(x).sigmoid_()
+    return x.mul_(sigmoid)
+
+
 def gelu_backward(grad: Tensor, x: Tensor, result: tuple[Tensor, Tensor | None]) -> Tensor:
     """grad times the derivative of gelu at x, given `result = gelu(x)`; `grad` is used up."""
     active, sigmoid = result

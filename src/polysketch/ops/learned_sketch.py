@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.ops.gelu import gelu, gelu_backward
+from polysketch.ops.gelu import gelu, gelu_, gelu_backward
+from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 
 _NORM_EPSILON = 1e-5
 _TENSORS = 8  # a network
-_PIECE_ROWS = {"cpu": 512}  # tokens x heads at a time: 1 MB of hidden activations at r = 32
+_PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 2 MB of hidden activations at r = 32
 _PIECE_ROWS_ELSEWHERE = 65536  # enough to fill a GPU
 
 _Part = tuple[int, tuple[slice, slice, slice]]  # which map; slices of batch, heads and length
@@ -43,9 +44,11 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
         maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
 
         def work(share: Sequence[_Part]) -> None:
+            workspace = Workspace()
             for index, part in share:
                 rows = x[part]
-                features[part] = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index]).view(*rows.shape[:-1], -1)
+                found = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], workspace)
+                features[part] = found.view(*rows.shape[:-1], -1)
 
         run_in_parallel(work, _shares(x, len(maps)))
         return features
@@ -63,8 +66,8 @@ def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leav
 
         def work(share: Sequence[tuple[int, _Part]]) -> None:
             for thread, (index, part) in share:
-                rows, tape = x[part], list[_Activations]()
-                _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], tape)
+                rows = x[part]
+                tape = _sketch_kept(rows.reshape(-1, rows.shape[-1]), maps[index])
                 grad_rows = grad[part].reshape(1, -1, grad.shape[-1])
                 grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[thread][index], tape).view(rows.shape)
 
@@ -240,16 +243,24 @@ def _pieces(x: Tensor, num_maps: int) -> Iterator[_Part]:
                 yield index, (slice(item, item + items), of_map, slice(start, start + tokens))
 
 
-def _sketch(rows: Tensor, levels: list[_Level], tape: list[_Activations] | None = None) -> Tensor:
-    """(m, head_dim) -> (m, r), by the recursion of Algorithm 2 from its leaves up."""
-    values, keep = rows[None], tape is not None
+def _sketch(rows: Tensor, levels: list[_Level], workspace: Workspace) -> Tensor:
+    """(m, head_dim) -> (m, r), by the recursion of Algorithm 2 from its leaves up, with one piece of scratch memory."""
+    values = rows[None]
     for level in levels:
-        middle, first = _half(values, level.first, keep=keep)
-        outputs, second = _half(middle, level.second, keep=keep)
+        outputs = _half(_half(values, level.first, workspace), level.second, workspace)
         values = _combine(outputs[::2], outputs[1::2])
-        if tape is not None and first is not None and second is not None:
-            tape.append(_Activations(first, second, outputs, values))
     return values[0]
+
+
+def _sketch_kept(rows: Tensor, levels: list[_Level]) -> list[_Activations]:
+    """What the backward pass needs of each level."""
+    values, tape = rows[None], []
+    for level in levels:
+        middle, first = _half_kept(values, level.first)
+        outputs, second = _half_kept(middle, level.second)
+        values = _combine(outputs[::2], outputs[1::2])
+        tape.append(_Activations(first, second, outputs, values))
+    return tape
 
 
 def _sketch_backward(grad: Tensor, levels: list[_Level], totals: list[_Level], tape: list[_Activations]) -> Tensor:
@@ -277,13 +288,22 @@ def _combine_backward(grad: Tensor, combined: Tensor, outputs: Tensor) -> Tensor
     return result
 
 
-def _half(values: Tensor, half: _Half, *, keep: bool) -> tuple[Tensor, _Passed | None]:
-    """values (k, m, w), or (1, m, w) for all k networks -> (k, m, r); with `keep`, what the backward pass needs."""
+def _half(values: Tensor, half: _Half, workspace: Workspace) -> Tensor:
+    """values (k, m, w), or (1, m, w) for all k networks -> (k, m, r)."""
+    standard, _, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
+    normed = torch.addcmul(half.bias, standard, half.scale)
+    shape = (*normed.shape[:2], half.up.shape[1])
+    hidden = torch.bmm(normed, half.up.mT, out=workspace.take("hidden", shape, normed))
+    return torch.bmm(gelu_(hidden, workspace.take("scratch", shape, normed)), half.down.mT)
+
+
+def _half_kept(values: Tensor, half: _Half) -> tuple[Tensor, _Passed]:
+    """As `_half`, with what the backward pass needs."""
     standard, mean, deviation = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
     normed = torch.addcmul(half.bias, standard, half.scale)
     hidden = torch.bmm(normed, half.up.mT)
     active = gelu(hidden)
-    kept = _Passed(values, (mean, deviation), standard, normed, hidden, active) if keep else None
+    kept = _Passed(values, (mean, deviation), standard, normed, hidden, active)
     return torch.bmm(active[0], half.down.mT), kept
 
 
