@@ -90,7 +90,7 @@ def _errors(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, f
     tensors, mask, state = _inputs(case, dtype)
     expected = with_gradients(partial(_attend, case, mask, "reference"), {**tensors, **state})
     on_device = moved(tensors, device, dtype) | moved(state, device, torch.float32)
-    attend = partial(_attend, case, None if mask is None else mask.to(device), "auto")
+    attend = partial(_attend, case, None if mask is None else mask.to(device), "chunked")
     return compare(with_gradients(attend, on_device), expected)
 
 
@@ -115,7 +115,7 @@ def _extend_errors(case: Case, dtype: torch.dtype, device: torch.device) -> dict
 def _twice(case: Case, device: torch.device) -> dict[str, float]:
     """The same call twice: an error that moves is a race."""
     tensors = moved(_inputs(case, torch.float32)[0], device, torch.float32)
-    attend = partial(_attend, case, None, "auto")
+    attend = partial(_attend, case, None, "chunked")
     return compare(with_gradients(attend, tensors), with_gradients(attend, tensors))
 
 
