@@ -37,23 +37,16 @@ def pad_features(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
-def expand_tiles(x: Tensor, *, double_off_diagonal: bool, out: Tensor | None = None) -> Tensor:
+def expand_tiles(x: Tensor, *, double_off_diagonal: bool) -> Tensor:
     """x (..., r), r a multiple of 16 -> (..., expanded_size): the products of each tile pair.
 
-    `double_off_diagonal` is true on the query side (see the module's formula). With `out` the result is written there
-    and cannot be differentiated; without, it can.
+    `double_off_diagonal` is true on the query side (see the module's formula).
     """
-    pairs = tile_pairs(x.shape[-1])
     tiles = x.unflatten(-1, (-1, TILE))
     doubled = tiles + tiles if double_off_diagonal else tiles
-    if out is None:
-        products = [(tiles if i == j else doubled)[..., i, :, None] * tiles[..., j, None, :] for i, j in pairs]
-        return torch.stack(products, -3).flatten(-3)
-    products = out.unflatten(-1, (len(pairs), TILE, TILE))
-    for index, (i, j) in enumerate(pairs):
-        left = tiles if i == j else doubled
-        torch.mul(left[..., i, :, None], tiles[..., j, None, :], out=products[..., index, :, :])
-    return out
+    pairs = tile_pairs(x.shape[-1])
+    products = [(tiles if i == j else doubled)[..., i, :, None] * tiles[..., j, None, :] for i, j in pairs]
+    return torch.stack(products, -3).flatten(-3)
 
 
 def symmetrize(packed: Tensor, feature_dim: int) -> Tensor:
