@@ -13,10 +13,10 @@ WIDTH = 3
 class RecallLM(TransformerLM):
     """`TransformerLM` whose embedded tokens pass a causal depthwise convolution instead of gaining sinusoids.
 
-    The plain model would first have to learn that a value follows its key, and its sinusoids are several times as large
-    as its embedded tokens: with softmax it was still guessing among the values it had seen after 700 steps, this one
-    recalls after 100. What is left to learn is looking up, which is what the mechanisms are compared by. Rotary
-    positions stay. For whole sequences only: decoding token by token would need the convolution's own state.
+    The plain model would first have to learn that a value follows its key. Before its embedding was scaled, with
+    softmax and a vocabulary of 16, it was still guessing among the values it had seen after 700 steps; this one, with a
+    vocabulary of 32, recalls after 100. What is left to learn is looking up, which is what the mechanisms are compared
+    by. Rotary positions stay. For whole sequences only: decoding would need the convolution's own state.
 
     Args:
         config: as for `TransformerLM`.
