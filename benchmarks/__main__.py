@@ -1,6 +1,6 @@
-"""The CPU figures: forward and backward against SDPA, memory, generation; each beside the floor of this machine.
+"""The CPU figures: attention, training steps and generation against softmax, memory; each beside this machine's floor.
 
-    python -m benchmarks                            everything; about 15 minutes on 2 cores, which must be quiet
+    python -m benchmarks                            everything; under 20 minutes on 2 cores, which must be quiet
     python -m benchmarks --only forward generation  some sections
     python -m benchmarks --quick                    tiny sizes, seconds: tries the script, says nothing about speed
 
@@ -21,15 +21,20 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
-from benchmarks.cpu import generation, memory, speed
-from benchmarks.cpu.settings import FULL, QUICK, Bench, Figure, Outcome, Settings
-from benchmarks.plot import plot_time_per_token
-from benchmarks.records import environment, stamped
-from benchmarks.timing import Clock, Rates, copy_bandwidth, matrix_rate
+from benchmarks.cpu import generation, memory, models, speed, sums
+from benchmarks.cpu.settings import FULL, QUICK, Bench, Figure, Outcome, Settings, say
+from benchmarks.journal import stamped
+from polysketch.benchmarking import measure_rates
+from polysketch.benchmarking.environment import environment
+from polysketch.benchmarking.plot import plot_time_per_token
+from polysketch.benchmarking.timing import Clock
 
 SECTIONS: dict[str, Callable[[Bench], Outcome]] = {
     "forward": speed.forward,
     "backward": speed.backward,
+    "training": models.training,
+    "decoding": models.decoding,
+    "cumulative-sums": sums.cumulative_sums,
     "memory": memory.attention,
     "training-memory": memory.training_step,
     "generation": generation.generation,
@@ -63,8 +68,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _bench(settings: Settings) -> Bench:
     clock = Clock(torch.device("cpu"))
-    rates = Rates(matrix_rate(clock, torch.float32, settings.rate_size), copy_bandwidth(clock, 2**28))
-    return Bench(settings, clock, rates)
+    rates = measure_rates(clock, torch.float32, settings.rate_size)
+    return Bench(clock=clock, rates=rates, repeats=settings.repeats, progress=say, settings=settings)
 
 
 def _report(bench: Bench, quick: bool) -> dict[str, Any]:
@@ -124,11 +129,17 @@ def _write(report: dict[str, Any], path: Path) -> None:
 
 
 def _plot(report: dict[str, Any], path: Path) -> bool:
+    """One picture of everything that was timed; false without matplotlib, or where nothing was."""
     sections = report["sections"].values()
     timed = [one for section in sections for one in section.get("measurements", []) if "direction" in one]
     machine = report["environment"]
     title = f"{machine['device']}, {machine['threads']} threads, float32, commit {machine['commit'][:12]}"
-    return bool(timed) and plot_time_per_token(timed, title, path)
+    try:
+        plot_time_per_token(timed, title, path)
+    except (ImportError, ValueError) as error:
+        print(f"\nno plot: {error}")
+        return False
+    return True
 
 
 if __name__ == "__main__":

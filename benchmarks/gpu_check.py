@@ -33,8 +33,9 @@ from benchmarks.checks import all_checks, run_check
 from benchmarks.gpu import attention, language_model
 from benchmarks.gpu.cases import text_of
 from benchmarks.gpu.table import print_table
-from benchmarks.records import Journal, environment, stamped
-from benchmarks.timing import Clock, Rates, copy_bandwidth, matmul_precision, matrix_rate
+from benchmarks.journal import Journal, stamped
+from polysketch.benchmarking.environment import environment
+from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matmul_precision, matrix_rate
 
 _SHARES = {"checks": 0.45, "attention": 0.6, "training": 0.55, "decoding": 0.95}
 """Of what is left when each section begins; what one does not use is the next one's."""

@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "generation": {"models", "attention", "data"},
     "training": {"evaluation", "models", "data"},
     "integrations": {"evaluation", "generation", "models", "attention", "data"},
+    "benchmarking": {"training", "models", "nn", "attention", "feature_maps", "ops"},
     "cli": {
         *("ops", "feature_maps", "attention", "nn", "models", "data"),
-        *("evaluation", "generation", "training", "integrations"),
+        *("evaluation", "generation", "training", "integrations", "benchmarking"),
     },
 }
 """The table of the design: what each package may import of ours, besides itself."""
@@ -42,7 +43,7 @@ OWNERS = {
     "tyro": {"cli"},
     "tensorboard": {"training"},
     "safetensors": {"ops", "models", "training"},
-    "matplotlib": {"training", "cli"},
+    "matplotlib": {"training", "benchmarking", "cli"},
     "tqdm": {"data", "training", "cli"},
 }
 """Every third-party library beyond torch and numpy, and the packages that may import it."""

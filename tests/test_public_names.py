@@ -57,6 +57,19 @@ PUBLIC_NAMES = {
     ],
     "training": ["RunDescription", "TrainingConfig", "TrainingResult", "load_model", "train"],
     "evaluation": ["ChunkStartLoss", "Evaluation", "evaluate", "loss_at_chunk_starts", "recall_accuracy"],
+    "benchmarking": [
+        "AttentionSettings",
+        "CumulativeSumsSettings",
+        "DecodingSettings",
+        "TrainingSettings",
+        "Workbench",
+        "measure_rates",
+        "record",
+        "time_attention",
+        "time_cumulative_sums",
+        "time_decoding",
+        "time_training",
+    ],
     "generation": ["GenerationResult", "Sampler", "draw", "generate", "keep_top_k", "keep_top_p"],
 }
 

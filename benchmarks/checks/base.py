@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.benchmarking.agreement import relative_error
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _POISON_SIZES = [2**exponent for exponent in range(8, 25)]
 
@@ -53,16 +55,6 @@ def poison(device: torch.device) -> None:
 def compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
     """Relative error of every tensor expected; anything not finite is an infinite error."""
     return {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected| in float64 on the CPU."""
-    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
-    if found.shape != expected.shape:
-        return math.inf
-    scale = max(float(expected.norm()), 1e-12 * max(1, expected.numel()) ** 0.5)
-    error = float((found - expected).norm()) / scale
-    return error if math.isfinite(error) else math.inf
 
 
 def with_gradients(

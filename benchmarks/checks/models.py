@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.checks.base import Check, compare, relative_error
+from benchmarks.checks.base import Check, compare
 from polysketch.attention import MECHANISMS, option_names
+from polysketch.benchmarking.agreement import relative_error
 from polysketch.models import ModelConfig, TransformerLM
 
 _VOCABULARY = 257

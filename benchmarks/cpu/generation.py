@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import floors
 from benchmarks.cpu.settings import FULL, Bench, Figure, Outcome
+from polysketch.benchmarking import floors
 from polysketch.models import ModelState, TransformerLM, preset
 
 _PREFILL_SPAN = 2_048

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.timing import Clock, Rates
+from polysketch.benchmarking.workbench import Workbench
 
 
 @dataclass(frozen=True)
@@ -14,27 +14,37 @@ class Settings:
     Attributes:
         heads, sketch_size, local: of attention; heads are 64 wide.
         forward_lengths, backward_lengths: tokens, each the double of the one before.
+        exact_lengths: those at which exact polynomial attention is timed too; beyond, it takes minutes.
         repeats: timed rounds of A B A B.
         memory_length: tokens of the memory measurements.
+        training_preset, training_contexts, training_repeats: of the model whose training step is timed.
+        decoding_presets, decoding_positions, decode_rounds: of the models that are compared when generating.
+        summed_lengths, summed_features, summed_repeats: of sums by chunks against sums token by token.
         positions: where generation is timed; each time over the whole local chunk that holds the position.
-        decode_rounds: how often that chunk is generated.
-        preset: of the model that generates, and its changes.
-        training_preset: of the model whose training step is measured.
+        preset, preset_changes: of the model that generates there.
         rate_size: side of the matrices whose product gives the machine's rate.
     """
 
     heads: int = 12
     sketch_size: int = 32
     local: int = 256
-    forward_lengths: tuple[int, ...] = (2_048, 4_096, 8_192, 16_384, 32_768)
+    forward_lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
     backward_lengths: tuple[int, ...] = (4_096, 8_192, 16_384)
+    exact_lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     repeats: int = 3
     memory_length: int = 32_768
-    positions: tuple[int, int] = (1_000, 32_000)
+    training_preset: str = "mini"
+    training_contexts: tuple[int, ...] = (8_192, 16_384)
+    training_repeats: int = 3
+    decoding_presets: tuple[str, ...] = ("tiny", "mini")
+    decoding_positions: tuple[int, ...] = (8_192, 32_768)
     decode_rounds: int = 3
+    summed_lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)
+    summed_features: int = 2_048
+    summed_repeats: int = 1
+    positions: tuple[int, int] = (1_000, 32_000)
     preset: str = "mini"
     preset_changes: dict[str, Any] = field(default_factory=lambda: {"hidden_size": 768, "num_heads": 12})
-    training_preset: str = "mini"
     rate_size: int = 2_048
 
 
@@ -44,13 +54,20 @@ QUICK = Settings(
     local=64,
     forward_lengths=(256, 512),
     backward_lengths=(256,),
+    exact_lengths=(256,),
     repeats=1,
     memory_length=256,
-    positions=(40, 200),
+    training_preset="tiny",
+    training_contexts=(128,),
+    training_repeats=1,
+    decoding_presets=("tiny",),
+    decoding_positions=(128,),
     decode_rounds=1,
+    summed_lengths=(256,),
+    summed_features=64,
+    positions=(40, 200),
     preset="tiny",
     preset_changes={"num_layers": 1},
-    training_preset="tiny",
     rate_size=256,
 )
 
@@ -92,14 +109,18 @@ class Outcome:
     measurements: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What every section is given."""
+@dataclass(frozen=True, kw_only=True)
+class Bench(Workbench):
+    """What every section is given: the machine, and the sizes of this run."""
 
     settings: Settings
-    clock: Clock
-    rates: Rates
 
-    def progress(self, text: str) -> None:
-        """Say on stderr what was just done."""
-        print(f"  {text}", file=sys.stderr, flush=True)
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def floor_note(measurement: dict[str, Any]) -> str:
+    """A time beside its floor."""
+    return f"{measurement['seconds']:.3g} s, floor {measurement['floor_seconds']:.3g} s"

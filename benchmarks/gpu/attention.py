@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from benchmarks import calls, floors
 from benchmarks.budget import Section
-from benchmarks.calls import Call
-from benchmarks.floors import Floor, Shape
 from benchmarks.gpu.cases import out_of_memory, release_memory, text_of
-from benchmarks.records import Journal
-from benchmarks.timing import Clock, Rates, matmul_precision, peak_memory
+from benchmarks.journal import Journal
+from polysketch.benchmarking import calls, floors
+from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.floors import Floor, Shape
+from polysketch.benchmarking.timing import Clock, Rates, matmul_precision, peak_memory
 
 _LONGEST_CALL = 1.5  # seconds; a series that takes longer is not continued
 _FUSED = {

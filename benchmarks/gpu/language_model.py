@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import floors
 from benchmarks.budget import Section
 from benchmarks.gpu.cases import out_of_memory, release_memory, text_of
-from benchmarks.records import Journal
-from benchmarks.timing import Clock, Rates, peak_memory, summary
+from benchmarks.journal import Journal
+from polysketch.benchmarking import floors
+from polysketch.benchmarking.timing import Clock, Rates, peak_memory, summary
 from polysketch.models import TransformerLM, preset
 
 MECHANISMS = ("softmax", "polysketch")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.gpu.attention import SDPA
-from benchmarks.records import Journal
+from benchmarks.journal import Journal
 
 _COLUMNS = {
     "linear r=32 local=1024": "linear 32/1024",

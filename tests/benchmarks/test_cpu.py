@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.cpu.settings import Figure
-from benchmarks.floors import Floor, Shape
-from benchmarks.timing import Clock, Rates, ratio
 
-from benchmarks import ROOT, __main__, floors
+from benchmarks import ROOT, __main__
+from polysketch.benchmarking import floors
+from polysketch.benchmarking.floors import Floor, Shape
+from polysketch.benchmarking.timing import Clock, Rates, ratio
 
 PROBE = """
 import torch
-from benchmarks.calls import Call
-from benchmarks.cpu.memory_probe import attention_bytes
+from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.memory_probe import attention_bytes
 
 def make(shape, device, dtype):
     value = torch.ones(shape.batch, shape.heads, shape.length, shape.head_dim)
@@ -25,14 +26,14 @@ def make(shape, device, dtype):
         return value * scratch.sum()
     return Call(run, [value])
 
-from benchmarks.floors import Shape
+from polysketch.benchmarking.floors import Shape
 print(attention_bytes(make, Shape(1, 32768, 2), backward=False)["beyond_bytes"])
 """
 
 
 def test_every_timed_section_is_written_with_machine_commit_and_plot(tmp_path, capsys):
     out = tmp_path / "cpu.json"
-    sections = ["forward", "backward", "training-memory", "generation"]
+    sections = ["forward", "backward", "training", "decoding", "cumulative-sums", "training-memory", "generation"]
     assert __main__.main(["--quick", "--out", str(out), "--only", *sections]) == 0
     report = json.loads(out.read_text())
     assert list(report["sections"]) == sections
@@ -42,7 +43,8 @@ def test_every_timed_section_is_written_with_machine_commit_and_plot(tmp_path, c
         assert section["figures"]
         assert all(figure["value"] > 0 for figure in section["figures"])
     timed = report["sections"]["forward"]["measurements"]
-    assert {one["series"] for one in timed} == {"sdpa", "features given", "learned sketch"}
+    every = {"sdpa", "features given", "learned sketch", "random sketch", "exact polynomial"}
+    assert {one["series"] for one in timed} == every
     assert all(0 < one["floor_seconds"] < one["seconds"] for one in timed)
     assert out.with_suffix(".png").stat().st_size > 1_000
     assert "GFLOP/s" in capsys.readouterr().out

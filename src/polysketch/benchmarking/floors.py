@@ -6,7 +6,7 @@ attention: 2.5 times the forward products. Bytes: every input read once and ever
 
 from dataclasses import dataclass
 
-from benchmarks.timing import Rates
+from polysketch.benchmarking.timing import Rates
 from polysketch.models import ModelConfig, TransformerLM
 
 _ATTENTION_BACKWARD = 2.5
@@ -65,11 +65,19 @@ def linear_attention(shape: Shape, sketch_size: int, local: int, *, backward: bo
     return _floor(products, shape.rows * itemsize, read, shape.head_dim, backward)
 
 
-def polysketch(shape: Shape, sketch_size: int, local: int, *, backward: bool, itemsize: int) -> Floor:
-    """The mechanism from queries, keys and values on: the learned sketch of degree 4, then attention."""
+def polysketch(
+    shape: Shape, sketch_size: int, local: int, *, backward: bool, itemsize: int, learned: bool = True
+) -> Floor:
+    """The mechanism from queries, keys and values on: a sketch of degree 4, learned or random, then attention."""
     products = _linear_products(shape, sketch_size, local)
     attention = _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
-    return attention + Floor(_sketch_products(shape, sketch_size) * (3 if backward else 1), 0)
+    return attention + Floor(_sketch_products(shape, sketch_size, learned) * (3 if backward else 1), 0)
+
+
+def cumulative_sums(shape: Shape, features: int, *, itemsize: int) -> Floor:
+    """Causal attention of power 1 with nothing exact: every token is folded into one state and reads it."""
+    products = 2 * 2 * shape.rows * features * (shape.head_dim + 1)
+    return _floor(products, shape.rows * itemsize, 2 * features + shape.head_dim, shape.head_dim, backward=False)
 
 
 def training_step(model: TransformerLM, batch: int, length: int) -> Floor:
@@ -104,9 +112,10 @@ def _linear_products(shape: Shape, sketch_size: int, local: int) -> float:
     return 2 * 2 * shape.rows * (chunk / 2) * shape.head_dim + 2 * 2 * beyond * expanded * (shape.head_dim + 1)
 
 
-def _sketch_products(shape: Shape, sketch_size: int) -> float:
-    """Queries and keys through the networks of degree 4."""
-    return 2 * 2 * shape.rows * (16 * shape.head_dim * sketch_size + 48 * sketch_size**2)
+def _sketch_products(shape: Shape, sketch_size: int, learned: bool) -> float:
+    """Queries and keys through the two networks, or the two random matrices, of degree 4."""
+    networks = 16 * shape.head_dim * sketch_size + 48 * sketch_size**2
+    return 2 * 2 * shape.rows * (networks if learned else 2 * shape.head_dim * sketch_size)
 
 
 def _projections(model: TransformerLM) -> list:
@@ -120,7 +129,8 @@ def _layers(config: ModelConfig, shape: Shape, *, backward: bool) -> Floor:
     for name, options in config.layers():
         if name == "polysketch":
             sizes = options.get("sketch_size", 32), options.get("local_chunk", 1024) or 1
-            total += polysketch(shape, *sizes, backward=backward, itemsize=2)
+            learned = options.get("learned", True)
+            total += polysketch(shape, *sizes, backward=backward, itemsize=2, learned=learned)
         else:
             total += exact_attention(shape, backward=backward, itemsize=2)
     return total

@@ -1,0 +1,26 @@
+"""Timing attention, training steps and decoding on this machine: what `polysketch benchmark` and `make bench` run.
+
+Every speed is a ratio of alternating calls in one run, every computation of ours is compared with its reference before
+it is timed, and beside every time stands the floor: operations and bytes counted from shapes, over the rates of this
+machine measured in the same run.
+"""
+
+from polysketch.benchmarking.attention import AttentionSettings, time_attention
+from polysketch.benchmarking.cumulative_sums import CumulativeSumsSettings, time_cumulative_sums
+from polysketch.benchmarking.decoding import DecodingSettings, time_decoding
+from polysketch.benchmarking.training import TrainingSettings, time_training
+from polysketch.benchmarking.workbench import Workbench, measure_rates, record
+
+__all__ = [
+    "AttentionSettings",
+    "CumulativeSumsSettings",
+    "DecodingSettings",
+    "TrainingSettings",
+    "Workbench",
+    "measure_rates",
+    "record",
+    "time_attention",
+    "time_cumulative_sums",
+    "time_decoding",
+    "time_training",
+]

@@ -1,0 +1,172 @@
+"""Attention alone at several lengths, against `scaled_dot_product_attention`, in alternating calls of one run."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from polysketch import ops
+from polysketch.benchmarking import calls, memory
+from polysketch.benchmarking.agreement import require_agreement
+from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.timing import ratio
+from polysketch.benchmarking.variants import BASELINE, Sizes, Variant, variant
+from polysketch.benchmarking.workbench import Workbench, check_positive
+
+_CHECKED_HEADS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings:
+    """What is timed.
+
+    Attributes:
+        lengths: tokens.
+        variants: names of `VARIANTS`, besides the baseline, which is always timed.
+        batch, heads, head_dim: of queries, keys and values.
+        sketch_size, local, backend: see `Sizes`.
+        backward: the gradients of all inputs and parameters too.
+        memory: measure peak memory; on a CPU in a process of its own for each case, which takes as long again.
+    """
+
+    lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+    variants: tuple[str, ...] = ("given", "learned", "random")
+    batch: int = 1
+    heads: int = 12
+    head_dim: int = 64
+    sketch_size: int = 32
+    local: int = 256
+    backend: str = "auto"
+    backward: bool = False
+    memory: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive(lengths=self.lengths, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
+        check_positive(sketch_size=self.sketch_size, local=self.local)
+        for name in self.variants:
+            variant(name)
+
+    @property
+    def direction(self) -> str:
+        """In tables and plots."""
+        return "forward+backward" if self.backward else "forward"
+
+    @property
+    def sizes(self) -> Sizes:
+        """What is not the shape."""
+        return Sizes(self.sketch_size, self.local, self.backend)
+
+    def shape(self, length: int) -> Shape:
+        """The shape at a length."""
+        return Shape(self.batch, length, self.heads, self.head_dim)
+
+
+def time_attention(bench: Workbench, settings: AttentionSettings) -> list[dict[str, Any]]:
+    """Check every variant, then time all of them at every length.
+
+    Returns:
+        A measurement for each length and variant, the baseline first: length, series, seconds (the median),
+        all_seconds, ratio (times as fast as the baseline: the median over neighbours in time), floor_seconds,
+        operations, bytes, backend, peak_bytes beyond the inputs (None unless asked for).
+
+    Raises:
+        ValueError: a result that disagrees with the reference; nothing has been timed then.
+    """
+    check_agreement(bench, settings)
+    return [one for length in settings.lengths for one in _time_length(bench, settings, length)]
+
+
+def check_agreement(bench: Workbench, settings: AttentionSettings) -> None:
+    """Compare every variant, and every backend that will run, with the reference in float64 at a small length.
+
+    The sketched part holds about half of the attention mass in it.
+
+    Raises:
+        ValueError: naming the error and the tolerance.
+    """
+    backends = picked_backends(settings, bench)
+    for name in settings.variants:
+        # A mechanism takes "auto"; what that means at the timed lengths is checked with features given.
+        for backend in backends if name == "given" else [settings.backend]:
+            _check(bench, settings, variant(name), backend)
+    if "given" not in settings.variants and any(variant(name).linear for name in settings.variants):
+        for backend in backends:
+            _check(bench, settings, variant("given"), backend)
+
+
+def picked_backends(settings: AttentionSettings, bench: Workbench) -> list[str]:
+    """The backends of `linear_attention` that will run at any of the lengths, in order and each once.
+
+    Raises:
+        ValueError: an unknown backend.
+    """
+    asked = [settings.backend] + (["auto"] if any(name != "given" for name in settings.variants) else [])
+    return list(dict.fromkeys(_picked(settings, bench, backend, n) for backend in asked for n in settings.lengths))
+
+
+def _picked(settings: AttentionSettings, bench: Workbench, backend: str, length: int) -> str:
+    shape = (settings.batch, settings.heads, length, settings.sketch_size)
+    features = torch.zeros((), device=bench.device, dtype=bench.dtype).expand(shape)  # one number in memory
+    return ops.linear_attention_backend(features, features, backend=backend)
+
+
+def _check(bench: Workbench, settings: AttentionSettings, one: Variant, backend: str) -> None:
+    if one.prepare_check is None:
+        return
+    length = 2 * settings.local + settings.local // 2 + 1
+    shape = Shape(1, length, min(settings.heads, _CHECKED_HEADS), settings.head_dim)
+    sizes = Sizes(settings.sketch_size, settings.local, backend)
+    make = partial(one.prepare_check, shape, bench.device, bench.dtype, sizes)
+    what = one.title + (f" (backend {backend!r})" if one.linear else "")
+    error = require_agreement(make, what, dtype=bench.dtype, backward=settings.backward)
+    bench.progress(f"{what} agrees with the reference: relative error {error:.1e}")
+
+
+def _time_length(bench: Workbench, settings: AttentionSettings, length: int) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    names = _names(settings.variants)
+    shape, prepare = settings.shape(length), calls.forward_backward if settings.backward else calls.forward
+    functions = {
+        name: prepare(variant(name).prepare(shape, bench.device, bench.dtype, settings.sizes)) for name in names
+    }
+    say = partial(_say, bench, f"{settings.direction} at {length:,}")
+    seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=say)
+    del functions
+    return [_measurement(bench, settings, length, name, seconds) for name in names]
+
+
+def _names(variants: Sequence[str]) -> list[str]:
+    """The baseline first, each once."""
+    return list(dict.fromkeys((BASELINE, *variants)))
+
+
+def _measurement(
+    bench: Workbench, settings: AttentionSettings, length: int, name: str, seconds: dict[str, list[float]]
+) -> dict[str, Any]:
+    one, median, shape = variant(name), statistics.median(seconds[name]), settings.shape(length)
+    floor = one.floor(shape, settings.sizes, backward=settings.backward, itemsize=bench.dtype.itemsize)
+    peak = memory.attention(bench, name, shape, settings.sizes, backward=settings.backward) if settings.memory else None
+    asked = settings.backend if name == "given" else "auto"
+    return {
+        "direction": settings.direction,
+        "length": length,
+        "variant": name,
+        "series": one.title,
+        "backend": _picked(settings, bench, asked, length) if one.linear else None,
+        "seconds": median,
+        "all_seconds": seconds[name],
+        "ratio": ratio(seconds[BASELINE], seconds[name]),
+        "tokens": shape.tokens,
+        "tokens_per_second": shape.tokens / median,
+        "operations": floor.operations,
+        "bytes": floor.bytes,
+        "floor_seconds": floor.seconds(bench.rates),
+        "peak_bytes": peak,
+    }
+
+
+def _say(bench: Workbench, what: str, text: str) -> None:
+    bench.progress(f"{what}: {text}")

@@ -1,0 +1,179 @@
+"""The ablation of PolySketchFormer (section 3.1, table 4): sums by chunks against sums token by token.
+
+Causal attention over given features, power 1, nothing exact: o_i = phi(q_i) Z_i / phi(q_i) z_i, where Z_i sums
+phi(k_j) v_j^T over j <= i, and z_i the same for a value of one. Performer's published code sums token by token; the
+paper's lower-triangular multiplication, here `ops.linear_attention`, adds up whole chunks.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch import ops
+from polysketch.benchmarking import floors
+from polysketch.benchmarking.agreement import require_agreement
+from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.timing import ratio
+from polysketch.benchmarking.workbench import Workbench, check_positive
+
+TOKENS, CHUNKS = "token by token", "by chunks"
+DESCRIPTION = (
+    "token by token: a loop over tokens, one state a head, updated in place and read by one batched product each"
+)
+_CHECKED = Shape(1, 300, 2)
+_WARM_UP_LENGTH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class CumulativeSumsSettings:
+    """What is timed.
+
+    Attributes:
+        lengths: tokens.
+        features: of a query or key; 2048 in the paper's Performer.
+        batch, heads, head_dim: of the value. Four heads: features of 12 heads at 32,768 tokens take 6.4 GB.
+        chunk_size: tokens of a chunk; the op's own choice when None.
+    """
+
+    lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)
+    features: int = 2_048
+    batch: int = 1
+    heads: int = 4
+    head_dim: int = 64
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(lengths=self.lengths, features=self.features, batch=self.batch)
+        check_positive(heads=self.heads, head_dim=self.head_dim, chunk_size=self.chunk_size or 1)
+
+    def shape(self, length: int) -> Shape:
+        """The shape at a length."""
+        return Shape(self.batch, length, self.heads, self.head_dim)
+
+
+def token_by_token(query_features: Tensor, key_features: Tensor, value: Tensor) -> Tensor:
+    """The sums as a recurrence; forward only.
+
+    Args:
+        query_features, key_features: (batch, heads, length, features), positive.
+        value: (batch, heads, length, value_dim).
+
+    Returns:
+        (batch, heads, length, value_dim), dtype of the value.
+
+    Cost: features x value_dim multiply-adds to fold a token and as many to read, each going through the whole state,
+    features x value_dim float32 numbers a head, in memory.
+    """
+    batch, heads, length, features = key_features.shape
+    dtype, lead = torch.promote_types(value.dtype, torch.float32), (length, batch * heads)
+    # Tokens outermost, so that a token of all heads is one contiguous matrix.
+    tensors = (query_features, key_features, value)
+    queries, keys, values = (tensor.flatten(0, 1).transpose(0, 1).to(dtype).contiguous() for tensor in tensors)
+    sums = values.new_zeros(lead[1], features, value.shape[3])
+    normalizer = values.new_zeros(lead[1], features)
+    numerator, denominator = values.new_empty(*lead, 1, value.shape[3]), values.new_empty(*lead)
+    for token in range(length):
+        key, query = keys[token], queries[token]
+        sums.addcmul_(key[:, :, None], values[token, :, None])
+        normalizer.add_(key)
+        torch.bmm(query[:, None], sums, out=numerator[token])
+        torch.linalg.vecdot(query, normalizer, out=denominator[token])
+    output = numerator[:, :, 0] / denominator[..., None]
+    return output.transpose(0, 1).unflatten(0, (batch, heads)).to(value.dtype)
+
+
+def by_chunks(
+    query_features: Tensor,
+    key_features: Tensor,
+    value: Tensor,
+    *,
+    chunk_size: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The same by `ops.linear_attention`; shapes as for `token_by_token`."""
+    tensors = (query_features, key_features, value)
+    return ops.linear_attention(*tensors, causal=True, chunk_size=chunk_size, backend=backend).output
+
+
+def time_cumulative_sums(bench: Workbench, settings: CumulativeSumsSettings) -> list[dict[str, Any]]:
+    """Check both against the reference, then time them in turns, forward.
+
+    Returns:
+        A measurement for each length and way: length, series, seconds (the median), all_seconds, ratio (times as fast
+        as token by token), floor_seconds, and all_states_bytes, what one cumulative-sum tensor of all states would
+        take.
+
+    Raises:
+        ValueError: a result that disagrees with the reference.
+    """
+    ways: dict[str, Callable[..., Tensor]] = {
+        TOKENS: token_by_token,
+        CHUNKS: partial(by_chunks, chunk_size=settings.chunk_size),
+    }
+    for name, way in ways.items():
+        make = partial(_call, way, _CHECKED, settings.features, bench)
+        error = require_agreement(make, f"summing {name}", dtype=bench.dtype, backward=False)
+        bench.progress(f"summing {name} agrees with the reference: relative error {error:.1e}")
+    return [one for length in settings.lengths for one in _time_length(bench, settings, ways, length)]
+
+
+def _call(way: Callable[..., Tensor], shape: Shape, features: int, bench: Workbench) -> Call:
+    tensors = _inputs(shape, features, bench)
+
+    def definition() -> Call:
+        exact = [tensor.cpu().double() for tensor in tensors]
+        return Call(lambda: by_chunks(*exact, backend="reference"), exact)
+
+    return Call(lambda: way(*tensors), tensors, definition)
+
+
+def _inputs(shape: Shape, features: int, bench: Workbench) -> list[Tensor]:
+    lead = (shape.batch, shape.heads, shape.length)
+    options = {"device": bench.device, "dtype": bench.dtype}
+    positive = [torch.rand(*lead, features, **options) for _ in range(2)]  # type: ignore[call-overload]
+    return [*positive, torch.randn(*lead, shape.head_dim, **options)]  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def _time_length(
+    bench: Workbench, settings: CumulativeSumsSettings, ways: dict[str, Callable[..., Tensor]], length: int
+) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    tensors = _inputs(settings.shape(length), settings.features, bench)
+    for way in ways.values():  # a whole length would warm up for as long as it is timed
+        way(*(tensor[:, :, :_WARM_UP_LENGTH] for tensor in tensors))
+    functions = {name: partial(way, *tensors) for name, way in ways.items()}
+    say = partial(_say, bench, f"sums at {length:,}")
+    seconds = bench.clock.alternate(functions, repeats=bench.repeats, warmup=0, progress=say)
+    return [_measurement(bench, settings, length, name, seconds) for name in ways]
+
+
+def _measurement(
+    bench: Workbench, settings: CumulativeSumsSettings, length: int, name: str, seconds: dict[str, list[float]]
+) -> dict[str, Any]:
+    shape, median = settings.shape(length), statistics.median(seconds[name])
+    floor = floors.cumulative_sums(shape, settings.features, itemsize=bench.dtype.itemsize)
+    return {
+        "direction": f"sums of {settings.features:,} features",
+        "length": length,
+        "series": name,
+        "seconds": median,
+        "all_seconds": seconds[name],
+        "ratio": ratio(seconds[TOKENS], seconds[name]),
+        "tokens": shape.tokens,
+        "tokens_per_second": shape.tokens / median,
+        "operations": floor.operations,
+        "bytes": floor.bytes,
+        "floor_seconds": floor.seconds(bench.rates),
+        "all_states_bytes": shape.rows * settings.features * settings.head_dim * 4,
+    }
+
+
+def _say(bench: Workbench, what: str, text: str) -> None:
+    bench.progress(f"{what}: {text}")

@@ -1,0 +1,198 @@
+"""One token at a time at several positions, against the same model with softmax attention and its cache of keys.
+
+Every model generates the whole local chunk that begins at the position, so that one chunk is folded into the state.
+They take turns of some tokens each: long enough that a model finds its weights in cache, as it does when it generates
+alone, and short enough that a machine that slows down slows all of them.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch.attention import KeyValueState
+from polysketch.benchmarking import floors
+from polysketch.benchmarking.models import BASELINE, build_model, check_models, with_baseline
+from polysketch.benchmarking.timing import ratio
+from polysketch.benchmarking.variants import Sizes
+from polysketch.benchmarking.workbench import Workbench, check_positive
+from polysketch.models import ModelState, TransformerLM
+
+_PREFILL_SPAN = 4_096
+_TURN = 32  # tokens
+_WARM_UP = 4  # tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """What is timed.
+
+    Attributes:
+        preset: of `polysketch.models`, and changes of it.
+        models: names of `MODELS`, besides the baseline, which is always timed.
+        positions: tokens before the first timed one, rounded down to a whole chunk.
+        batch: rows generated at once.
+        sketch_size, local: of polysketch attention; `local` tokens are generated a round.
+    """
+
+    preset: str = "mini"
+    preset_changes: dict[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ("learned",)
+    positions: tuple[int, ...] = (8_192, 32_768)
+    batch: int = 1
+    sketch_size: int = 32
+    local: int = 256
+
+    def __post_init__(self) -> None:
+        check_positive(positions=self.positions, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+        check_models(self.models)
+
+    def start(self, position: int) -> int:
+        """The chunk boundary at or before a position."""
+        return position - position % self.local
+
+
+@dataclass
+class Decoder:
+    """A model at a position.
+
+    Attributes:
+        model: in the working dtype.
+        state: before the position; every round begins with a copy.
+        token: (batch, 1), the first to read.
+        rounds: seconds of every token of every round.
+    """
+
+    model: TransformerLM
+    state: ModelState
+    token: Tensor
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of every token of all rounds."""
+        return [second for seconds in self.rounds for second in seconds]
+
+
+def time_decoding(bench: Workbench, settings: DecodingSettings) -> list[dict[str, Any]]:
+    """Generate one local chunk `bench.repeats` times at every position.
+
+    Returns:
+        A measurement for each position and model, the baseline first: position, series, seconds (the median of a
+        token), mean_seconds (over the chunk, its folding included; the median over rounds), tokens_per_second (by that
+        mean), ratio (the baseline's mean over the model's, the median over rounds), slowest_seconds, state_bytes,
+        floor_seconds, all_seconds (of every token of every round).
+    """
+    return [one for position in settings.positions for one in _time_position(bench, settings, position)]
+
+
+@torch.inference_mode()
+def _time_position(bench: Workbench, settings: DecodingSettings, position: int) -> list[dict[str, Any]]:
+    start = settings.start(position)
+    decoders = {name: _decoder(bench, settings, name, start) for name in with_baseline(settings.models)}
+    for decoder in decoders.values():
+        decode(decoder, decoder.state.clone(), decoder.token, min(_WARM_UP, settings.local))
+    for turn in range(bench.repeats):
+        _round(decoders, settings.local)
+        bench.progress(f"decoding at {start:,}: round {turn + 1} of {bench.repeats}")
+    chunks = {name: [sum(seconds) for seconds in decoder.rounds] for name, decoder in decoders.items()}
+    return [_measurement(bench, settings, start, name, decoders[name], chunks) for name in decoders]
+
+
+def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int) -> Decoder:
+    sizes = Sizes(settings.sketch_size, settings.local)
+    model = build_model(name, settings.preset, sizes, **settings.preset_changes).to(bench.device, bench.dtype).eval()
+    state = state_at(model, settings.batch, start)
+    bench.progress(f"decoding: {name} is at {start:,}")
+    return Decoder(model, state, torch.zeros(settings.batch, 1, dtype=torch.int64, device=bench.device))
+
+
+def state_at(model: TransformerLM, batch: int, position: int) -> ModelState:
+    """A state after `position` tokens.
+
+    Caches of keys and values are filled with random numbers, for the time of a step does not depend on them and
+    computing them would cost position^2; other states come from reading random tokens in long spans.
+    """
+    state = model.init_state(batch)
+    if position and all(isinstance(layer, KeyValueState) for layer in state.layers):
+        _fill_caches(model, state, position)
+        return state
+    ids = torch.randint(model.config.vocab_size, (batch, position), device=model.output_bias.device)
+    for span in ids.split(_PREFILL_SPAN, dim=1):
+        if span.shape[1]:
+            _, state = model.extend_hidden(span, state)
+    return state
+
+
+def _fill_caches(model: TransformerLM, state: ModelState, position: int) -> None:
+    config, like = model.config, model.output_bias
+    for layer in state.layers:
+        # The last token by itself: a full buffer doubles there and not in the first timed step.
+        for length in (position - 1, 1):
+            shape = (len(state.position), config.num_kv_heads, length, config.head_dim)
+            layer.append(*(torch.randn(shape, device=like.device, dtype=like.dtype) for _ in range(2)))
+    state.position += position
+
+
+def _round(decoders: dict[str, Decoder], count: int) -> None:
+    """One chunk by every model, some tokens here and some there, from copies of the states."""
+    running = {name: (decoder.state.clone(), decoder.token, list[float]()) for name, decoder in decoders.items()}
+    for first in range(0, count, _TURN):
+        for name, (state, token, seconds) in running.items():
+            token, spent = decode(decoders[name], state, token, min(_TURN, count - first))
+            running[name] = (state, token, seconds + spent)
+    for name, (_, _, seconds) in running.items():
+        decoders[name].rounds.append(seconds)
+
+
+def decode(decoder: Decoder, state: ModelState, token: Tensor, count: int) -> tuple[Tensor, list[float]]:
+    """Generate `count` tokens: the last one, and the seconds of each, to its arrival in host memory."""
+    seconds = []
+    for _ in range(count):
+        started = time.perf_counter()
+        logits, state = decoder.model.extend(token, state)
+        token = logits.argmax(-1)
+        token[0, 0].item()  # what a reader waits for, and a GPU with it
+        seconds.append(time.perf_counter() - started)
+    return token, seconds
+
+
+def _measurement(
+    bench: Workbench,
+    settings: DecodingSettings,
+    start: int,
+    name: str,
+    decoder: Decoder,
+    chunks: dict[str, list[float]],
+) -> dict[str, Any]:
+    mean = statistics.median(chunks[name]) / settings.local
+    floor = floors.decoding_step(decoder.model, settings.batch, _read_bytes(decoder.model, decoder.state))
+    return {
+        "direction": f"decoding with {settings.preset}",
+        "position": start,
+        "series": name,
+        "seconds": statistics.median(decoder.seconds),
+        "mean_seconds": mean,
+        "slowest_seconds": max(decoder.seconds),
+        "tokens": settings.batch,
+        "tokens_per_second": settings.batch / mean,
+        "ratio": ratio(chunks[BASELINE], chunks[name]),
+        "state_bytes": decoder.state.nbytes,
+        "operations": floor.operations,
+        "bytes": floor.bytes,
+        "floor_seconds": floor.seconds(bench.rates),
+        "all_seconds": decoder.rounds,
+    }
+
+
+def _read_bytes(model: TransformerLM, state: ModelState) -> int:
+    """What a step must read of the state: of a cache of keys and values the part that is filled."""
+    config = model.config
+    token = 2 * config.num_kv_heads * config.head_dim * model.output_bias.element_size()
+    rows = len(state.position)
+    return sum(
+        rows * layer.length * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers
+    )

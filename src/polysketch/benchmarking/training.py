@@ -1,0 +1,153 @@
+"""Training steps of a language model at several contexts, against the same model with softmax attention."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch.benchmarking import floors, memory
+from polysketch.benchmarking.models import BASELINE, build_model, check_models, with_baseline
+from polysketch.benchmarking.timing import peak_memory, ratio
+from polysketch.benchmarking.variants import Sizes
+from polysketch.benchmarking.workbench import Workbench, check_positive
+from polysketch.models import TransformerLM
+from polysketch.training.optimizer import build_optimizer
+
+_CLIP = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What is timed.
+
+    Attributes:
+        preset: of `polysketch.models`, and changes of it.
+        models: names of `MODELS`, besides the baseline, which is always timed.
+        contexts: tokens of a window.
+        batch: windows of a step.
+        sketch_size, local: of polysketch attention.
+        memory: measure peak memory; on a CPU in a process of its own for each case, which takes as long again.
+    """
+
+    preset: str = "mini"
+    preset_changes: dict[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ("learned", "random")
+    contexts: tuple[int, ...] = (8_192, 16_384)
+    batch: int = 1
+    sketch_size: int = 32
+    local: int = 256
+    memory: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive(contexts=self.contexts, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+        check_models(self.models)
+
+
+def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str, Any]]:
+    """Forward, backward, clipping and AdamW on one batch, the models taking turns.
+
+    Returns:
+        A measurement for each context and model, the baseline first: length, series, seconds (the median),
+        all_seconds, ratio (times as fast as the baseline: the median over neighbours in time), tokens_per_second,
+        floor_seconds, operations, bytes, peak_bytes (None unless asked for: of a process with model and optimizer on a
+        CPU, beyond model and optimizer on a GPU).
+    """
+    names = with_baseline(settings.models)
+    models = {name: _model(bench, settings, name) for name in names}
+    found = [_time_context(bench, settings, models, context) for context in settings.contexts]
+    return [one for measurements in found for one in measurements]
+
+
+def _model(bench: Workbench, settings: TrainingSettings, name: str) -> TransformerLM:
+    sizes = Sizes(settings.sketch_size, settings.local)
+    return build_model(name, settings.preset, sizes, **settings.preset_changes).to(bench.device)
+
+
+def _time_context(
+    bench: Workbench, settings: TrainingSettings, models: dict[str, TransformerLM], context: int
+) -> list[dict[str, Any]]:
+    vocabulary = models[BASELINE].config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (settings.batch, context + 1), generator=generator).to(bench.device)
+    steps = {name: _step(bench, model, ids) for name, model in models.items()}
+    say = partial(_say, bench, f"training at {context:,}")
+    seconds = bench.clock.alternate(steps, repeats=bench.repeats, progress=say)
+    peaks = {name: _peak(bench, settings, name, context, steps[name]) for name in models}
+    return [_measurement(bench, settings, models[name], name, context, seconds, peaks[name]) for name in models]
+
+
+def _step(bench: Workbench, model: TransformerLM, ids: Tensor) -> Callable[[], None]:
+    """One optimizer step; gradients are freed at its end, for another model is next."""
+    optimizer = build_optimizer(model, learning_rate=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        with bench.autocast():
+            loss = model.loss(ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _peak(
+    bench: Workbench, settings: TrainingSettings, name: str, context: int, step: Callable[[], None]
+) -> int | None:
+    if not settings.memory:
+        return None
+    if bench.device.type == "cuda":
+        with peak_memory(bench.device) as peak:
+            step()
+        return peak.bytes
+    return process_peak(settings, name, context, bench.dtype)["peak_bytes"]
+
+
+def process_peak(settings: TrainingSettings, name: str, context: int, dtype: torch.dtype) -> dict[str, int]:
+    """Peak memory of a process that makes one step on a CPU; see `memory.probe`."""
+    return memory.probe(
+        "training",
+        model=name,
+        preset=settings.preset,
+        preset_changes=settings.preset_changes,
+        sketch_size=settings.sketch_size,
+        local=settings.local,
+        batch=settings.batch,
+        length=context,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _measurement(
+    bench: Workbench,
+    settings: TrainingSettings,
+    model: TransformerLM,
+    name: str,
+    context: int,
+    seconds: dict[str, list[float]],
+    peak: int | None,
+) -> dict[str, Any]:
+    median, floor = statistics.median(seconds[name]), floors.training_step(model, settings.batch, context)
+    return {
+        "direction": f"training step of {settings.preset}",
+        "length": context,
+        "series": name,
+        "seconds": median,
+        "all_seconds": seconds[name],
+        "ratio": ratio(seconds[BASELINE], seconds[name]),
+        "tokens": settings.batch * context,
+        "tokens_per_second": settings.batch * context / median,
+        "operations": floor.operations,
+        "bytes": floor.bytes,
+        "floor_seconds": floor.seconds(bench.rates),
+        "peak_bytes": peak,
+    }
+
+
+def _say(bench: Workbench, what: str, text: str) -> None:
+    bench.progress(f"{what}: {text}")

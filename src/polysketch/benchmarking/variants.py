@@ -1,0 +1,118 @@
+"""The ways to attend that can be timed, by name: to add one, add a line to `VARIANTS`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from polysketch.benchmarking import calls, floors
+from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.floors import Floor, Shape
+
+BASELINE = "sdpa"
+"""What every other variant is compared with: PyTorch's scaled_dot_product_attention."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an attention call has besides its shape.
+
+    Attributes:
+        sketch_size: number of features.
+        local: tokens of an exact chunk.
+        backend: of `linear_attention` with features given; whole mechanisms choose their own ("auto").
+    """
+
+    sketch_size: int = 32
+    local: int = 256
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to attend.
+
+    Attributes:
+        title: in tables and plots.
+        prepare: (shape, device, dtype, sizes) -> Call with random inputs.
+        floor: (shape, sizes, backward=, itemsize=) -> Floor.
+        prepare_check: as `prepare`, for comparing with the definition; None where the result is not ours.
+        linear: whether it runs `linear_attention`.
+    """
+
+    title: str
+    prepare: Callable[[Shape, torch.device, torch.dtype, Sizes], Call]
+    floor: Callable[..., Floor]
+    prepare_check: Callable[[Shape, torch.device, torch.dtype, Sizes], Call] | None = None
+    linear: bool = False
+
+
+def _sdpa(shape: Shape, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Call:
+    return calls.sdpa(shape, device, dtype)
+
+
+def _given(shape: Shape, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Call:
+    sketch_size, local = sizes.sketch_size, sizes.local
+    return calls.linear(shape, device, dtype, sketch_size=sketch_size, local=local, backend=sizes.backend)
+
+
+def _polysketch(
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: Sizes,
+    *,
+    learned: bool,
+    prefix_gain: float | None = None,
+) -> Call:
+    make = partial(calls.polysketch, learned=learned, prefix_gain=prefix_gain)
+    return make(shape, device, dtype, sketch_size=sizes.sketch_size, local=sizes.local)
+
+
+def _polynomial(shape: Shape, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Call:
+    return calls.polynomial(shape, device, dtype)
+
+
+def _exact_floor(shape: Shape, sizes: Sizes, *, backward: bool, itemsize: int) -> Floor:
+    return floors.exact_attention(shape, backward=backward, itemsize=itemsize)
+
+
+def _given_floor(shape: Shape, sizes: Sizes, *, backward: bool, itemsize: int) -> Floor:
+    return floors.linear_attention(shape, sizes.sketch_size, sizes.local, backward=backward, itemsize=itemsize)
+
+
+def _polysketch_floor(shape: Shape, sizes: Sizes, *, backward: bool, itemsize: int, learned: bool) -> Floor:
+    options = {"backward": backward, "itemsize": itemsize, "learned": learned}
+    return floors.polysketch(shape, sizes.sketch_size, sizes.local, **options)
+
+
+def _whole(title: str, *, learned: bool) -> Variant:
+    """The mechanism; checked with a gain that gives half of the attention mass to the sketched part."""
+    return Variant(
+        title,
+        partial(_polysketch, learned=learned),
+        partial(_polysketch_floor, learned=learned),
+        partial(_polysketch, learned=learned, prefix_gain=0.5),
+        linear=True,
+    )
+
+
+VARIANTS: dict[str, Variant] = {
+    "sdpa": Variant("sdpa", _sdpa, _exact_floor),
+    "given": Variant("features given", _given, _given_floor, _given, linear=True),
+    "learned": _whole("learned sketch", learned=True),
+    "random": _whole("random sketch", learned=False),
+    "polynomial": Variant("exact polynomial", _polynomial, _exact_floor, _polynomial),
+}
+
+
+def variant(name: str) -> Variant:
+    """The variant called `name`.
+
+    Raises:
+        ValueError: an unknown name; the message lists those that exist.
+    """
+    if name not in VARIANTS:
+        raise ValueError(f"unknown variant {name!r}; expected {', '.join(VARIANTS)}")
+    return VARIANTS[name]

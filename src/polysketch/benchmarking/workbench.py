@@ -1,0 +1,90 @@
+"""What every benchmark is given, and the record it ends in."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polysketch.benchmarking.environment import environment, load
+from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matrix_rate
+
+_COPIED_BYTES = 2**28
+
+
+def _say_nothing(_: str) -> None:
+    """What a quiet run does with progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """A device and its clock, what it can do at best, and where to say how far a benchmark is.
+
+    Attributes:
+        clock: of the device.
+        rates: measured in this run; floors are counted operations and bytes over these.
+        dtype: of attention's inputs and of the matrix products of models.
+        repeats: timed rounds of A B A B, after one to warm up.
+        progress: called with a line after every step.
+        started: when it was opened, on the monotonic clock.
+    """
+
+    clock: Clock
+    rates: Rates
+    dtype: torch.dtype = torch.float32
+    repeats: int = 3
+    progress: Callable[[str], None] = _say_nothing
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything runs."""
+        return self.clock.device
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of a model's matrix products: autocast, unless everything is float32."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def measure_rates(clock: Clock, dtype: torch.dtype, size: int = 2_048) -> Rates:
+    """Operations per second of a product of `size` x `size` matrices, bytes per second of a copy."""
+    return Rates(matrix_rate(clock, dtype, size), copy_bandwidth(clock, _COPIED_BYTES))
+
+
+def record(name: str, bench: Workbench, settings: Any, measurements: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Everything about a run that a reader needs to trust or repeat it; JSON values.
+
+    Args:
+        name: of the benchmark.
+        bench: what it ran on.
+        settings: its dataclass of settings.
+        measurements: what it found, with every single time.
+    """
+    return {
+        "benchmark": name,
+        "environment": environment(bench.device),
+        "dtype": str(bench.dtype).removeprefix("torch."),
+        "repeats": bench.repeats,
+        "settings": dataclasses.asdict(settings),
+        "rates": dataclasses.asdict(bench.rates),
+        "measurements": list(measurements),
+        "load_after": load(),
+        "seconds": time.monotonic() - bench.started,
+    }
+
+
+def check_positive(**counts: int | Sequence[int]) -> None:
+    """Refuse counts below one, and empty rows of them.
+
+    Raises:
+        ValueError: naming the one that does not fit.
+    """
+    for name, value in counts.items():
+        numbers = [value] if isinstance(value, int) else list(value)
+        if not numbers or min(numbers) < 1:
+            raise ValueError(f"expected {name} of at least 1, found {value if numbers else 'none'}")
