@@ -21,27 +21,29 @@ _CHECKED_HEADS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings:
-    """What is timed.
-
-    Attributes:
-        lengths: tokens.
-        variants: names of `VARIANTS`, besides the baseline, which is always timed.
-        batch, heads, head_dim: of queries, keys and values.
-        sketch_size, local, backend: see `Sizes`.
-        backward: the gradients of all inputs and parameters too.
-        memory: measure peak memory; on a CPU in a process of its own for each case, which takes as long again.
-    """
+    """What is timed: attention of random queries, keys and values, causal."""
 
     lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+    """tokens"""
     variants: tuple[str, ...] = ("given", "learned", "random")
+    """what to compare with scaled_dot_product_attention: given (features given, the op alone), learned, random (whole
+    mechanisms with a learned or a random sketch), polynomial (exact, quadratic)"""
     batch: int = 1
+    """sequences at once"""
     heads: int = 12
+    """of queries, keys and values"""
     head_dim: int = 64
+    """width of a head"""
     sketch_size: int = 32
+    """number of features"""
     local: int = 256
+    """tokens of a chunk with exact weights"""
     backend: str = "auto"
+    """of the op with features given: auto, chunked, native or reference; whole mechanisms choose their own"""
     backward: bool = False
+    """time the gradients of all inputs and weights too"""
     memory: bool = False
+    """measure peak memory beyond inputs and outputs too; on a CPU every case runs again in a process of its own"""
 
     def __post_init__(self) -> None:
         check_positive(lengths=self.lengths, batch=self.batch, heads=self.heads, head_dim=self.head_dim)

@@ -28,23 +28,20 @@ _WARM_UP = 4  # tokens
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """What is timed.
-
-    Attributes:
-        preset: of `polysketch.models`, and changes of it.
-        models: names of `MODELS`, besides the baseline, which is always timed.
-        positions: tokens before the first timed one, rounded down to a whole chunk.
-        batch: rows generated at once.
-        sketch_size, local: of polysketch attention; `local` tokens are generated a round.
-    """
+    """What is timed: generating one token after the other."""
 
     preset: str = "mini"
-    preset_changes: dict[str, Any] = field(default_factory=dict)
+    """size of the model: tiny, mini, gpt2-small, ..."""
     models: tuple[str, ...] = ("learned",)
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch), polynomial"""
     positions: tuple[int, ...] = (8_192, 32_768)
+    """tokens before the first timed one, rounded down to a whole chunk"""
     batch: int = 1
+    """rows generated at once"""
     sketch_size: int = 32
+    """number of features"""
     local: int = 256
+    """tokens of a chunk with exact weights; so many are generated in a round"""
 
     def __post_init__(self) -> None:
         check_positive(positions=self.positions, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
@@ -104,7 +101,7 @@ def _time_position(bench: Workbench, settings: DecodingSettings, position: int) 
 
 def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int) -> Decoder:
     sizes = Sizes(settings.sketch_size, settings.local)
-    model = build_model(name, settings.preset, sizes, **settings.preset_changes).to(bench.device, bench.dtype).eval()
+    model = build_model(name, settings.preset, sizes).to(bench.device, bench.dtype).eval()
     state = state_at(model, settings.batch, start)
     bench.progress(f"decoding: {name} is at {start:,}")
     return Decoder(model, state, torch.zeros(settings.batch, 1, dtype=torch.int64, device=bench.device))

@@ -25,7 +25,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": load(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

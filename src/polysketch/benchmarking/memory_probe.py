@@ -83,7 +83,7 @@ def _attention(asked: dict[str, Any]) -> dict[str, int]:
 
 def _training(asked: dict[str, Any]) -> dict[str, int]:
     sizes = Sizes(asked["sketch_size"], asked["local"])
-    make = partial(build_model, asked["model"], asked["preset"], sizes, **asked["preset_changes"])
+    make = partial(build_model, asked["model"], asked["preset"], sizes)
     return training_bytes(make, asked["batch"], asked["length"], _DTYPES[asked["dtype"]])
 
 

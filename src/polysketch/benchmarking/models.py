@@ -26,17 +26,17 @@ MODELS: dict[str, Callable[[Sizes], tuple[str, dict[str, Any]]]] = {
 """Name -> (mechanism, its options) in every layer; "learned" and "random" are polysketch attention."""
 
 
-def build_model(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> TransformerLM:
+def build_model(name: str, preset_name: str, sizes: Sizes) -> TransformerLM:
     """The preset with the mechanism `name`, the same random weights every time.
 
     Raises:
-        ValueError: an unknown name, preset or change; the message lists those that exist.
+        ValueError: an unknown name or preset; the message lists those that exist.
     """
     check_models([name])
     mechanism, options = MODELS[name](sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return TransformerLM(preset(preset_name, attention=mechanism, attention_options=options, **changes))
+        return TransformerLM(preset(preset_name, attention=mechanism, attention_options=options))
 
 
 def check_models(names: list[str] | tuple[str, ...]) -> None:

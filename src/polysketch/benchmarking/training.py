@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from polysketch.benchmarking import floors, memory
+from polysketch.benchmarking.attention import AttentionSettings, check_agreement
 from polysketch.benchmarking.models import BASELINE, build_model, check_models, with_baseline
 from polysketch.benchmarking.timing import peak_memory, ratio
-from polysketch.benchmarking.variants import Sizes
+from polysketch.benchmarking.variants import VARIANTS, Sizes
 from polysketch.benchmarking.workbench import Workbench, check_positive
-from polysketch.models import TransformerLM
+from polysketch.models import TransformerLM, preset
 from polysketch.training.optimizer import build_optimizer
 
 _CLIP = 1.0
@@ -22,25 +23,22 @@ _CLIP = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What is timed.
-
-    Attributes:
-        preset: of `polysketch.models`, and changes of it.
-        models: names of `MODELS`, besides the baseline, which is always timed.
-        contexts: tokens of a window.
-        batch: windows of a step.
-        sketch_size, local: of polysketch attention.
-        memory: measure peak memory; on a CPU in a process of its own for each case, which takes as long again.
-    """
+    """What is timed: whole training steps on random tokens."""
 
     preset: str = "mini"
-    preset_changes: dict[str, Any] = field(default_factory=dict)
+    """size of the model: tiny, mini, gpt2-small, ..."""
     models: tuple[str, ...] = ("learned", "random")
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch), polynomial"""
     contexts: tuple[int, ...] = (8_192, 16_384)
+    """tokens of a training window"""
     batch: int = 1
+    """windows of a step"""
     sketch_size: int = 32
+    """number of features"""
     local: int = 256
+    """tokens of a chunk with exact weights"""
     memory: bool = False
+    """measure peak memory too: on a CPU that of a process of its own that makes one step"""
 
     def __post_init__(self) -> None:
         check_positive(contexts=self.contexts, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
@@ -55,16 +53,36 @@ def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str
         all_seconds, ratio (times as fast as the baseline: the median over neighbours in time), tokens_per_second,
         floor_seconds, operations, bytes, peak_bytes (None unless asked for: of a process with model and optimizer on a
         CPU, beyond model and optimizer on a GPU).
+
+    Raises:
+        ValueError: attention that disagrees with the reference; nothing has been timed then.
     """
+    _check(bench, settings)
     names = with_baseline(settings.models)
     models = {name: _model(bench, settings, name) for name in names}
     found = [_time_context(bench, settings, models, context) for context in settings.contexts]
     return [one for measurements in found for one in measurements]
 
 
+def _check(bench: Workbench, settings: TrainingSettings) -> None:
+    """Compare attention of the models' shapes, forward and backward, with the reference."""
+    config = preset(settings.preset)
+    asked = AttentionSettings(
+        lengths=settings.contexts,
+        variants=tuple(name for name in settings.models if name in VARIANTS),
+        batch=settings.batch,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        sketch_size=settings.sketch_size,
+        local=settings.local,
+        backward=True,
+    )
+    check_agreement(bench, asked)
+
+
 def _model(bench: Workbench, settings: TrainingSettings, name: str) -> TransformerLM:
     sizes = Sizes(settings.sketch_size, settings.local)
-    return build_model(name, settings.preset, sizes, **settings.preset_changes).to(bench.device)
+    return build_model(name, settings.preset, sizes).to(bench.device)
 
 
 def _time_context(
@@ -114,7 +132,6 @@ def process_peak(settings: TrainingSettings, name: str, context: int, dtype: tor
         "training",
         model=name,
         preset=settings.preset,
-        preset_changes=settings.preset_changes,
         sketch_size=settings.sketch_size,
         local=settings.local,
         batch=settings.batch,

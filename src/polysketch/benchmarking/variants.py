@@ -83,8 +83,8 @@ def _given_floor(shape: Shape, sizes: Sizes, *, backward: bool, itemsize: int) -
 
 
 def _polysketch_floor(shape: Shape, sizes: Sizes, *, backward: bool, itemsize: int, learned: bool) -> Floor:
-    options = {"backward": backward, "itemsize": itemsize, "learned": learned}
-    return floors.polysketch(shape, sizes.sketch_size, sizes.local, **options)
+    count = partial(floors.polysketch, backward=backward, itemsize=itemsize, learned=learned)
+    return count(shape, sizes.sketch_size, sizes.local)
 
 
 def _whole(title: str, *, learned: bool) -> Variant:

@@ -30,6 +30,7 @@ class Workbench:
         repeats: timed rounds of A B A B, after one to warm up.
         progress: called with a line after every step.
         started: when it was opened, on the monotonic clock.
+        load_before: processes that wanted to run then.
     """
 
     clock: Clock
@@ -38,6 +39,7 @@ class Workbench:
     repeats: int = 3
     progress: Callable[[str], None] = _say_nothing
     started: float = field(default_factory=time.monotonic)
+    load_before: float | None = field(default_factory=load)
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +75,7 @@ def record(name: str, bench: Workbench, settings: Any, measurements: Sequence[di
         "settings": dataclasses.asdict(settings),
         "rates": dataclasses.asdict(bench.rates),
         "measurements": list(measurements),
+        "load_before": bench.load_before,
         "load_after": load(),
         "seconds": time.monotonic() - bench.started,
     }

@@ -25,7 +25,7 @@ VERBS = {
     "train": "train a language model on prepared text, or go on with a run that was stopped",
     "evaluate": "loss, perplexity and bits per byte of a trained model on held-out text",
     "generate": "continue a prompt with a trained model",
-    "benchmark": "time attention mechanisms on this machine",
+    "benchmark": "time attention, training and decoding on this machine",
 }
 """Every verb and what it does; verb `x` lives in polysketch/cli/x.py."""
 

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from polysketch.cli.plots import check_plot
 from polysketch.data import PreparedData, require_same_tokenizer
 from polysketch.evaluation import Evaluation, evaluate
 from polysketch.training import RunDescription, load_model
 from polysketch.training.environment import resolve_device
-
-_PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 
 __all__ = ["EvaluateFlags", "run"]
 
@@ -60,7 +59,7 @@ def run(flags: EvaluateFlags) -> int:
     require_same_tokenizer(
         description.tokenizer, data.tokenizer, owner=f"the run {flags.run}", other=f"the data folder {data.folder}"
     )
-    _check_plot(flags.plot)
+    check_plot(flags.plot)
     if flags.without_prefix:
         model.remove_prefix()
     result = evaluate(
@@ -81,16 +80,6 @@ def run(flags: EvaluateFlags) -> int:
     if flags.json:
         print(json.dumps(_as_json(result, flags, description)))
     return 0
-
-
-def _check_plot(file: Path | None) -> None:
-    """Refuse a plot that could not be written before anything long is computed for it."""
-    if file is None:
-        return
-    if file.suffix not in _PLOT_SUFFIXES:
-        raise ValueError(f"expected --plot to end in {', '.join(_PLOT_SUFFIXES)}, found {file.name!r}")
-    if not file.parent.is_dir():
-        raise FileNotFoundError(f"expected a folder {file.parent} for --plot, found none: make it first")
 
 
 def _open_data(flags: EvaluateFlags, description: RunDescription) -> PreparedData:

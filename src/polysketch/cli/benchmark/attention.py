@@ -1,0 +1,39 @@
+"""`polysketch benchmark attention`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from polysketch.benchmarking import AttentionSettings, time_attention
+from polysketch.cli.benchmark.common import CommonFlags, Row, megabytes, run_benchmark, time_columns
+
+__all__ = ["AttentionFlags", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFlags(CommonFlags, AttentionSettings):
+    """Time attention alone at several lengths, against PyTorch's scaled_dot_product_attention.
+
+    Every result is first compared with its definition in float64 at a small length; one that disagrees is not timed,
+    and the exit status is 1.
+    """
+
+    def __post_init__(self) -> None:
+        CommonFlags.__post_init__(self)
+        AttentionSettings.__post_init__(self)
+
+
+def run(flags: AttentionFlags) -> int:
+    """Time as the flags say, print the table, and return the exit status."""
+    return run_benchmark("attention", flags, AttentionSettings, time_attention, _row, _about)
+
+
+def _about(settings: AttentionSettings) -> str:
+    return (
+        f"{settings.direction}, causal, batch {settings.batch}, {settings.heads} heads of {settings.head_dim}, sketch "
+        f"size {settings.sketch_size}, exact chunks of {settings.local}"
+    )
+
+
+def _row(one: dict[str, Any]) -> Row:
+    named = {"length": f"{one['length']:,}", "": one["series"], "backend": one["backend"] or ""}
+    return {**named, **time_columns(one, "sdpa"), "peak MB": megabytes(one["peak_bytes"])}

@@ -1,0 +1,162 @@
+"""What all benchmarks share: their flags, and the way from settings to a table, a record and a plot."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from polysketch.benchmarking import Workbench, measure_rates, record
+from polysketch.benchmarking.plot import plot_time_per_token
+from polysketch.benchmarking.timing import Clock
+from polysketch.cli.plots import check_folder, check_plot
+from polysketch.training.environment import resolve_device, resolve_dtype
+
+Settings = TypeVar("Settings")
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonFlags:
+    """Where to run, how often, and where to write."""
+
+    device: str = "auto"
+    """cpu, cuda, ...; auto takes a GPU where there is one"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """of attention's inputs and of the matrix products of models; auto is bfloat16 on a GPU and float32 on a CPU"""
+    threads: int | None = None
+    """cores to use on a CPU; default: PyTorch's choice"""
+    repeats: int = 3
+    """timed rounds, the ways taking turns, after one round to warm up; the median counts"""
+    json: bool = False
+    """print everything as one JSON object on the last line: machine, versions, commit, settings, every single time"""
+    out: Path | None = None
+    """write that JSON object to this file"""
+    plot: Path | None = None
+    """write a plot of the time per token to this file (.png, .pdf or .svg)"""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"expected --{name} of at least 1, found {value}")
+
+
+def run_benchmark(
+    name: str,
+    flags: CommonFlags,
+    settings: type[Settings],
+    measure: Callable[[Workbench, Settings], list[dict[str, Any]]],
+    row: Callable[[dict[str, Any]], Row],
+    about: Callable[[Settings], str],
+) -> int:
+    """Measure as the flags say, print the table, write what was asked for.
+
+    Args:
+        name: of the benchmark, for the record.
+        flags: the common ones and, by name, the fields of `settings`.
+        settings: the dataclass of settings.
+        measure: (workbench, settings) -> measurements.
+        row: a measurement as a row of the table, by column.
+        about: what is timed, in a line or two above the table.
+
+    Returns:
+        Exit status 0.
+
+    Raises:
+        ValueError: flags that do not fit, or a result that disagrees with its definition.
+        FileNotFoundError, ImportError: a file that could not be written, before anything is timed.
+    """
+    check_plot(flags.plot)
+    check_folder(flags.out, "--out")
+    asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})  # type: ignore[arg-type]
+    with _threads(flags.threads):
+        bench = _workbench(flags)
+        found = record(name, bench, asked, measure(bench, asked))
+    _print_machine(found)
+    print(about(asked))
+    print_table([row(one) for one in found["measurements"]])
+    _write(found, flags)
+    return 0
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _workbench(flags: CommonFlags) -> Workbench:
+    device = resolve_device(flags.device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"expected --device cpu or cuda, found {flags.device!r}: nothing else has a clock here")
+    dtype, clock = resolve_dtype(flags.dtype, device), Clock(device)
+    say: dict[str, Any] = {"progress": _show_progress} if sys.stderr.isatty() else {}
+    return Workbench(clock=clock, rates=measure_rates(clock, dtype), dtype=dtype, repeats=flags.repeats, **say)
+
+
+def _show_progress(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def _print_machine(found: dict[str, Any]) -> None:
+    machine, rates = found["environment"], found["rates"]
+    print(
+        f"{machine['device']}, {machine['threads']} threads, {found['dtype']}, torch {machine['torch']}, "
+        f"polysketch {machine['polysketch']}, commit {machine['commit'][:12]}"
+    )
+    print(
+        f"product of matrices {rates['operations'] / 1e9:,.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:,.1f} GB/s: "
+        "the floor is operations over the first, or bytes over the second if that is longer"
+    )
+    load, cores = found["load_before"], os.cpu_count() or 1
+    if load is not None and load > cores / 2:
+        print(f"load {load:.1f} on {cores} cores before the start: other programs ran, do not trust these times")
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print rows under the names of their columns, right-aligned; columns empty in every row are left out."""
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    print("  ".join(name.rjust(widths[name]) for name in columns))
+    for row in rows:
+        print("  ".join(row[name].rjust(widths[name]) for name in columns))
+
+
+def time_columns(one: dict[str, Any], baseline: str) -> Row:
+    """The columns that every benchmark has: time, ratio, floor, tokens per second."""
+    return {
+        "milliseconds": f"{one['seconds'] * 1e3:,.3f}",
+        f"times as fast as {baseline}": f"{one['ratio']:.2f}",
+        "floor, ms": f"{one['floor_seconds'] * 1e3:,.3f}",
+        "of the floor": f"{one['floor_seconds'] / one['seconds']:.0%}",
+        "tokens/s": f"{one['tokens_per_second']:,.0f}",
+    }
+
+
+def megabytes(size: int | None) -> str:
+    """For a table; empty where there is none."""
+    return "" if size is None else f"{size / 1e6:,.1f}"
+
+
+def _write(found: dict[str, Any], flags: CommonFlags) -> None:
+    machine = found["environment"]
+    if flags.plot is not None:
+        title = f"{machine['device']}, {machine['threads']} threads, {found['dtype']}, commit {machine['commit'][:12]}"
+        plot_time_per_token(found["measurements"], title, flags.plot)
+        print(f"plot: {flags.plot}")
+    if flags.out is not None:
+        flags.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(f"record: {flags.out}")
+    if flags.json:
+        print(json.dumps(found))

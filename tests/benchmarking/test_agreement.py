@@ -1,0 +1,146 @@
+"""What is timed is right: every variant agrees with its definition, and every way to be wrong is refused."""
+
+import pytest
+import torch
+
+from polysketch.benchmarking import AttentionSettings, TrainingSettings, attention, time_attention, time_training
+from polysketch.benchmarking.agreement import TOLERANCES, disagreement, relative_error
+from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.timing import Clock
+from polysketch.benchmarking.variants import VARIANTS, Sizes
+from polysketch.ops.linear import api
+
+CPU = torch.device("cpu")
+SMALL = {"lengths": (64, 96), "heads": 2, "head_dim": 16, "sketch_size": 8, "local": 16}
+INTACT = api.BACKENDS["chunked"]
+CHECKED = [name for name, variant in VARIANTS.items() if variant.prepare_check is not None]
+
+
+def check_call(name: str, dtype: torch.dtype = torch.float32, local: int = 32) -> Call:
+    """What `check_agreement` compares."""
+    torch.manual_seed(0)
+    return VARIANTS[name].prepare_check(Shape(1, 2 * local + local // 2 + 1, 2), CPU, dtype, Sizes(32, local))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("name", CHECKED)
+def test_every_variant_agrees_with_its_definition_forward_and_backward(name, dtype):
+    errors = disagreement(check_call(name, dtype), backward=True)
+    assert errors["output"] < TOLERANCES[dtype]
+    assert max(errors.values()) < 10 * TOLERANCES[dtype]
+    assert len(errors) > 3
+
+
+def with_value_of_ones(call_shape: Shape, *, prefix: bool) -> torch.Tensor:
+    """Total weights of the check of features given, with or without the sketched part."""
+    torch.manual_seed(0)
+    sizes = Sizes(32, 32)
+    call = VARIANTS["given"].prepare_check(call_shape, CPU, torch.float64, sizes)
+    query_features, key_features, query, key, value = call.leaves
+    local = api.LocalPolynomial(query, key, 4, sizes.local)
+    shown = query_features if prefix else torch.zeros_like(query_features)
+    options = {"power": 2, "causal": True, "normalize": False, "local": local}
+    return api.linear_attention(shown, key_features, torch.ones_like(value), **options).output.sum()
+
+
+def test_sketched_weights_hold_a_fair_share_of_the_mass_in_the_check():
+    shape = Shape(1, 81, 2)
+    share = 1 - with_value_of_ones(shape, prefix=False) / with_value_of_ones(shape, prefix=True)
+    assert 0.3 <= share <= 0.7
+
+
+def scaled(result, *_, **__):
+    return result._replace(output=result.output * 1.001)
+
+
+def one_element_unwritten(result, *_, **__):
+    output = result.output.clone()
+    output[0, 0, 0, 0] = torch.nan
+    return result._replace(output=output)
+
+
+def without_the_last_token(result, *_, **__):
+    output = result.output.clone()
+    output[:, :, -1] = 0
+    return result._replace(output=output)
+
+
+def broken(change):
+    """A backend whose results `change` spoils."""
+    return lambda *tensors, **options: change(INTACT(*tensors, **options), *tensors, **options)
+
+
+def without_prefix(query, key, value, **options):
+    return INTACT(torch.zeros_like(query), key, value, **options)
+
+
+def without_option(**changed):
+    """A backend that ignores what it is asked for."""
+    return lambda query, key, value, **options: INTACT(query, key, value, **{**options, **changed})
+
+
+WRONG = {
+    "scaled": broken(scaled),
+    "NaN": broken(one_element_unwritten),
+    "last token": broken(without_the_last_token),
+    "no prefix": without_prefix,
+    "no chunks": without_option(local=None),
+    "not causal": without_option(causal=False),
+    "not normalized": without_option(normalize=False),
+    "another power": without_option(power=1),
+    "no offset": without_option(offset=0.0),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_backend_that_disagrees_is_refused_before_anything_is_timed(wrong, bench, monkeypatch):
+    monkeypatch.setitem(api.BACKENDS, "wrong", wrong)
+    monkeypatch.setattr(Clock, "alternate", lambda *_, **__: pytest.fail("timed"))
+    settings = AttentionSettings(**SMALL, variants=("given",), backend="wrong")
+    with pytest.raises(ValueError, match=r"'wrong'.* is off by (\S+) of its size .* expected at most 0.0001$"):
+        time_attention(bench, settings)
+
+
+def test_the_intact_backend_in_the_same_place_is_timed(bench, monkeypatch):
+    monkeypatch.setitem(api.BACKENDS, "right", INTACT)
+    found = time_attention(bench, AttentionSettings(**SMALL, variants=("given",), backend="right"))
+    assert {one["backend"] for one in found} == {None, "right"}
+
+
+def wrong_gradient(query, key, value, **options):
+    result = INTACT(query, key, value, **options)
+    extra = query.sum(-1, keepdim=True)
+    return result._replace(output=result.output + 0.1 * (extra - extra.detach()))
+
+
+def test_a_wrong_gradient_is_refused_when_gradients_are_timed(bench, monkeypatch):
+    monkeypatch.setitem(api.BACKENDS, "wrong", wrong_gradient)
+    settings = {**SMALL, "variants": ("given",), "backend": "wrong"}
+    time_attention(bench, AttentionSettings(**settings))
+    with pytest.raises(ValueError, match="its gradient of input 1 is off by"):
+        time_attention(bench, AttentionSettings(**settings, backward=True))
+
+
+@pytest.mark.parametrize("names", [("learned",), ("random",), ("given", "learned")])
+def test_the_backend_that_auto_means_at_the_timed_lengths_is_checked(names, bench, monkeypatch):
+    """A wrong one behind "auto" is found too, whatever it picks at the small length of the check."""
+    monkeypatch.setitem(api.BACKENDS, "wrong", WRONG["scaled"])
+    monkeypatch.setattr(attention.ops, "linear_attention_backend", lambda *_, **__: "wrong")
+    with pytest.raises(ValueError, match=r"'wrong'.* is not timed"):
+        time_attention(bench, AttentionSettings(**SMALL, variants=names))
+
+
+def test_a_model_whose_attention_is_wrong_is_not_trained(bench, monkeypatch):
+    monkeypatch.setitem(api.BACKENDS, "wrong", WRONG["scaled"])
+    monkeypatch.setattr(attention.ops, "linear_attention_backend", lambda *_, **__: "wrong")
+    with pytest.raises(ValueError, match="is not timed"):
+        time_training(bench, TrainingSettings(preset="tiny", contexts=(64,), local=16))
+
+
+def test_an_error_of_another_shape_or_not_finite_is_infinite():
+    ones = torch.ones(3)
+    assert relative_error(ones, ones) == 0
+    assert relative_error(ones * 1.5, ones) == pytest.approx(0.5)
+    assert relative_error(ones, torch.ones(4)) == float("inf")
+    assert relative_error(ones * torch.nan, ones) == float("inf")

@@ -1,0 +1,188 @@
+"""What the benchmarks return: every case once, medians and ratios of the single times, floors, plots, records."""
+
+import dataclasses
+import json
+import statistics
+
+import pytest
+import torch
+
+from polysketch.attention import KeyValueState
+from polysketch.benchmarking import (
+    AttentionSettings,
+    CumulativeSumsSettings,
+    DecodingSettings,
+    TrainingSettings,
+    record,
+    time_attention,
+    time_cumulative_sums,
+    time_decoding,
+    time_training,
+)
+from polysketch.benchmarking.cumulative_sums import CHUNKS, TOKENS, by_chunks, token_by_token
+from polysketch.benchmarking.decoding import _read_bytes, state_at
+from polysketch.benchmarking.models import MODELS, build_model
+from polysketch.benchmarking.plot import plot_time_per_token
+from polysketch.benchmarking.timing import Clock
+from polysketch.benchmarking.variants import VARIANTS, Sizes
+
+ATTENTION = AttentionSettings(lengths=(64, 128), variants=tuple(VARIANTS), heads=2, local=16)
+TRAINING = TrainingSettings(preset="tiny", models=("learned", "polynomial"), contexts=(48,), batch=2, local=16)
+DECODING = DecodingSettings(preset="tiny", models=("learned", "random"), positions=(40,), local=16)
+SUMS = CumulativeSumsSettings(lengths=(64,), features=32, heads=2)
+BENCHMARKS = {
+    "attention": (time_attention, ATTENTION, "sdpa"),
+    "training": (time_training, TRAINING, "softmax"),
+    "decoding": (time_decoding, DECODING, "softmax"),
+    "cumulative-sums": (time_cumulative_sums, SUMS, TOKENS),
+}
+
+
+@pytest.fixture(scope="module", params=BENCHMARKS)
+def measured(request):
+    """(measurements, title of the baseline, settings) of every benchmark."""
+    from polysketch.benchmarking import Workbench
+    from polysketch.benchmarking.timing import Rates
+
+    measure, settings, baseline = BENCHMARKS[request.param]
+    bench = Workbench(clock=Clock(torch.device("cpu")), rates=Rates(1e11, 1e10), repeats=2)
+    return measure(bench, settings), baseline, settings, bench
+
+
+def test_every_measurement_has_times_a_ratio_and_a_floor(measured):
+    measurements, *_ = measured
+    for one in measurements:
+        assert one["seconds"] > 0
+        assert len(one["all_seconds"]) == 2
+        assert one["floor_seconds"] == max(one["operations"] / 1e11, one["bytes"] / 1e10) > 0
+        assert one["ratio"] > 0
+
+
+def test_the_baseline_comes_first_at_every_place_with_a_ratio_of_one(measured):
+    measurements, baseline, *_ = measured
+    places = [one.get("length") or one["position"] for one in measurements]
+    for place in dict.fromkeys(places):
+        first = measurements[places.index(place)]
+        assert first["series"] == baseline
+        assert first["ratio"] == 1
+
+
+def test_the_record_is_json_with_machine_versions_commit_threads_settings_and_all_times(measured):
+    measurements, _, settings, bench = measured
+    found = json.loads(json.dumps(record("name", bench, settings, measurements)))
+    assert {"device", "cores", "threads", "torch", "python", "commit", "source_sha256"} <= set(found["environment"])
+    assert found["settings"] == json.loads(json.dumps(dataclasses.asdict(settings)))
+    assert found["measurements"] == json.loads(json.dumps(measurements))
+    assert found["dtype"] == "float32"
+    assert found["seconds"] > 0
+
+
+def test_all_series_of_a_direction_are_drawn_in_one_picture(measured, tmp_path):
+    plot_time_per_token(measured[0], "title", tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    for series in {one["series"] for one in measured[0]}:
+        assert f"<!-- {series} -->" in drawn
+
+
+def test_every_length_and_variant_is_timed_once(bench):
+    found = time_attention(bench, ATTENTION)
+    expected = [(length, VARIANTS[name].title) for length in ATTENTION.lengths for name in VARIANTS]
+    assert [(one["length"], one["series"]) for one in found] == expected
+
+
+def test_a_time_is_the_median_and_a_ratio_compares_neighbours(bench, monkeypatch):
+    times = {"sdpa": [4.0, 8.0, 30.0], "given": [1.0, 4.0, 2.0]}
+    monkeypatch.setattr(Clock, "alternate", lambda *_, **__: times)
+    baseline, one = time_attention(bench, AttentionSettings(lengths=(64,), variants=("given",), heads=2, local=16))
+    assert baseline["seconds"] == 8
+    assert one["seconds"] == statistics.median(times["given"]) == 2
+    assert one["ratio"] == 4
+    assert one["tokens_per_second"] == 32
+
+
+def test_peak_memory_is_measured_when_it_is_asked_for(bench):
+    small = dataclasses.replace(ATTENTION, lengths=(512,), variants=("given",), memory=True)
+    assert all(one["peak_bytes"] >= 0 for one in time_attention(bench, small))
+    assert time_attention(bench, dataclasses.replace(small, memory=False))[0]["peak_bytes"] is None
+    step = time_training(bench, dataclasses.replace(TRAINING, models=(), memory=True))
+    assert 5e7 < step[0]["peak_bytes"] < 5e9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": ()}, "lengths of at least 1, found none"),
+        ({"lengths": (64, 0)}, r"lengths of at least 1, found \(64, 0\)"),
+        ({"heads": 0}, "heads of at least 1, found 0"),
+        ({"local": -1}, "local of at least 1"),
+        ({"variants": ("given", "nonsense")}, "unknown variant 'nonsense'; expected sdpa, given"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionSettings(**change)
+
+
+def test_an_unknown_model_or_preset_is_refused_with_those_that_exist(bench):
+    with pytest.raises(ValueError, match="unknown model 'nonsense'; expected softmax, learned"):
+        TrainingSettings(models=("nonsense",))
+    with pytest.raises(ValueError, match="unknown preset 'huge'"):
+        time_decoding(bench, DecodingSettings(preset="huge"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_state_at_a_position_is_that_of_a_model_that_read_so_many_tokens(name):
+    """Of the same size and ready for the next token, without a doubling of buffers in the timed steps."""
+    model = build_model(name, "tiny", Sizes(32, 16)).eval()
+    state = state_at(model, 2, 70)
+    assert state.position.tolist() == [70, 70]
+    assert all(layer.position.tolist() == [70, 70] for layer in state.layers)
+    before = state.nbytes
+    logits, state = model.extend(torch.zeros(2, 16, dtype=torch.int64), state)
+    assert torch.isfinite(logits).all()
+    assert state.nbytes == before
+
+
+def test_the_floor_of_a_step_counts_the_filled_part_of_a_cache():
+    model = build_model("softmax", "tiny", Sizes())
+    state = state_at(model, 1, 100)
+    assert all(isinstance(layer, KeyValueState) for layer in state.layers)
+    assert _read_bytes(model, state) == 4 * 2 * 100 * 128 * 4
+
+
+def test_decoding_times_a_whole_chunk_from_its_start(bench):
+    found = time_decoding(bench, DECODING)
+    assert {one["position"] for one in found} == {32}
+    assert all([len(seconds) for seconds in one["all_seconds"]] == [16, 16] for one in found)
+    for one in found:
+        means = [sum(seconds) / 16 for seconds in one["all_seconds"]]
+        assert one["mean_seconds"] == pytest.approx(statistics.median(means))
+        assert one["tokens_per_second"] == pytest.approx(1 / one["mean_seconds"])
+
+
+def test_models_of_one_name_start_from_the_same_weights():
+    first, second = (build_model("learned", "tiny", Sizes()) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("length", [1, 63, 65])
+def test_sums_token_by_token_are_sums_by_chunks(length):
+    torch.manual_seed(0)
+    query, key = torch.rand(2, 2, 3, length, 24, dtype=torch.float64)
+    value = torch.randn(2, 3, length, 5, dtype=torch.float64)
+    expected = by_chunks(query, key, value, backend="reference")
+    assert torch.allclose(token_by_token(query, key, value), expected)
+    assert torch.allclose(by_chunks(query, key, value, chunk_size=16), expected)
+
+
+def test_the_ablation_says_what_all_states_at_once_would_take(bench):
+    found = time_cumulative_sums(bench, SUMS)
+    assert [one["series"] for one in found] == [TOKENS, CHUNKS]
+    assert {one["all_states_bytes"] for one in found} == {64 * 2 * 32 * 64 * 4}
+
+
+def test_sums_that_disagree_are_not_timed(bench, monkeypatch):
+    wrong = lambda *tensors: token_by_token(*tensors) * 1.001  # noqa: E731
+    monkeypatch.setattr("polysketch.benchmarking.cumulative_sums.token_by_token", wrong)
+    with pytest.raises(ValueError, match="token by token is wrong and is not timed"):
+        time_cumulative_sums(bench, SUMS)

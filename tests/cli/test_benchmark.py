@@ -1,0 +1,155 @@
+"""`polysketch benchmark`: what it prints and writes, and what it refuses in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from polysketch.benchmarking import measure_rates
+from polysketch.cli import main
+from polysketch.cli.benchmark import BENCHMARKS
+from polysketch.ops.linear import api
+
+COMMON = ["--device", "cpu", "--repeats", "1"]
+SMALL = {
+    "attention": ["--lengths", "64", "128", "--variants", "given", "--heads", "2", "--local", "16"],
+    "training": ["--preset", "tiny", "--models", "random", "--contexts", "48", "--local", "16"],
+    "decoding": ["--preset", "tiny", "--positions", "40", "--local", "16"],
+    "cumulative-sums": ["--lengths", "64", "--features", "32", "--heads", "2"],
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_rates(monkeypatch):
+    """Seconds of every run go into the machine's rates; here they need not be good."""
+    monkeypatch.setattr("polysketch.benchmarking.workbench._COPIED_BYTES", 2**16)
+    quick = lambda clock, dtype: measure_rates(clock, dtype, 64)  # noqa: E731
+    monkeypatch.setattr("polysketch.cli.benchmark.common.measure_rates", quick)
+
+
+def benchmark(name: str, *flags: str) -> int:
+    """Exit status of the command at a tiny size."""
+    return main(["benchmark", name, *SMALL[name], *COMMON, *flags])
+
+
+def test_every_benchmark_has_a_small_size_here():
+    """A new one is tested by being listed."""
+    assert SMALL.keys() == BENCHMARKS.keys()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_table_a_record_and_a_plot_are_made(name, tmp_path, capsys):
+    out, plot = tmp_path / "record.json", tmp_path / "plot.png"
+    assert benchmark(name, "--json", "--out", str(out), "--plot", str(plot)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[-1])
+    assert found == json.loads(out.read_text())
+    assert found["benchmark"] == name
+    assert {"device", "threads", "torch", "commit", "polysketch"} <= found["environment"].keys()
+    for one in found["measurements"]:
+        assert any(one["series"] in line and f"{one['ratio']:.2f}" in line for line in lines[:-1])
+    assert plot.stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_help_names_every_flag_of_a_benchmark(name, capsys):
+    assert main(["benchmark", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for flag in [*filter(lambda text: text.startswith("--"), SMALL[name]), "--json", "--plot", "--threads", "--dtype"]:
+        assert flag in shown
+
+
+def test_help_names_every_benchmark(capsys):
+    assert main(["benchmark", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BENCHMARKS)
+
+
+def wrong(*tensors, **options):
+    """A backend that is a thousandth off."""
+    result = api.BACKENDS["chunked"](*tensors, **options)
+    return result._replace(output=result.output * 1.001)
+
+
+def test_a_wrong_backend_is_refused_in_one_line_with_the_error_and_the_tolerance(monkeypatch, capsys):
+    monkeypatch.setitem(api.BACKENDS, "wrong", wrong)
+    assert benchmark("attention", "--backend", "wrong") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert "backend 'wrong') is wrong and is not timed: its output is off by 0.001" in captured.err
+    assert "expected at most 0.0001" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--backend", "nonsense"], "unknown backend 'nonsense'; expected 'auto', 'chunked'"),
+        (["--device", "nonsense"], "--device: expected one of auto, cpu"),
+        (["--plot", "plot.txt"], "expected --plot to end in .png, .pdf, .svg, found 'plot.txt'"),
+        (["--plot", "absent/plot.png"], "expected a folder absent for --plot, found none"),
+        (["--out", "absent/record.json"], "expected a folder absent for --out, found none"),
+        (["--out", "."], "expected a file for --out, found the folder"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
+    flags, message, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert benchmark("attention", *flags) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Expected one of {attention"),
+        (["nonsense"], "nonsense"),
+        (["attention", "--lengths", "0"], "expected lengths of at least 1"),
+        (["attention", "--repeats", "0"], "expected --repeats of at least 1"),
+        (["attention", "--threads", "0"], "expected --threads of at least 1"),
+        (["attention", "--variants", "nonsense"], "unknown variant 'nonsense'"),
+        (["training", "--models", "nonsense"], "unknown model 'nonsense'"),
+        (["attention", "--dtype", "float8"], "float8"),
+    ],
+)
+def test_wrong_usage_has_the_exit_status_two(arguments, message, capsys):
+    assert main(["benchmark", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_plot_without_matplotlib_names_the_extra(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert benchmark("attention", "--plot", str(tmp_path / "plot.png")) == 1
+    assert "pip install 'polysketch[plot]'" in capsys.readouterr().err
+
+
+def test_threads_are_as_asked_for_and_as_before_afterwards(tmp_path):
+    before = torch.get_num_threads()
+    out = tmp_path / "record.json"
+    assert benchmark("attention", "--threads", str(before + 1), "--out", str(out)) == 0
+    assert json.loads(out.read_text())["environment"]["threads"] == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_bfloat16_is_checked_with_its_own_tolerance_and_timed(tmp_path):
+    out = tmp_path / "record.json"
+    assert benchmark("attention", "--dtype", "bfloat16", "--backward", "--out", str(out)) == 0
+    found = json.loads(out.read_text())
+    assert found["dtype"] == "bfloat16"
+    assert {one["direction"] for one in found["measurements"]} == {"forward+backward"}
+
+
+def test_what_the_command_needs_lies_in_the_package():
+    """Users have a wheel and no clone."""
+    package = Path(api.__file__).parents[2]
+    files = [*package.glob("benchmarking/*.py"), *package.glob("cli/benchmark/*.py")]
+    assert len(files) > 10
+    assert not [
+        file for file in files if "from benchmarks" in file.read_text() or "import benchmarks" in file.read_text()
+    ]
