@@ -72,9 +72,9 @@ def test_a_random_sketch_costs_less_than_a_learned_one_and_more_than_none():
 
 
 def test_a_process_that_fails_is_reported_with_its_last_line():
+    asked = {"variant": "nonsense", "sizes": {}, "shape": {"batch": 1, "length": 8}, "backward": False}
     with pytest.raises(RuntimeError, match=r"measuring the memory of nonsense failed: .*unknown variant 'nonsense'"):
-        shape = {"batch": 1, "length": 8}
-        memory.probe("attention", variant="nonsense", sizes={}, shape=shape, backward=False, dtype="float32")
+        memory.probe("attention", **asked, dtype="float32")
 
 
 def test_the_commit_is_that_of_the_package_and_not_of_a_repository_around_it(tmp_path, monkeypatch):
