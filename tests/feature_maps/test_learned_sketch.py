@@ -8,12 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops import learned_sketch as sketch_networks
+from polysketch.ops.native import why_unavailable
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch):
     """Seven rows at a time: pieces that end inside sequences and heads."""
-    monkeypatch.setitem(sketch_networks._PIECE_ROWS, "cpu", 7)
+    monkeypatch.setitem(sketch_networks.chunked._PIECE_ROWS, "cpu", 7)
 
 
 def build(degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim: int = 6) -> LearnedSketch:
@@ -72,11 +73,14 @@ def test_gradcheck():
     )
 
 
-def test_the_operator_passes_opcheck():
-    sketch = build()
-    x = torch.randn(1, 2, 5, 6, dtype=torch.float64, requires_grad=True)
-    weights = [weight for one in sketch.networks for weight in one.weights()]
-    torch.library.opcheck(sketch_networks.learned_sketch, (x, weights, 2))
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_the_operator_passes_opcheck(backend):
+    if backend == "native" and why_unavailable():
+        pytest.skip(str(why_unavailable()))
+    dtype = torch.float32 if backend == "native" else torch.float64
+    x = torch.randn(1, 2, 5, 6, dtype=dtype, requires_grad=True)
+    weights = [weight.detach().to(dtype).requires_grad_() for one in build().networks for weight in one.weights()]
+    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, (x, weights, 2, backend))
 
 
 @pytest.mark.parametrize("degree", [4, 8])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.ops.linear.tiles import expand_tiles, pad_features, symmetrize
 
 
 @dataclass(frozen=True)
@@ -165,17 +166,31 @@ def gradients(case: Case, tensors: Tensors, backend: str, state=None) -> dict[st
     if state is not None:
         outputs |= {f"final {name}": x for name, x in result.state.tensors().items() if name != "position"}
     generator = torch.Generator().manual_seed(1)
-    loss = sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in outputs.values())
+    # Drawn in one dtype, or the cotangents of two dtypes would be unrelated numbers.
+    drawn = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in outputs.values()]
+    if state is not None and case.power == 2:
+        drawn = [_fit_for_a_state(x, case) if name in _SUMS else x for name, x in zip(outputs, drawn, strict=True)]
+    loss = sum((x * cotangent).sum() for x, cotangent in zip(outputs.values(), drawn, strict=True))
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return {name: x.detach() for name, x in outputs.items()} | {
         f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)
     }
 
 
+_SUMS = ("final sums", "final normalizer")
+
+
+def _fit_for_a_state(cotangent: Tensor, case: Case) -> Tensor:
+    """Zero where features are padding and symmetric like every state: a backend may keep nothing else."""
+    real = expand_tiles(pad_features(torch.ones(case.features)), double_off_diagonal=False)[:, None]
+    wide = cotangent if cotangent.dim() == 4 else cotangent[..., None]
+    return (symmetrize(wide, case.features) * real).to(cotangent.dtype).reshape(cotangent.shape)
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """RMS of the difference over RMS of what was expected; a NaN is an infinite error."""
+    """Norm of the difference over that of what was expected (or over 1e-5 if that is more); infinite for a NaN."""
     found, expected = found.detach().double(), expected.detach().double()
-    error = (found - expected).norm() / expected.norm().clamp(min=1e-12)
+    error = (found - expected).norm() / expected.norm().clamp(min=1e-5)
     return float(torch.nan_to_num(error, nan=torch.inf))
 
 

@@ -8,24 +8,29 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ops.linear_cases import Case, empty_state, make, relative_error, run
 from polysketch import ops
+from polysketch.ops.native import why_unavailable
 
 LOCAL = Case(length=40, batch=1, decays=True)
 
 
-def flat_arguments(case: Case) -> tuple:
+def flat_arguments(case: Case, backend: str) -> tuple:
     """Arguments of the raw operator for a case."""
     t = make(case).map(lambda x: x.requires_grad_(x.is_floating_point()))
     sums = empty_state(case)
     return (
         *(t.query, t.key, t.value, t.local_query, t.local_key, t.log_decay, sums.sums, sums.normalizer, None),
-        *(case.power, True, case.offset, True, case.degree, case.local_chunk or 16, 1, True),
+        *(case.power, True, case.offset, True, case.degree, case.local_chunk or 16, 1, True, backend),
     )
 
 
+@pytest.mark.parametrize("backend", ["chunked", "native"])
 @pytest.mark.parametrize("case", [LOCAL, replace(LOCAL, power=1, local_chunk=0, decays=False)], ids=str)
-def test_opcheck_passes(case):
-    case = replace(case, length=20, heads=2, key_heads=1)
-    torch.library.opcheck(torch.ops.polysketch.linear_attention.default, flat_arguments(case))
+def test_opcheck_passes(case, backend):
+    if backend == "native" and why_unavailable():
+        pytest.skip(str(why_unavailable()))
+    dtype = torch.float32 if backend == "native" else torch.float64
+    case = replace(case, length=20, heads=2, key_heads=1, dtype=dtype)
+    torch.library.opcheck(torch.ops.polysketch.linear_attention.default, flat_arguments(case, backend))
 
 
 def test_compiles_without_a_graph_break_and_computes_the_same():
@@ -100,7 +105,7 @@ def test_auto_names_its_backend_and_unknown_ones_are_refused():
     assert ops.linear_attention_backend(few.query, few.key, backend="chunked") == "chunked"
     assert ops.linear_attention_backend(few.query, few.key, state=empty_state(LOCAL)) == "chunked"
     assert ops.linear_attention_backend(many.query, many.key) == "chunked"
-    with pytest.raises(ValueError, match=r"unknown backend 'fast'.*'chunked', 'reference'"):
+    with pytest.raises(ValueError, match=r"unknown backend 'fast'.*'chunked', 'native', 'reference'"):
         run(LOCAL, make(LOCAL), backend="fast")
 
 

@@ -1,6 +1,7 @@
 """From a public call to aligned operator calls and back: masks, padding, states, both directions."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,23 @@ from polysketch.ops.linear.plan import Diagonal
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
-# Up to this many tokens one chunk holds everything: the quadratic formula, in short rows.
-SINGLE_CHUNK = 1024
-COMPUTE_CHUNK = 256
+
+class ComputeChunk(NamedTuple):
+    """Tokens worked on at once where there is no local part.
+
+    Attributes:
+        size: of a chunk.
+        single: up to so many tokens one chunk holds everything: the quadratic formula, in short rows.
+    """
+
+    size: int
+    single: int
 
 
-def chunked_attention(
+COMPUTE_CHUNKS = {"chunked": ComputeChunk(256, 1024), "native": ComputeChunk(128, 1024)}
+
+
+def aligned_attention(
     query_features: Tensor,
     key_features: Tensor,
     value: Tensor,
@@ -31,19 +43,20 @@ def chunked_attention(
     state: LinearAttentionState | None,
     return_state: bool,
     chunk_size: int | None,
+    backend: str,
 ) -> LinearAttentionResult:
-    """The chunked backend; arguments as in `polysketch.ops.linear_attention`, already checked."""
+    """A backend of `operators.PROGRAMS`; arguments as in `polysketch.ops.linear_attention`, already checked."""
     if key_mask is not None:
         key_features, value, local, log_decay = _mask_keys(key_mask, key_features, value, local, log_decay)
-    call = partial(_call, power=power, offset=offset, normalize=normalize)
-    chunk = local.chunk if local is not None else chunk_size or _compute_chunk(query_features.shape[2])
+    call = partial(_call, power=power, offset=offset, normalize=normalize, backend=backend)
+    chunk = local.chunk if local is not None else chunk_size or _compute_chunk(query_features.shape[2], backend)
     if not causal and local is None:
         result = call(query_features, key_features, value, causal=False, chunk=chunk)
         return LinearAttentionResult(result[0], None)
     alignment = align(key_mask, state, key_features)
     moved = _to_aligned(alignment, query_features, key_features, value, local, log_decay, state)
     if not causal:
-        output = _both_directions(*moved[:4], power=power, offset=offset, normalize=normalize)
+        output = _both_directions(*moved[:4], power=power, offset=offset, normalize=normalize, backend=backend)
         return LinearAttentionResult(output if alignment is None else alignment.from_aligned(output), None)
     output, _, sums, normalizer = call(
         *moved,
@@ -62,8 +75,9 @@ def chunked_attention(
     return LinearAttentionResult(output, new)
 
 
-def _compute_chunk(length: int) -> int:
-    return length if length <= SINGLE_CHUNK else COMPUTE_CHUNK
+def _compute_chunk(length: int, backend: str) -> int:
+    chunk = COMPUTE_CHUNKS[backend]
+    return length if length <= chunk.single else chunk.size
 
 
 def _call(
@@ -83,6 +97,7 @@ def _call(
     normalizer: Tensor | None = None,
     length: Tensor | None = None,
     return_sums: bool = False,
+    backend: str,
 ):
     local_query, local_key, degree = (None, None, 2) if local is None else (local.query, local.key, local.degree)
     return linear_attention_operator(
@@ -103,6 +118,7 @@ def _call(
         chunk,
         int(diagonal),
         return_sums,
+        backend,
     )
 
 
@@ -179,7 +195,15 @@ def _next_state(
 
 
 def _both_directions(
-    query: Tensor, key: Tensor, value: Tensor, local: LocalPolynomial, *, power: int, offset: float, normalize: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    local: LocalPolynomial,
+    *,
+    power: int,
+    offset: float,
+    normalize: bool,
+    backend: str,
 ) -> Tensor:
     """Not causal, with exact chunks: what comes before a chunk, the chunk itself unmasked, what comes after it.
 
@@ -189,7 +213,7 @@ def _both_directions(
     pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, missing))
     query, key, value = pad(query), pad(key), pad(value)
     local = local._replace(query=pad(local.query), key=pad(local.key))
-    call = partial(_call, power=power, causal=True, offset=0.0, normalize=False, chunk=local.chunk)
+    call = partial(_call, power=power, causal=True, offset=0.0, normalize=False, chunk=local.chunk, backend=backend)
     before, before_mass, *_ = call(query, key, value, local, diagonal=Diagonal.FULL)
     after, after_mass, *_ = call(query.flip(2), key.flip(2), value.flip(2), diagonal=Diagonal.NONE)
     numerator = (before + after.flip(2))[:, :, :length]

@@ -1,19 +1,21 @@
 """`linear_attention`: attention over features, the one op behind every linearised mechanism."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import reference
-from polysketch.ops.linear.aligned import chunked_attention
+from polysketch.ops.linear import native, reference
+from polysketch.ops.linear.aligned import aligned_attention
 from polysketch.ops.linear.checks import check
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
 BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
     "reference": reference.linear_attention,
-    "chunked": chunked_attention,
+    "chunked": partial(aligned_attention, backend="chunked"),
+    "native": partial(aligned_attention, backend="native"),
 }
 # Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
 # reference is up to three times as fast below, and slower above.
@@ -65,7 +67,8 @@ def linear_attention(
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).
         chunk_size: tokens worked on at once where there is no `local`; tuning only, the result does not depend on it.
-        backend: "auto" (see `linear_attention_backend`), "chunked" or "reference" (quadratic, the definition).
+        backend: "auto" (see `linear_attention_backend`), "native" (a program in C++ for float32 on a CPU, compiled at
+            its first use), "chunked" (plain PyTorch) or "reference" (quadratic, the definition).
 
     Returns:
         `.output` (batch, heads, length, value_dim) in the dtype of `value`; `.state` or None. Sums are float32, or
@@ -73,6 +76,7 @@ def linear_attention(
 
     Raises:
         ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
 
     Cost, per token and head, power 2: 4 (r (r + 1) / 2) (value_dim + 1) operations for the sums and 2 chunk (head_dim
     + value_dim) / 2 inside chunks; the backward pass about 2.5 times the forward one. Memory beyond inputs and outputs
@@ -83,7 +87,7 @@ def linear_attention(
         query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size
     )
     picked = linear_attention_backend(query_features, key_features, state=state, backend=backend)
-    options = {"chunk_size": chunk_size} if picked == "chunked" else {}
+    options = {} if picked == "reference" else {"chunk_size": chunk_size}
     with torch.autocast(value.device.type, enabled=False):
         return BACKENDS[picked](
             query_features,
@@ -111,19 +115,30 @@ def linear_attention_backend(
 ) -> str:
     """The backend that `linear_attention` with these arguments runs.
 
-    "auto" picks the quadratic reference on a CPU for so few weights that calls cost more than they compute, and the
-    chunked backend otherwise.
+    "auto" picks the native backend for float32 on a CPU, where there is a compiler; without it the quadratic reference
+    for so few weights that calls cost more than they compute, and the chunked backend otherwise.
 
     Raises:
         ValueError: an unknown name.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
     """
     if backend == "auto":
-        weights = query_features.shape[0] * query_features.shape[1] * query_features.shape[2] * key_features.shape[2]
-        few = weights <= _FEW_WEIGHTS and state is None and query_features.device.type == "cpu"
-        return "reference" if few else "chunked"
+        return _picked(query_features, key_features, state)
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
+    reason = native.why_not(query_features) if backend == "native" else None
+    if reason is not None:
+        raise RuntimeError(reason)
     return backend
+
+
+def _picked(query_features: Tensor, key_features: Tensor, state: LinearAttentionState | None) -> str:
+    if query_features.device.type != "cpu":
+        return "chunked"
+    if native.why_not(query_features) is None:
+        return "native"
+    weights = query_features.shape[0] * query_features.shape[1] * query_features.shape[2] * key_features.shape[2]
+    return "reference" if weights <= _FEW_WEIGHTS and state is None else "chunked"
 
 
 def lower_triangular_multiply(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.chunked import power_
+from polysketch.ops.linear.decay_gradient import decay_gradient
 from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
 from polysketch.ops.linear.state import state_dtype
@@ -40,7 +41,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
 
     run_in_parallel(work, shares(inputs))
     if inputs.log_decay is not None:
-        gradients["log_decay"] = _decay_gradient(inputs, plan, outputs, upstream, gradients)
+        gradients["log_decay"] = decay_gradient(inputs, plan, outputs, upstream, gradients)
     return {name: gradient.to(given[name].dtype) for name, gradient in gradients.items()}
 
 
@@ -159,26 +160,3 @@ def _weight_and_slope(piece: Piece, score: Tensor, exponent: int, keys: Span, ro
     piece.mask_(slope, rows)
     weight = score.mul_(slope)
     return weight, slope.mul_(exponent)
-
-
-def _decay_gradient(
-    inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs, gradients: dict[str, Tensor]
-) -> Tensor:
-    """(batch, key_heads, L), from gradients already known.
-
-    With c the running total of log_decay, a sketched weight is homogeneous of degree `power` in its query and in its
-    key and proportional to exp(c_i - c_j), so dc_t = (q_t . dq_t - k_t . dk_t) / power; what leaves through the final
-    sums is proportional to exp(c) at their boundary.
-    """
-    accumulate = gradients["query"].dtype
-    shared = inputs.query.shape[1] // inputs.key.shape[1]
-    of_query = (inputs.query.to(accumulate) * gradients["query"]).sum(-1).unflatten(1, (-1, shared)).sum(2)
-    of_key = (inputs.key.to(accumulate) * gradients["key"]).sum(-1)
-    gradient = ((of_query - of_key) / plan.power).flip(-1).cumsum(-1).flip(-1)
-    if not plan.return_sums:
-        return gradient
-    leaving = (upstream.sums * outputs.sums).sum((-1, -2)) + (upstream.normalizer * outputs.normalizer).sum(-1)
-    chunk, positions = plan.chunk if inputs.local_key is not None else 1, torch.arange(inputs.key.shape[2])
-    length = torch.tensor([len(positions)]) if inputs.length is None else inputs.length
-    folded = positions.to(gradient.device) < (length - length % chunk).to(gradient.device)[:, None]
-    return gradient + leaving[..., None] * folded[:, None]

@@ -4,10 +4,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.ops.linear import chunked, chunked_backward
+from polysketch.ops.linear import chunked, chunked_backward, native
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
 
 _TENSORS = len(Inputs._fields)
+PROGRAMS = {
+    "chunked": (chunked.forward, chunked_backward.backward),
+    "native": (native.forward, native.backward),
+}
+"""Backends of aligned calls: forward and backward."""
 
 
 @torch.library.custom_op("polysketch::linear_attention", mutates_args=())
@@ -29,18 +34,19 @@ def linear_attention_operator(
     chunk: int,
     diagonal: int,
     return_sums: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`chunked.forward` on aligned inputs: (output, denominator, sums, normalizer), the last two empty unless asked."""
+    """A backend's forward on aligned inputs: (output, denominator, sums, normalizer), both last empty unless asked."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
     plan = _plan((power, causal, offset, normalize, degree, chunk, diagonal, return_sums))
     with torch.autocast(query.device.type, enabled=False):
-        output, denominator, final_sums, final_normalizer = chunked.forward(inputs, plan)
+        output, denominator, final_sums, final_normalizer = PROGRAMS[backend][0](inputs, plan)
     return output, denominator, final_sums, final_normalizer
 
 
 @linear_attention_operator.register_fake
 def _(*arguments):
-    return tuple(chunked.empty_outputs(Inputs(*arguments[:_TENSORS]), _plan(arguments[_TENSORS:])))
+    return tuple(chunked.empty_outputs(Inputs(*arguments[:_TENSORS]), _plan(arguments[_TENSORS:-1])))
 
 
 def _plan(options) -> Plan:
@@ -69,12 +75,13 @@ def linear_attention_backward_operator(
     chunk: int,
     diagonal: int,
     return_sums: bool,
+    backend: str,
 ) -> list[Tensor]:
-    """`chunked.backward`: gradients of query, key, value and, in order, of those optional tensors that are given."""
+    """A backend's backward: gradients of query, key, value and, in order, of those optional tensors that are given."""
     inputs = Inputs(query, key, value, local_query, local_key, log_decay, sums, normalizer, length)
     plan = _plan((power, causal, offset, normalize, degree, chunk, diagonal, return_sums))
     with torch.autocast(query.device.type, enabled=False):
-        return list(chunked_backward.backward(inputs, plan, Outputs(*outputs), Outputs(*gradients)).values())
+        return list(PROGRAMS[backend][1](inputs, plan, Outputs(*outputs), Outputs(*gradients)).values())
 
 
 @linear_attention_backward_operator.register_fake

@@ -1,116 +1,60 @@
-"""The computation of the learned sketch: cache-sized pieces of rows, forward and backward written out.
+"""The networks of the learned sketch in plain PyTorch: cache-sized pieces of rows, forward and backward written out.
 
-The hidden activations of the networks are several times the size of queries, keys and values. They are therefore
-made for some rows at a time, used while they are in cache, and made again in backward. The networks of one level of the
-recursion work side by side, as one batch. A custom operator, so that `torch.compile` sees one node and not a loop.
-
-Weights come as a flat list: for every map, for every network (the leaves of the recursion first, then the next
-level, pairs in order), norm scale, norm bias, up, down, norm scale, norm bias, up, down.
+The networks of one level of the recursion work side by side, as one batch.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.gelu import gelu, gelu_, gelu_backward
+from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
 from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 
 _NORM_EPSILON = 1e-5
-_TENSORS = 8  # a network
 _PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 2 MB of hidden activations at r = 32
 _PIECE_ROWS_ELSEWHERE = 65536  # enough to fill a GPU
 
 _Part = tuple[int, tuple[slice, slice, slice]]  # which map; slices of batch, heads and length
 
 
-@torch.library.custom_op("polysketch::learned_sketch", mutates_args=())
-def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
-    """phi(x) of Algorithm 2.
+def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
+    """phi(x); arguments as in `learned_sketch`."""
+    features = x.new_empty(*x.shape[:-1], weights[-1].shape[0])
+    maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
 
-    Args:
-        x: (batch, heads, length, head_dim), any strides.
-        weights: see the module's text; computed with in the dtype of x.
-        leaves: degree / 2, the number of networks that take x.
+    def work(share: Sequence[_Part]) -> None:
+        workspace = Workspace()
+        for index, part in share:
+            rows = x[part]
+            found = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], workspace)
+            features[part] = found.view(*rows.shape[:-1], -1)
 
-    Returns:
-        (batch, heads, length, sketch_size), dtype of x.
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        features = _empty_features(x, weights)
-        maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
-
-        def work(share: Sequence[_Part]) -> None:
-            workspace = Workspace()
-            for index, part in share:
-                rows = x[part]
-                found = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], workspace)
-                features[part] = found.view(*rows.shape[:-1], -1)
-
-        run_in_parallel(work, _shares(x, len(maps)))
-        return features
+    run_in_parallel(work, _shares(x, len(maps)))
+    return features
 
 
-@torch.library.custom_op("polysketch::learned_sketch_backward", mutates_args=())
-def learned_sketch_backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
     """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
-    with torch.autocast(x.device.type, enabled=False):
-        grad_x = torch.empty_like(x)
-        maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
-        shares = _shares(x, len(maps))
-        # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
-        totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
+    grad_x = torch.empty_like(x)
+    maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
+    shares = _shares(x, len(maps))
+    # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
+    totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
 
-        def work(share: Sequence[tuple[int, _Part]]) -> None:
-            for thread, (index, part) in share:
-                rows = x[part]
-                tape = _sketch_kept(rows.reshape(-1, rows.shape[-1]), maps[index])
-                grad_rows = grad[part].reshape(1, -1, grad.shape[-1])
-                grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[thread][index], tape).view(rows.shape)
+    def work(share: Sequence[tuple[int, _Part]]) -> None:
+        for thread, (index, part) in share:
+            rows = x[part]
+            tape = _sketch_kept(rows.reshape(-1, rows.shape[-1]), maps[index])
+            grad_rows = grad[part].reshape(1, -1, grad.shape[-1])
+            grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[thread][index], tape).view(rows.shape)
 
-        run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
-        summed = [_summed([total[index] for total in totals]) for index in range(len(maps))]
-        return [grad_x, *(grad for levels in summed for grad in _weight_gradients(levels))]
-
-
-@learned_sketch.register_fake
-def _(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
-    return _empty_features(x, weights)
-
-
-@learned_sketch_backward.register_fake
-def _(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
-    return [torch.empty_like(x), *(torch.empty_like(weight) for weight in weights)]
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weights, ctx.leaves = inputs
-    ctx.save_for_backward(x, *weights)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, list[Tensor], None]:
-    x, *weights = ctx.saved_tensors
-    grad_x, *grad_weights = learned_sketch_backward(grad, x, weights, ctx.leaves)
-    return grad_x, grad_weights, None
-
-
-learned_sketch.register_autograd(_backward, setup_context=_setup_context)
-
-
-@register_flop_formula(torch.ops.polysketch.learned_sketch)
-def _forward_flops(x_shape: tuple, weight_shapes: list[tuple], leaves: int, **_: Any) -> int:
-    batch, heads, length, _width = x_shape
-    maps = len(weight_shapes) // (_TENSORS * (2 * leaves - 2))
-    products = sum(shape[0] * shape[1] for shape in weight_shapes if len(shape) == 2)
-    return 2 * batch * heads * length * products // maps
-
-
-@register_flop_formula(torch.ops.polysketch.learned_sketch_backward)
-def _backward_flops(_grad: tuple, x_shape: tuple, weight_shapes: list[tuple], leaves: int, **_: Any) -> int:
-    return 3 * _forward_flops(x_shape, weight_shapes, leaves)  # the recomputation, and two products for each
+    run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
+    summed = [_summed([total[index] for total in totals]) for index in range(len(maps))]
+    return [grad_x, *(grad for levels in summed for grad in _weight_gradients(levels))]
 
 
 class _Network(NamedTuple):
@@ -160,14 +104,10 @@ class _Activations(NamedTuple):
     combined: Tensor
 
 
-def _empty_features(x: Tensor, weights: list[Tensor]) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weights[-1].shape[0])
-
-
 def _networks(weights: list[Tensor], leaves: int) -> list[list[_Network]]:
     """The flat list as networks of each map."""
-    networks = [_Network(*weights[i : i + _TENSORS]) for i in range(0, len(weights), _TENSORS)]
-    size = 2 * leaves - 2
+    networks = [_Network(*weights[i : i + TENSORS]) for i in range(0, len(weights), TENSORS)]
+    size = networks_of_a_map(leaves)
     return [networks[i : i + size] for i in range(0, len(networks), size)]
 
 

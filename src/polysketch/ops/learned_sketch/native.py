@@ -1,0 +1,90 @@
+"""The networks of the learned sketch as a program in C++ (`ops/native/source`), float32 on a CPU.
+
+Every thread works through blocks of 32 rows of its own; weights and activations stay in cache.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program, shares_of, why_not
+from polysketch.ops.parallel import run_in_parallel
+
+__all__ = ["backward", "forward", "why_not"]
+
+_BLOCK = 32  # kBlock of learned_sketch.h
+_SIZES = ("batch", "heads", "length", "inputs", "size", "hidden", "leaves", "maps")
+
+
+class _Call(ctypes.Structure):
+    """`LearnedSketchCall` of learned_sketch.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, TensorPointer) for name in ("x", "features")),
+        ("weights", ctypes.c_void_p),
+        *((name, TensorPointer) for name in ("features_gradient", "x_gradient")),
+        ("weight_gradients", ctypes.c_void_p),
+    )
+
+
+def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
+    """phi(x); arguments as in `learned_sketch`."""
+    x, weights = _innermost_contiguous(x), _plain(weights)
+    features = x.new_empty(*x.shape[:-1], weights[-1].shape[0])
+    call = _call(x, weights, leaves)
+    call.features = TensorPointer.of(features)
+    pointers = _pointers(weights)
+    call.weights = ctypes.addressof(pointers)
+    run_in_threads(library().learned_sketch_forward, call, _blocks(call))
+    return features
+
+
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
+    """Gradients of x and of every weight."""
+    x, grad, plain = _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
+    grad_x = torch.empty(x.shape)
+    shares = shares_of(_blocks(_call(x, plain, leaves)))
+    # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
+    totals = [[torch.zeros_like(weight) for weight in plain] for _ in shares]
+    pointers = _pointers(plain)
+
+    def work(share: Sequence[tuple[int, Sequence[int]]]) -> None:
+        for thread, blocks in share:
+            call, gradients = _call(x, plain, leaves), _pointers(totals[thread])
+            call.weights, call.weight_gradients = ctypes.addressof(pointers), ctypes.addressof(gradients)
+            call.features_gradient, call.x_gradient = TensorPointer.of(grad), TensorPointer.of(grad_x)
+            run_program(library().learned_sketch_backward, call, blocks)
+
+    run_in_parallel(work, [[(thread, share)] for thread, share in enumerate(shares)])
+    summed = totals[0]
+    for others in totals[1:]:
+        torch._foreach_add_(summed, others)
+    return [grad_x, *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
+
+
+def _call(x: Tensor, weights: list[Tensor], leaves: int) -> _Call:
+    batch, heads, length, width = x.shape
+    hidden, size = weights[2].shape[0], weights[-1].shape[0]
+    maps = len(weights) // (TENSORS * networks_of_a_map(leaves))
+    return _Call(batch, heads, length, width, size, hidden, leaves, maps, TensorPointer.of(x))
+
+
+def _innermost_contiguous(x: Tensor) -> Tensor:
+    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
+
+
+def _plain(weights: list[Tensor]) -> list[Tensor]:
+    return [weight.detach().float().contiguous() for weight in weights]
+
+
+def _pointers(tensors: list[Tensor]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _blocks(call: _Call) -> int:
+    """Blocks of rows, counted over all maps."""
+    return call.maps * -(-(call.batch * call.heads // call.maps * call.length) // _BLOCK)

@@ -1,0 +1,108 @@
+"""`learned_sketch` and its `torch.library` operators: shapes for tracing, gradients, operation counts.
+
+The hidden activations of the networks are several times the size of queries, keys and values. Every backend therefore
+makes them for some rows at a time, uses them while they are in cache, and makes them again in backward.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from polysketch.ops.learned_sketch import chunked, native
+from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+
+BACKENDS = {
+    "chunked": (chunked.forward, chunked.backward),
+    "native": (native.forward, native.backward),
+}
+"""Forward and backward of each."""
+
+
+def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: str = "auto") -> Tensor:
+    """phi(x) of Algorithm 2.
+
+    Args:
+        x: (batch, heads, length, head_dim), any strides.
+        weights: a flat list, see `polysketch.ops.learned_sketch.weights`; computed with in the dtype of x.
+        leaves: degree / 2, the number of networks that take x.
+        backend: "auto" (see `learned_sketch_backend`), "native" or "chunked".
+
+    Returns:
+        (batch, heads, length, sketch_size), dtype of x.
+
+    Raises:
+        ValueError: an unknown backend.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+    """
+    return learned_sketch_operator(x, weights, leaves, learned_sketch_backend(x, backend))
+
+
+def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
+    """The backend that `learned_sketch` runs for x: "auto" picks the native one for float32 on a CPU with a compiler.
+
+    Raises:
+        ValueError, RuntimeError: as `learned_sketch`.
+    """
+    if backend == "auto":
+        return "chunked" if native.why_not(x) else "native"
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
+    reason = native.why_not(x) if backend == "native" else None
+    if reason is not None:
+        raise RuntimeError(reason)
+    return backend
+
+
+@torch.library.custom_op("polysketch::learned_sketch", mutates_args=())
+def learned_sketch_operator(x: Tensor, weights: list[Tensor], leaves: int, backend: str) -> Tensor:
+    """A backend's forward."""
+    with torch.autocast(x.device.type, enabled=False):
+        return BACKENDS[backend][0](x, weights, leaves)
+
+
+@torch.library.custom_op("polysketch::learned_sketch_backward", mutates_args=())
+def learned_sketch_backward_operator(
+    grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int, backend: str
+) -> list[Tensor]:
+    """A backend's backward: gradients of x and of every weight."""
+    with torch.autocast(x.device.type, enabled=False):
+        return BACKENDS[backend][1](grad, x, weights, leaves)
+
+
+@learned_sketch_operator.register_fake
+def _(x: Tensor, weights: list[Tensor], leaves: int, backend: str) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weights[-1].shape[0])
+
+
+@learned_sketch_backward_operator.register_fake
+def _(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int, backend: str) -> list[Tensor]:
+    return [torch.empty_like(x), *(torch.empty_like(weight) for weight in weights)]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, weights, ctx.leaves, ctx.backend = inputs
+    ctx.save_for_backward(x, *weights)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, list[Tensor], None, None]:
+    x, *weights = ctx.saved_tensors
+    grad_x, *grad_weights = learned_sketch_backward_operator(grad, x, weights, ctx.leaves, ctx.backend)
+    return grad_x, grad_weights, None, None
+
+
+learned_sketch_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+@register_flop_formula(torch.ops.polysketch.learned_sketch)
+def _forward_flops(x_shape: tuple, weight_shapes: list[tuple], leaves: int, *_: Any, **__: Any) -> int:
+    batch, heads, length, _width = x_shape
+    maps = len(weight_shapes) // (TENSORS * networks_of_a_map(leaves))
+    products = sum(shape[0] * shape[1] for shape in weight_shapes if len(shape) == 2)
+    return 2 * batch * heads * length * products // maps
+
+
+@register_flop_formula(torch.ops.polysketch.learned_sketch_backward)
+def _backward_flops(_grad: tuple, x_shape: tuple, weight_shapes: list[tuple], leaves: int, *_: Any, **__: Any) -> int:
+    return 3 * _forward_flops(x_shape, weight_shapes, leaves)  # the recomputation, and two products for each

@@ -1,0 +1,166 @@
+"""The native backend: the chunked algorithm as a program in C++ (`ops/native/source`), float32 on a CPU.
+
+Every thread works through key heads of its own, one chunk after another, in memory that stays in cache: 32 queries at a
+time, features expanded in strips, sums of products kept in registers.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear import pairs
+from polysketch.ops.linear.decay_gradient import decay_gradient
+from polysketch.ops.linear.plan import Inputs, Outputs, Plan
+from polysketch.ops.native import TensorPointer, library, run_in_threads, why_not
+
+__all__ = ["backward", "forward", "why_not"]
+
+_SIZES = ("heads", "key_heads", "queries", "keys", "features", "value_width", "local_width")
+_OPTIONS = ("power", "causal", "normalize", "degree", "chunk", "diagonal", "return_sums")
+_INPUTS = ("query", "key", "value", "local_query", "local_key", "log_decay")
+_GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "local_query", "local_key"))
+
+
+class _Call(ctypes.Structure):
+    """`LinearAttentionCall` of linear_attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _SIZES + _OPTIONS),
+        ("offset", ctypes.c_float),
+        *((name, TensorPointer) for name in _INPUTS),
+        *((name, TensorPointer) for name in ("output", "denominator")),
+        *((name, ctypes.c_void_p) for name in ("length", "sums_in", "normalizer_in", "sums_out", "normalizer_out")),
+        *((name, TensorPointer) for name in ("output_gradient", "denominator_gradient")),
+        *((name, ctypes.c_void_p) for name in ("sums_out_gradient", "normalizer_out_gradient")),
+        *((name, TensorPointer) for name in _GRADIENTS),
+        *((name, ctypes.c_void_p) for name in ("sums_in_gradient", "normalizer_in_gradient")),
+    )
+
+
+def forward(inputs: Inputs, plan: Plan) -> Outputs:
+    """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
+    (batch, heads, length, _), value = inputs.query.shape, inputs.value
+    layout = _Layout(inputs.key.shape[3], plan.power)
+    sums = value.new_empty(batch, inputs.key.shape[1], layout.size if plan.return_sums else 0, value.shape[3])
+    found = Outputs(
+        value.new_empty(batch, heads, length, value.shape[3]),
+        value.new_empty(batch, heads, length),
+        sums,
+        value.new_empty(sums.shape[:3]),
+    )
+    call = _Arguments(inputs, plan, layout)
+    call.rows(output=found.output, denominator=found.denominator)
+    if plan.return_sums:
+        call.flat(sums_out=found.sums, normalizer_out=found.normalizer)
+    call.run(library().linear_attention_forward)
+    if not plan.return_sums:
+        return found
+    return found._replace(sums=layout.to_public(found.sums), normalizer=layout.to_public(found.normalizer))
+
+
+def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
+    """Gradients by the names of `Inputs`, of those inputs that are present (`length` has none).
+
+    Args:
+        inputs, plan: of the forward call.
+        outputs: what it gave.
+        upstream: the gradients of its outputs.
+    """
+    layout = _Layout(inputs.key.shape[3], plan.power)
+    given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
+    gradients = {name: torch.empty_like(given[name], memory_format=torch.contiguous_format) for name in given}
+    call = _Arguments(inputs, plan, layout)
+    call.rows(output=outputs.output, denominator=outputs.denominator)
+    call.rows(output_gradient=upstream.output, denominator_gradient=upstream.denominator)
+    call.rows(**{f"{name}_gradient": gradients[name] for name in given if f"{name}_gradient" in _GRADIENTS})
+    if plan.return_sums:
+        of_sums, of_normalizer = layout.to_public_backward(upstream.sums, upstream.normalizer)
+        call.flat(sums_out_gradient=of_sums, normalizer_out_gradient=of_normalizer)
+    if inputs.sums is not None:
+        sums = inputs.value.new_empty(*inputs.key.shape[:2], layout.size, inputs.value.shape[3])
+        normalizer = sums.new_empty(sums.shape[:3])
+        call.flat(sums_in_gradient=sums, normalizer_in_gradient=normalizer)
+    call.run(library().linear_attention_backward)
+    if inputs.sums is not None:
+        gradients["sums"], gradients["normalizer"] = layout.from_public_backward(sums, normalizer)
+    if inputs.log_decay is not None:
+        gradients["log_decay"] = decay_gradient(inputs, plan, outputs, upstream, gradients)
+    return {name: gradients[name] for name in given}
+
+
+class _Layout:
+    """Sums between the public layout and the program's; normalizers are sums of width 1.
+
+    Args:
+        feature_dim: r.
+        power: at 1 the two layouts are one.
+    """
+
+    def __init__(self, feature_dim: int, power: int) -> None:
+        self.feature_dim, self.power = feature_dim, power
+        self.size = feature_dim if power == 1 else pairs.num_pairs(feature_dim)
+
+    def from_public(self, tensor: Tensor) -> Tensor:
+        return self._apply(pairs.from_tiles, tensor)
+
+    def to_public(self, tensor: Tensor) -> Tensor:
+        return self._apply(pairs.to_tiles, tensor)
+
+    def to_public_backward(self, *gradients: Tensor) -> list[Tensor]:
+        return [self._apply(pairs.to_tiles_backward, gradient) for gradient in gradients]
+
+    def from_public_backward(self, *gradients: Tensor) -> list[Tensor]:
+        return [self._apply(pairs.from_tiles_backward, gradient) for gradient in gradients]
+
+    def _apply(self, function: Callable[[Tensor, int], Tensor], tensor: Tensor) -> Tensor:
+        if self.power == 1:
+            return tensor.contiguous()
+        if tensor.dim() == 3:
+            return function(tensor[..., None], self.feature_dim)[..., 0].contiguous()
+        return function(tensor, self.feature_dim).contiguous()
+
+
+class _Arguments:
+    """A `_Call` and the tensors that its pointers look into."""
+
+    def __init__(self, inputs: Inputs, plan: Plan, layout: _Layout) -> None:
+        self._kept: list[Tensor] = []
+        query, key, value = inputs.query, inputs.key, inputs.value
+        local_width = 0 if inputs.local_query is None else inputs.local_query.shape[3]
+        sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3], local_width)
+        options = (int(getattr(plan, name)) for name in _OPTIONS)
+        self._units = key.shape[0] * key.shape[1]
+        self._call = _Call(*sizes, *options, plan.offset)
+        self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
+        if inputs.length is not None:
+            self._point("length", inputs.length.to(torch.int64))
+        if inputs.sums is not None and inputs.normalizer is not None:
+            self.flat(
+                sums_in=layout.from_public(inputs.sums.float()),
+                normalizer_in=layout.from_public(inputs.normalizer.float()),
+            )
+
+    def rows(self, **tensors: Tensor) -> None:
+        """Tensors (batch, heads, tokens) or (batch, heads, tokens, width), of any strides."""
+        for name, tensor in tensors.items():
+            rows = tensor[..., None] if tensor.dim() == 3 else tensor
+            # Only the inputs may need a copy: those that are written are contiguous, of the right dtype.
+            rows = rows.float() if rows.shape[3] == 1 or rows.stride(3) == 1 else rows.float().contiguous()
+            self._kept.append(rows)
+            setattr(self._call, name, TensorPointer.of(rows))
+
+    def flat(self, **tensors: Tensor) -> None:
+        """Contiguous tensors."""
+        for name, tensor in tensors.items():
+            self._point(name, tensor)
+
+    def run(self, program: Callable[..., int]) -> None:
+        """Run the program on all key heads, dealt out to the threads."""
+        run_in_threads(program, self._call, self._units)
+
+    def _point(self, name: str, tensor: Tensor) -> None:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        setattr(self._call, name, tensor.data_ptr())

@@ -1,0 +1,123 @@
+"""Compile `source/*.cpp` into one shared library, once for each machine, compiler and version of the source.
+
+The sources are plain C++17 with the vector extensions of GCC and Clang: no header of PyTorch's or Python's, so that
+compiling takes seconds and the result fits any version of either.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).parent / "source"
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-w")
+# Flags instead of -march=native: folders of compiled files are shared between unlike machines.
+_VECTOR_FLAGS = {
+    "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
+    "AVX2": ("-mavx2", "-mfma"),
+}
+_SECONDS = 300
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled programs; compiled now if they are not there, which takes about five seconds.
+
+    They are kept in `polysketch/native` under $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        RuntimeError: they cannot be compiled or loaded here, with the reason.
+    """
+    reason = why_unavailable()
+    if reason is not None:
+        raise RuntimeError(reason)
+    return ctypes.CDLL(str(compiled(_SOURCE, _folder())))
+
+
+def why_unavailable() -> str | None:
+    """Why the native programs cannot run here; None where they can. The first question compiles them."""
+    return _reason()
+
+
+# What torch.compiler.assume_constant_result does, which would import all of the compiler for it: torch.compile asks
+# once, while it traces, and does not trace into subprocesses.
+why_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _reason() -> str | None:
+    try:
+        ctypes.CDLL(str(compiled(_SOURCE, _folder())))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        return f"the native programs cannot run here: {error}"
+    return None
+
+
+def compiled(source: Path, folder: Path) -> Path:
+    """The shared library of the programs in `source`, compiled into `folder` unless it is there.
+
+    Raises:
+        RuntimeError: no compiler, or it refused the programs.
+        subprocess.TimeoutExpired: it took minutes.
+    """
+    compiler = _compiler()
+    flags = [*_FLAGS, *_VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())]
+    target = folder / f"{_digest(source, compiler, flags)}.so"
+    if not target.is_file():
+        _compile(source, compiler, flags, target)
+    return target
+
+
+def _compiler() -> str:
+    """The C++ compiler: $CXX, or the first of the usual names that is there."""
+    for name in filter(None, (os.environ.get("CXX"), *_COMPILERS)):
+        found = shutil.which(name)
+        if found:
+            return found
+    raise RuntimeError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is on the path, and CXX names none")
+
+
+def _compile(source: Path, compiler: str, flags: list[str], target: Path) -> None:
+    """Compile beside the target and move the result there: another process may be doing the same."""
+    sources = sorted(str(path) for path in source.glob("*.cpp"))
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [compiler, *flags, *sources, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{compiler} failed: {_first_error(done.stderr)}")
+        made.replace(target)
+
+
+def _first_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")
+
+
+def _digest(source: Path, compiler: str, flags: list[str]) -> str:
+    """Names everything that the compiled file depends on."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    digest = hashlib.sha256(repr((platform.system(), platform.machine(), flags, version.stdout)).encode())
+    for path in sorted(source.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _folder() -> Path:
+    """Where compiled files are kept: the user's cache, or a temporary folder where that cannot be written."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "polysketch" / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="polysketch-native-"))

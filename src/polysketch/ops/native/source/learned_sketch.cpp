@@ -1,0 +1,66 @@
+// The learned sketch, forward.
+#include "learned_sketch.h"
+
+namespace {
+
+class Forward {
+ public:
+  explicit Forward(const LearnedSketchCall& call)
+      : call_(call), x_(call.inputs * kBlock), normed_(std::max(call.inputs, call.size) * kBlock),
+        hidden_(kHidden * kBlock), middle_(call.size * kBlock), values_(call.leaves * call.size * kBlock) {}
+
+  void run(const Networks& networks, const MapRows& rows, int64_t block) {
+    const int64_t one = call_.size * kBlock;
+    rows.read(call_.x, block, call_.inputs, x_);
+    int64_t network = 0;
+    for (int64_t level = call_.leaves; level >= 2; level /= 2) {
+      for (int64_t i = 0; i < level; i++, network++) {
+        // The outputs of a level take the places of its inputs: network i needs none but the i-th.
+        float* place = values_ + i * one;
+        half(networks.half(network, 0), level == call_.leaves ? x_ + 0 : place, middle_);
+        half(networks.half(network, 1), middle_, place);
+      }
+      for (int64_t i = 0; i < level / 2; i++)
+        combine(values_ + 2 * i * one, values_ + (2 * i + 1) * one, call_.size, values_ + i * one);
+    }
+    rows.write(values_, block, call_.size, call_.features);
+  }
+
+ private:
+  void half(const Half& half, const float* inputs, float* outputs) {
+    float ignored[kBlock];
+    standardize(inputs, half.width, normed_, ignored);
+    scale_and_shift(half, normed_, normed_);
+    for (int64_t first = 0; first < half.hidden; first += kHidden) {
+      const int64_t count = std::min(kHidden, half.hidden - first);
+      product(count, kBlock, half.width, {half.up + first * half.width, half.width, 1}, {normed_, kBlock},
+              {hidden_, kBlock}, false);
+      for (int64_t i = 0; i < count * kBlock; i += kLanes) {
+        const Vector x = load(hidden_ + i);
+        store(hidden_ + i, x * gelu_sigmoid(x));
+      }
+      product(half.size, kBlock, count, {half.down + first, half.hidden, 1}, {hidden_, kBlock}, {outputs, kBlock},
+              first > 0);
+    }
+  }
+
+  const LearnedSketchCall& call_;
+  Buffer x_, normed_, hidden_, middle_, values_;
+};
+
+}  // namespace
+
+// The blocks first..last, counted over all maps. Returns 0, or 1 where memory ran out.
+extern "C" int learned_sketch_forward(const LearnedSketchCall* call, int64_t first, int64_t last) {
+  try {
+    Forward forward(*call);
+    for_maps(*call, first, last, [&](int64_t map, int64_t start, int64_t stop) {
+      const Networks networks(*call, map);
+      const MapRows rows(*call, map);
+      for (int64_t block = start; block < stop; block++) forward.run(networks, rows, block);
+    });
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}

@@ -1,0 +1,129 @@
+// The networks of the learned sketch (PolySketchFormer, Algorithm 2 and appendix D) on kBlock rows at a time, with rows
+// innermost: x[i][row]. The structures are mirrored in polysketch/ops/native_sketch.py.
+#pragma once
+
+#include "memory.h"
+#include "product.h"
+
+#include <vector>
+
+constexpr int64_t kBlock = 32;   // rows worked on at once
+constexpr int64_t kHidden = 64;  // hidden units worked on at once: they stay in the first cache
+constexpr float kNormEpsilon = 1e-5f;
+constexpr int kTensors = 8;  // of a network
+
+struct LearnedSketchCall {
+  int64_t batch, heads, length, inputs, size, hidden, leaves, maps;
+  Tensor x, features;
+  const float* const* weights;  // for every map, for every network, its eight tensors
+  // Backward only.
+  Tensor features_gradient, x_gradient;
+  float* const* weight_gradients;  // in the order of the weights, written
+};
+
+// One half of a network: a norm, up, GELU, down.
+struct Half {
+  int64_t width, hidden, size;
+  const float *scale, *bias, *up, *down;  // (width), (width), (hidden, width), (size, hidden)
+};
+
+// The networks of one map; network i's halves.
+class Networks {
+ public:
+  Networks(const LearnedSketchCall& call, int64_t map) : call_(call), first_(map * count(call.leaves)) {}
+
+  static int64_t count(int64_t leaves) { return 2 * leaves - 2; }
+  Half half(int64_t network, int which) const {
+    const float* const* tensors = call_.weights + (first_ + network) * kTensors + which * 4;
+    const int64_t width = which == 0 && network < call_.leaves ? call_.inputs : call_.size;
+    return {width, call_.hidden, call_.size, tensors[0], tensors[1], tensors[2], tensors[3]};
+  }
+  float* const* gradients(int64_t network, int which) const {
+    return call_.weight_gradients + (first_ + network) * kTensors + which * 4;
+  }
+
+ private:
+  const LearnedSketchCall& call_;
+  int64_t first_;
+};
+
+// The rows of one map, counted over batch, its heads and length.
+class MapRows {
+ public:
+  MapRows(const LearnedSketchCall& call, int64_t map)
+      : call_(call), group_(call.heads / call.maps), first_head_(map * group_) {}
+
+  int64_t count() const { return call_.batch * group_ * call_.length; }
+  int64_t blocks() const { return (count() + kBlock - 1) / kBlock; }
+  int64_t in_block(int64_t block) const { return std::min(kBlock, count() - block * kBlock); }
+  float* at(const Tensor& x, int64_t row) const {
+    const int64_t head = row / call_.length;
+    return x.at(head / group_, first_head_ + head % group_, row % call_.length);
+  }
+
+  void read(const Tensor& from, int64_t block, int64_t width, float* to) const {
+    zero(to, width * kBlock);
+    for (int64_t t = 0; t < in_block(block); t++) {
+      const float* source = at(from, block * kBlock + t);
+      for (int64_t i = 0; i < width; i++) to[i * kBlock + t] = source[i];
+    }
+  }
+
+  void write(const float* from, int64_t block, int64_t width, const Tensor& to) const {
+    for (int64_t t = 0; t < in_block(block); t++) {
+      float* target = at(to, block * kBlock + t);
+      for (int64_t i = 0; i < width; i++) target[i] = from[i * kBlock + t];
+    }
+  }
+
+ private:
+  const LearnedSketchCall& call_;
+  int64_t group_, first_head_;
+};
+
+// Calls work(map, first block, last block) for the blocks first..last, counted over all maps.
+template <class Work>
+static void for_maps(const LearnedSketchCall& call, int64_t first, int64_t last, Work work) {
+  const int64_t blocks = MapRows(call, 0).blocks();
+  for (int64_t map = first / blocks; map * blocks < last; map++)
+    work(map, std::max<int64_t>(first - map * blocks, 0), std::min(last - map * blocks, blocks));
+}
+
+// x[width][kBlock] -> standard = (x - mean) / deviation, and 1 / deviation of each row.
+static inline void standardize(const float* x, int64_t width, float* standard, float* inverse_deviation) {
+  for (int64_t t = 0; t < kBlock; t += kLanes) {
+    Vector mean{}, variance{};
+    for (int64_t i = 0; i < width; i++) mean += load(x + i * kBlock + t);
+    mean /= static_cast<float>(width);
+    for (int64_t i = 0; i < width; i++) {
+      const Vector difference = load(x + i * kBlock + t) - mean;
+      variance += difference * difference;
+    }
+    Vector inverse = variance / static_cast<float>(width) + kNormEpsilon;
+    for (int lane = 0; lane < kLanes; lane++) inverse[lane] = 1.0f / std::sqrt(inverse[lane]);
+    for (int64_t i = 0; i < width; i++)
+      store(standard + i * kBlock + t, (load(x + i * kBlock + t) - mean) * inverse);
+    store(inverse_deviation + t, inverse);
+  }
+}
+
+static inline void scale_and_shift(const Half& half, const float* standard, float* normed) {
+  for (int64_t i = 0; i < half.width; i++)
+    for (int64_t t = 0; t < kBlock; t += kLanes)
+      store(normed + i * kBlock + t, load(standard + i * kBlock + t) * half.scale[i] + half.bias[i]);
+}
+
+// GELU, tanh form, is x sigmoid(z(x)), z = x (a + b x^2).
+constexpr float kGeluLinear = 1.5957691216f, kGeluCubic = 0.0713548162726f;
+
+static inline Vector gelu_sigmoid(Vector x) {
+  const Vector z = x * (kGeluLinear + kGeluCubic * (x * x));
+  return 1.0f / (1.0f + exponential(-z));
+}
+
+// sqrt(r) tanh(sqrt(1/r) left * right), all [size][kBlock].
+static inline void combine(const float* left, const float* right, int64_t size, float* to) {
+  const float root = std::sqrt(static_cast<float>(size));
+  for (int64_t i = 0; i < size * kBlock; i += kLanes)
+    store(to + i, hyperbolic_tangent(load(left + i) * load(right + i) * (1.0f / root)) * root);
+}

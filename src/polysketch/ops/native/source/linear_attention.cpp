@@ -1,0 +1,126 @@
+// Linear attention, forward: PolySketchFormer, section 3.1, one key head at a time.
+#include "linear_attention.h"
+
+namespace {
+
+class Forward {
+ public:
+  Forward(const LinearAttentionCall& call, int64_t unit)
+      : head_(call, unit), expansion_(call.features, call.power), sums_(expansion_, call.value_width), chunk_(head_),
+        folder_(head_), query_(call.features * kBlock), inner_query_(head_.inner_width * kBlock),
+        weights_(kKeys * kBlock), output_(kBlock * head_.row) {}
+
+  void run() {
+    start_sums(head_, expansion_, sums_);
+    if (head_.call.causal) {
+      causal();
+    } else {
+      all();
+    }
+    if (!head_.call.return_sums) return;
+    const int64_t place = head_.unit * expansion_.size;
+    sums_.write_to(head_.call.sums_out + place * head_.call.value_width, head_.call.normalizer_out + place);
+  }
+
+ private:
+  void causal() {
+    const LinearAttentionCall& call = head_.call;
+    for (int64_t start = 0; start < call.keys; start += call.chunk) {
+      chunk_.read(head_, start);
+      for (int64_t shared = 0; shared < head_.shared; shared++)
+        for (int64_t first = 0; first < chunk_.size; first += kBlock) {
+          read(shared, start + first, std::min(kBlock, chunk_.size - first), chunk_.decay.read() + first);
+          if (call.diagonal != kNone) inside(shared, first);
+          write(shared, start + first, std::min(kBlock, chunk_.size - first));
+        }
+      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(head_, chunk_, folder_, sums_);
+    }
+  }
+
+  void all() {
+    for (int64_t start = 0; start < head_.call.keys; start += head_.call.chunk) {
+      chunk_.read(head_, start);
+      fold_chunk(head_, chunk_, folder_, sums_);
+    }
+    for (int64_t shared = 0; shared < head_.shared; shared++)
+      for (int64_t first = 0; first < head_.call.queries; first += kBlock) {
+        const int64_t count = std::min(kBlock, head_.call.queries - first);
+        read(shared, first, count, nullptr);
+        write(shared, first, count);
+      }
+  }
+
+  // What the sums give to `count` queries, times their decay.
+  void read(int64_t shared, int64_t token, int64_t count, const float* decay) {
+    if (sums_.empty()) {
+      zero(output_, kBlock * head_.row);
+      zero(mass_, kBlock);
+      return;
+    }
+    read_columns(head_.of_query(head_.call.query, shared, token), count, head_.call.features, query_, kBlock);
+    sums_.read(query_, 2.0f, output_, mass_);
+    if (!decay || !chunk_.decay.any()) return;
+    for (int64_t t = 0; t < kBlock; t++) {
+      for (int64_t i = 0; i < head_.row; i++) output_[t * head_.row + i] *= decay[t];
+      mass_[t] *= decay[t];
+    }
+  }
+
+  // What the chunk itself gives to the queries from `first` on.
+  void inside(int64_t shared, int64_t first) {
+    const int64_t count = std::min(kBlock, chunk_.size - first), visible = head_.visible(first + kBlock, chunk_.size);
+    const Rows queries = head_.of_query(head_.inner_query(), shared, chunk_.start + first);
+    read_columns(queries, count, head_.inner_width, inner_query_, kBlock);
+    for (int64_t key = 0; key < visible; key += kKeys) {
+      const int64_t keys = std::min(kKeys, visible - key);
+      product(keys, kBlock, head_.inner_width, {chunk_.inner_keys + key * head_.inner_row, head_.inner_row, 1},
+              {inner_query_, kBlock}, {weights_, kBlock}, false);
+      for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock);
+      product(kBlock, head_.row, keys, {weights_, 1, kBlock}, {chunk_.values + key * head_.row, head_.row},
+              {output_, head_.row}, true);
+    }
+  }
+
+  // Scores of one key -> its weights, also added to the masses.
+  void weigh(int64_t first, int64_t key, float* row) {
+    for (int v = 0; v < kBlockVectors; v++) {
+      const int64_t query = first + v * kLanes;
+      Vector weight = power_of(load(row + v * kLanes), head_.exponent);
+      if (chunk_.decay.any() && !head_.local) weight *= decay_between(chunk_.decay, query, key);
+      if (key > query) weight = keep(weight, sees(head_, query, key));
+      store(row + v * kLanes, weight);
+      store(mass_ + v * kLanes, load(mass_ + v * kLanes) + weight);
+    }
+  }
+
+  void write(int64_t shared, int64_t token, int64_t count) {
+    const LinearAttentionCall& call = head_.call;
+    for (int64_t t = 0; t < count; t++) {
+      const float mass = call.normalize ? mass_[t] + call.offset : mass_[t];
+      const float factor = call.normalize ? reciprocal(mass) : 1.0f;
+      float* target = head_.of_query(call.output, shared, token + t).data;
+      for (int64_t i = 0; i < call.value_width; i++) target[i] = output_[t * head_.row + i] * factor;
+      *head_.of_query(call.denominator, shared, token + t).data = mass;
+    }
+  }
+
+  Head head_;
+  Expansion expansion_;
+  Sums sums_;
+  Chunk chunk_;
+  Folder folder_;
+  Buffer query_, inner_query_, weights_, output_;
+  float mass_[kBlock];
+};
+
+}  // namespace
+
+// The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
+extern "C" int linear_attention_forward(const LinearAttentionCall* call, int64_t first, int64_t last) {
+  try {
+    for (int64_t unit = first; unit < last; unit++) Forward(*call, unit).run();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}

@@ -1,0 +1,175 @@
+// One call of linear attention on aligned inputs, and what forward and backward share. Names and meanings are those of
+// polysketch/ops/linear/plan.py; the structures here are mirrored in polysketch/ops/linear/native.py.
+#pragma once
+
+#include "sums.h"
+
+enum Diagonal : int64_t { kNone = 0, kCausal = 1, kFull = 2 };
+
+constexpr int64_t kKeys = 64;  // keys inside a chunk worked on at once
+
+struct LinearAttentionCall {
+  int64_t heads, key_heads, queries, keys, features, value_width, local_width;
+  int64_t power, causal, normalize, degree, chunk, diagonal, return_sums;
+  float offset;
+  Tensor query, key, value, local_query, local_key, log_decay;
+  Tensor output, denominator;
+  const int64_t* length;                 // of each batch row, or null where all rows are full
+  const float *sums_in, *normalizer_in;  // (batch, key_heads, expansion, ...), contiguous; null where there are none
+  float *sums_out, *normalizer_out;
+  // Backward only: gradients of the outputs, and where those of the inputs go.
+  Tensor output_gradient, denominator_gradient;
+  const float *sums_out_gradient, *normalizer_out_gradient;
+  Tensor query_gradient, key_gradient, value_gradient, local_query_gradient, local_key_gradient;
+  float *sums_in_gradient, *normalizer_in_gradient;
+};
+
+// One key head of one batch row.
+struct Head {
+  Head(const LinearAttentionCall& call, int64_t unit)
+      : call(call), unit(unit), batch(unit / call.key_heads), key_head(unit % call.key_heads),
+        shared(call.heads / call.key_heads), row(padded(call.value_width)), local(call.local_query),
+        inner_width(local ? call.local_width : call.features), inner_row(padded(inner_width)),
+        exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
+        folded(call.length ? call.length[batch] : call.keys) {
+    if (local) folded -= folded % call.chunk;
+  }
+
+  Rows of_key(const Tensor& x, int64_t token) const { return rows_of(x, batch, key_head, token); }
+  Rows of_query(const Tensor& x, int64_t query_head, int64_t token) const {
+    return rows_of(x, batch, key_head * shared + query_head, token);
+  }
+  const Tensor& inner_query() const { return local ? call.local_query : call.query; }
+  const Tensor& inner_key() const { return local ? call.local_key : call.key; }
+  // Keys of a chunk of `size` that queries before `stop` may see.
+  int64_t visible(int64_t stop, int64_t size) const { return call.diagonal == kCausal ? std::min(stop, size) : size; }
+
+  const LinearAttentionCall& call;
+  int64_t unit, batch, key_head, shared, row;
+  bool local;
+  int64_t inner_width, inner_row;
+  int exponent;
+  int64_t chunk;   // tokens of the longest chunk
+  int64_t folded;  // tokens that end up in the sums
+};
+
+// Decay inside one chunk, from differences of running totals: at most 1, so nothing overflows.
+class ChunkDecay {
+ public:
+  explicit ChunkDecay(int64_t chunk) : read_(padded(chunk) + kBlock), fold_(read_.size()), since_(read_.size()) {}
+
+  void of(const Head& head, int64_t start, int64_t size) {
+    any_ = static_cast<bool>(head.call.log_decay);
+    const int64_t folded = std::clamp<int64_t>(head.folded - start, 0, size);
+    float total = 0, folded_total = 0;
+    for (int64_t t = 0; t < size && any_; t++) {
+      since_[t] = total += head.of_key(head.call.log_decay, start + t).data[0];
+      read_[t] = std::exp(total);
+      if (t < folded) folded_total = total;
+    }
+    for (int64_t t = 0; t < size; t++) {
+      fold_[t] = t >= folded ? 0.0f : any_ ? std::exp(std::min(0.0f, folded_total - since_[t])) : 1.0f;
+    }
+    carried_ = any_ ? std::exp(folded_total) : 1.0f;
+    std::fill(fold_.begin() + size, fold_.end(), 0.0f);
+    if (any_) std::fill(since_.begin() + size, since_.end(), total);
+    if (any_) std::fill(read_.begin() + size, read_.end(), 0.0f);
+  }
+
+  bool any() const { return any_; }
+  const float* read() const { return read_.data(); }    // from the start of the chunk to each token
+  const float* fold() const { return fold_.data(); }    // from each token to the end; 0 where it is not folded
+  const float* since() const { return since_.data(); }  // log of `read`
+  float carried() const { return carried_; }            // from the start to the end
+
+ private:
+  std::vector<float> read_, fold_, since_;
+  float carried_ = 1.0f;
+  bool any_ = false;
+};
+
+// The keys and values of one chunk.
+struct Chunk {
+  explicit Chunk(const Head& head)
+      : values(head.chunk * head.row), inner_keys(head.chunk * head.inner_row), decay(head.chunk) {}
+
+  void read(const Head& head, int64_t from) {
+    start = from;
+    size = std::min(head.call.chunk, head.call.keys - from);
+    read_rows(head.of_key(head.call.value, start), size, head.call.value_width, values, head.row);
+    read_rows(head.of_key(head.inner_key(), start), size, head.inner_width, inner_keys, head.inner_row);
+    decay.of(head, start, size);
+  }
+
+  int64_t start = 0, size = 0;
+  Buffer values, inner_keys;
+  ChunkDecay decay;
+};
+
+// Folds tokens of a chunk into sums: keys with their values, or, backward, queries with the gradients of their outputs.
+class Folder {
+ public:
+  explicit Folder(const Head& head)
+      : head_(head), x_(head.call.features * kFoldTokens), values_(kFoldTokens * head.row) {}
+
+  void fold_keys(const Chunk& chunk, Sums& sums) {
+    for (int64_t first = 0; first < chunk.size; first += kFoldTokens) {
+      const int64_t count = std::min(kFoldTokens, chunk.size - first), start = chunk.start + first;
+      if (start >= head_.folded) return;
+      const float* factor = chunk.decay.fold() + first;
+      const Rows values{chunk.values + first * head_.row, head_.row};
+      read_columns(head_.of_key(head_.call.key, start), count, head_.call.features, x_, kFoldTokens);
+      read_rows(values, count, head_.row, values_, head_.row, factor);
+      std::copy(factor, factor + count, masses_);
+      zero(masses_ + count, kFoldTokens - count);
+      sums.fold(x_, kFoldTokens, count, values_, masses_, 1.0f);
+    }
+  }
+
+  float* x() { return x_; }
+  float* values() { return values_; }
+  float* masses() { return masses_; }
+
+ private:
+  const Head& head_;
+  Buffer x_, values_;
+  float masses_[kFoldTokens];
+};
+
+// Whether a chunk's tokens are folded at all; one that stays open in every row is not.
+static inline bool is_folded(const Head& head, const Chunk& chunk) {
+  return !head.local || head.call.length || chunk.size == head.call.chunk;
+}
+
+static inline void fold_chunk(const Head& head, const Chunk& chunk, Folder& folder, Sums& sums) {
+  if (!is_folded(head, chunk)) return;
+  if (chunk.decay.any() && !sums.empty()) sums.scale(chunk.decay.carried());
+  folder.fold_keys(chunk, sums);
+}
+
+static inline void start_sums(const Head& head, const Expansion& expansion, Sums& sums) {
+  if (!head.call.sums_in) return;
+  sums.read_from(head.call.sums_in + head.unit * expansion.size * head.call.value_width,
+                 head.call.normalizer_in + head.unit * expansion.size);
+}
+
+// 1 / mass; a row without any mass gives zeros.
+static inline float reciprocal(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
+
+static inline Integers lane_numbers() {
+  Integers numbers;
+  for (int lane = 0; lane < kLanes; lane++) numbers[lane] = lane;
+  return numbers;
+}
+
+// Lanes of the queries first..first + lanes that may see a key, positions counted inside the chunk.
+static inline Integers sees(const Head& head, int64_t first, int64_t key) {
+  if (head.call.diagonal != kCausal) return Integers{} == 0;
+  return lane_numbers() + static_cast<int32_t>(first) >= static_cast<int32_t>(key);
+}
+
+// Decay from a key to queries first..first + lanes of its chunk.
+static inline Vector decay_between(const ChunkDecay& decay, int64_t first, int64_t key) {
+  const Vector difference = load(decay.since() + first) - decay.since()[key];
+  return exponential(difference > 0.0f ? splat(0.0f) : difference);
+}

@@ -1,0 +1,237 @@
+// The gradient of linear attention; nothing of the forward pass is kept but its output. One pass in order rebuilds the
+// sums and gives the gradients of queries and of everything inside chunks; one in reverse carries the gradient of the
+// sums and gives those of keys and values through them.
+#include "linear_attention.h"
+
+namespace {
+
+// Gradients of numerators and denominators of kBlock queries, from those of their outputs.
+class Upstream {
+ public:
+  explicit Upstream(const Head& head) : head_(head), rows(kBlock * head.row), columns(head.row * kBlock) {}
+
+  // `decay` is that of each query since the start of its chunk, or null.
+  void read(int64_t shared, int64_t token, int64_t count, const float* decay) {
+    const LinearAttentionCall& call = head_.call;
+    zero(rows, kBlock * head_.row);
+    zero(masses, kBlock);
+    for (int64_t t = 0; t < count; t++) {
+      const float* output = head_.of_query(call.output, shared, token + t).data;
+      const float* gradient = head_.of_query(call.output_gradient, shared, token + t).data;
+      const float factor = call.normalize ? reciprocal(*head_.of_query(call.denominator, shared, token + t).data) : 1.0f;
+      const float by = decay ? decay[t] : 1.0f;
+      float mass = *head_.of_query(call.denominator_gradient, shared, token + t).data;
+      for (int64_t i = 0; i < call.value_width; i++) {
+        const float numerator = gradient[i] * factor;
+        rows[t * head_.row + i] = numerator * by;
+        if (call.normalize) mass -= numerator * output[i];
+      }
+      masses[t] = mass * by;
+    }
+    read_columns({rows, head_.row}, kBlock, head_.row, columns, kBlock);
+  }
+
+ private:
+  const Head& head_;
+
+ public:
+  Buffer rows, columns;  // [kBlock][row] and [row][kBlock]
+  float masses[kBlock];
+};
+
+class Backward {
+ public:
+  Backward(const LinearAttentionCall& call, int64_t unit)
+      : head_(call, unit), expansion_(call.features, call.power), sums_(expansion_, call.value_width),
+        carried_(expansion_, call.value_width), chunk_(head_), folder_(head_), upstream_(head_),
+        x_(call.features * kBlock), x_gradient_(call.features * kBlock), inner_query_(head_.inner_width * kBlock),
+        inner_query_rows_(kBlock * head_.inner_row), inner_query_gradient_(kBlock * head_.inner_row),
+        weights_(kKeys * kBlock), changes_(kKeys * kBlock), block_values_(head_.row * kBlock),
+        values_gradient_(head_.chunk * head_.row), keys_gradient_(head_.chunk * head_.inner_row) {}
+
+  void run() {
+    start_sums(head_, expansion_, sums_);
+    if (head_.call.causal) {
+      queries_in_order();
+      keys_in_reverse();
+    } else {
+      all();
+    }
+  }
+
+ private:
+  void queries_in_order() {
+    const LinearAttentionCall& call = head_.call;
+    for (int64_t start = 0; start < call.keys; start += call.chunk) {
+      chunk_.read(head_, start);
+      zero(values_gradient_, chunk_.size * head_.row);
+      zero(keys_gradient_, chunk_.size * head_.inner_row);
+      for (int64_t shared = 0; shared < head_.shared; shared++)
+        for (int64_t first = 0; first < chunk_.size; first += kBlock) queries_of_block(shared, first);
+      const Tensor& inner_key_gradient = head_.local ? call.local_key_gradient : call.key_gradient;
+      write_rows(values_gradient_, head_.row, chunk_.size, call.value_width, head_.of_key(call.value_gradient, start), false);
+      write_rows(keys_gradient_, head_.inner_row, chunk_.size, head_.inner_width,
+                 head_.of_key(inner_key_gradient, start), false);
+      if (start + call.chunk < call.keys) fold_chunk(head_, chunk_, folder_, sums_);
+    }
+  }
+
+  void queries_of_block(int64_t shared, int64_t first) {
+    const LinearAttentionCall& call = head_.call;
+    const int64_t token = chunk_.start + first, count = std::min(kBlock, chunk_.size - first);
+    upstream_.read(shared, token, count, chunk_.decay.any() ? chunk_.decay.read() + first : nullptr);
+    through_sums(shared, token, count);
+    if (call.diagonal == kNone) return;
+    if (chunk_.decay.any()) upstream_.read(shared, token, count, nullptr);
+    inside(shared, first, count);
+    const Tensor& target = head_.local ? call.local_query_gradient : call.query_gradient;
+    write_rows(inner_query_gradient_, head_.inner_row, count, head_.inner_width, head_.of_query(target, shared, token),
+               !head_.local);
+  }
+
+  // Query gradients through the sums.
+  void through_sums(int64_t shared, int64_t token, int64_t count) {
+    const LinearAttentionCall& call = head_.call;
+    zero(x_gradient_, call.features * kBlock);
+    if (!sums_.empty()) {
+      read_columns(head_.of_query(call.query, shared, token), count, call.features, x_, kBlock);
+      sums_.read_backward(x_, 2.0f, upstream_.columns, upstream_.masses, x_gradient_);
+    }
+    write_columns(x_gradient_, kBlock, count, call.features, head_.of_query(call.query_gradient, shared, token), false);
+  }
+
+  // Gradients through the weights inside the chunk: of queries, and added up for the chunk's keys and values.
+  void inside(int64_t shared, int64_t first, int64_t count) {
+    const int64_t visible = head_.visible(first + kBlock, chunk_.size), width = head_.inner_width, row = head_.inner_row;
+    const Rows queries = head_.of_query(head_.inner_query(), shared, chunk_.start + first);
+    read_columns(queries, count, width, inner_query_, kBlock);
+    zero(inner_query_rows_, kBlock * row);
+    read_rows(queries, count, width, inner_query_rows_, row);
+    for (int64_t key = 0; key < visible; key += kKeys) {
+      const int64_t keys = std::min(kKeys, visible - key);
+      const float *of_keys = chunk_.inner_keys + key * row, *of_values = chunk_.values + key * head_.row;
+      product(keys, kBlock, width, {of_keys, row, 1}, {inner_query_, kBlock}, {weights_, kBlock}, false);
+      product(keys, kBlock, head_.call.value_width, {of_values, head_.row, 1}, {upstream_.columns, kBlock},
+              {changes_, kBlock}, false);
+      for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock, changes_ + j * kBlock);
+      product(keys, head_.row, kBlock, {weights_, kBlock, 1}, {upstream_.rows, head_.row},
+              {values_gradient_ + key * head_.row, head_.row}, true);
+      product(kBlock, row, keys, {changes_, 1, kBlock}, {of_keys, row}, {inner_query_gradient_, row}, key > 0);
+      product(keys, row, kBlock, {changes_, kBlock, 1}, {inner_query_rows_, row}, {keys_gradient_ + key * row, row}, true);
+    }
+  }
+
+  // Scores of one key -> its weights; gradients of numerators by its value -> gradients of its scores.
+  void weigh(int64_t first, int64_t key, float* scores, float* changes) {
+    for (int v = 0; v < kBlockVectors; v++) {
+      const int64_t query = first + v * kLanes;
+      const Vector score = load(scores + v * kLanes);
+      Vector slope = power_of(score, head_.exponent - 1);
+      if (chunk_.decay.any() && !head_.local) slope *= decay_between(chunk_.decay, query, key);
+      if (key > query) slope = keep(slope, sees(head_, query, key));
+      const Vector change = load(changes + v * kLanes) + load(upstream_.masses + v * kLanes);
+      store(scores + v * kLanes, key > query ? keep(score * slope, sees(head_, query, key)) : score * slope);
+      store(changes + v * kLanes, change * slope * static_cast<float>(head_.exponent));
+    }
+  }
+
+  void keys_in_reverse() {
+    const LinearAttentionCall& call = head_.call;
+    const int64_t place = head_.unit * expansion_.size;
+    if (call.return_sums)
+      carried_.read_from(call.sums_out_gradient + place * call.value_width, call.normalizer_out_gradient + place);
+    for (int64_t start = (call.keys - 1) / call.chunk * call.chunk; start >= 0; start -= call.chunk) {
+      chunk_.read(head_, start);
+      keys_of_chunk(true, !head_.local);
+      if (chunk_.decay.any() && is_folded(head_, chunk_) && !carried_.empty()) carried_.scale(chunk_.decay.carried());
+      if (start == 0 && !call.sums_in) break;  // nothing comes before the first chunk
+      fold_queries(start, chunk_.size, chunk_.decay.any() ? chunk_.decay.read() : nullptr);
+    }
+    if (call.sums_in_gradient)
+      carried_.write_to(call.sums_in_gradient + place * call.value_width, call.normalizer_in_gradient + place);
+  }
+
+  // Gradients of a chunk's keys and values through the sums that they were folded into.
+  void keys_of_chunk(bool add_values, bool add_keys) {
+    const LinearAttentionCall& call = head_.call;
+    static const float ones[kBlock] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                       1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    for (int64_t first = 0; first < chunk_.size; first += kBlock) {
+      const int64_t start = chunk_.start + first, count = std::min(kBlock, chunk_.size - first);
+      const float* factor = chunk_.decay.fold() + first;
+      float ignored[kBlock];
+      zero(x_gradient_, call.features * kBlock);
+      zero(inner_values(), kBlock * head_.row);
+      if (!carried_.empty() && start < head_.folded) {
+        read_columns(head_.of_key(call.key, start), count, call.features, x_, kBlock);
+        carried_.read(x_, 1.0f, inner_values(), ignored);
+        read_columns({chunk_.values + first * head_.row, head_.row}, count, head_.row, block_values_, kBlock);
+        carried_.read_backward(x_, 1.0f, block_values_, ones, x_gradient_);
+        for (int64_t i = 0; i < call.features * kBlock; i++) x_gradient_[i] *= factor[i % kBlock];
+        for (int64_t t = 0; t < count; t++)
+          for (int64_t i = 0; i < head_.row; i++) inner_values()[t * head_.row + i] *= factor[t];
+      }
+      write_rows(inner_values(), head_.row, count, call.value_width, head_.of_key(call.value_gradient, start), add_values);
+      write_columns(x_gradient_, kBlock, count, call.features, head_.of_key(call.key_gradient, start), add_keys);
+    }
+  }
+
+  float* inner_values() { return folder_.values(); }
+
+  // Queries read the sums; in reverse the gradients of what they read are folded.
+  void fold_queries(int64_t start, int64_t size, const float* decay) {
+    const LinearAttentionCall& call = head_.call;
+    for (int64_t shared = 0; shared < head_.shared; shared++)
+      for (int64_t first = 0; first < size; first += kFoldTokens) {
+        const int64_t count = std::min(kFoldTokens, size - first);
+        read_columns(head_.of_query(call.query, shared, start + first), count, call.features, folder_.x(), kFoldTokens);
+        zero(folder_.masses(), kFoldTokens);
+        for (int64_t t = 0; t < count; t += kBlock) {
+          upstream_.read(shared, start + first + t, std::min(kBlock, count - t), decay ? decay + first + t : nullptr);
+          std::copy(upstream_.rows + 0, upstream_.rows + kBlock * head_.row, folder_.values() + t * head_.row);
+          std::copy(upstream_.masses, upstream_.masses + kBlock, folder_.masses() + t);
+        }
+        carried_.fold(folder_.x(), kFoldTokens, count, folder_.values(), folder_.masses(), 2.0f);
+      }
+  }
+
+  void all() {
+    const LinearAttentionCall& call = head_.call;
+    for (int64_t start = 0; start < call.keys; start += call.chunk) {
+      chunk_.read(head_, start);
+      fold_chunk(head_, chunk_, folder_, sums_);
+    }
+    for (int64_t shared = 0; shared < head_.shared; shared++)
+      for (int64_t first = 0; first < call.queries; first += kBlock) {
+        const int64_t count = std::min(kBlock, call.queries - first);
+        upstream_.read(shared, first, count, nullptr);
+        through_sums(shared, first, count);
+      }
+    fold_queries(0, call.queries, nullptr);
+    for (int64_t start = 0; start < call.keys; start += call.chunk) {
+      chunk_.read(head_, start);
+      keys_of_chunk(false, false);
+    }
+  }
+
+  Head head_;
+  Expansion expansion_;
+  Sums sums_, carried_;
+  Chunk chunk_;
+  Folder folder_;
+  Upstream upstream_;
+  Buffer x_, x_gradient_, inner_query_, inner_query_rows_, inner_query_gradient_, weights_, changes_, block_values_;
+  Buffer values_gradient_, keys_gradient_;
+};
+
+}  // namespace
+
+// The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
+extern "C" int linear_attention_backward(const LinearAttentionCall* call, int64_t first, int64_t last) {
+  try {
+    for (int64_t unit = first; unit < last; unit++) Backward(*call, unit).run();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}

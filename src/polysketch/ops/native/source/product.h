@@ -1,0 +1,65 @@
+// Small matrix products whose operands are in cache.
+//
+//   c[m][n] (+)= sum over k of a[m][k] b[k][n],   n innermost in b and c, n a multiple of the lanes
+//
+// a may lie in any order: a[m][k] is a[m * a_row + k * a_step]. Each entry of a is spread over a vector, so that only b
+// and c need to be contiguous; sums of a tile stay in registers.
+#pragma once
+
+#include "vector.h"
+
+struct Left {
+  const float* data;
+  int64_t row, step;
+};
+
+struct Right {
+  const float* data;
+  int64_t step;
+};
+
+struct Result {
+  float* data;
+  int64_t row;
+};
+
+template <int kRows, int kColumns>
+static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
+  Vector sums[kRows][kColumns];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; n++) sums[m][n] = add ? load(c.data + m * c.row + n * kLanes) : Vector{};
+  const float* left = a.data;
+  const float* right = b.data;
+  for (int64_t k = 0; k < depth; k++, left += a.step, right += b.step) {
+    Vector row[kColumns];
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; n++) row[n] = load(right + n * kLanes);
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; n++) sums[m][n] += left[m * a.row] * row[n];
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 4
+    for (int n = 0; n < kColumns; n++) store(c.data + m * c.row + n * kLanes, sums[m][n]);
+}
+
+template <int kColumns>
+static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
+  int64_t m = 0;
+  auto left = [&](int64_t m) { return Left{a.data + m * a.row, a.row, a.step}; };
+  auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row}; };
+  for (; m + kTileRows <= rows; m += kTileRows) tile<kTileRows, kColumns>(depth, left(m), b, result(m), add);
+  for (; m + 4 <= rows; m += 4) tile<4, kColumns>(depth, left(m), b, result(m), add);
+  for (; m < rows; m++) tile<1, kColumns>(depth, left(m), b, result(m), add);
+}
+
+static void product(int64_t rows, int64_t width, int64_t depth, Left a, Right b, Result c, bool add) {
+  int64_t n = 0;
+  for (; n + 2 * kLanes <= width; n += 2 * kLanes)
+    columns<2>(rows, depth, a, {b.data + n, b.step}, {c.data + n, c.row}, add);
+  for (; n < width; n += kLanes) columns<1>(rows, depth, a, {b.data + n, b.step}, {c.data + n, c.row}, add);
+}

@@ -1,0 +1,151 @@
+// Sums over tokens of expanded features times values: what linear attention carries from chunk to chunk.
+//
+// At power 2 the features x (r of them) are expanded to the products x_a x_b, a <= b, in row-major order, r (r + 1) / 2
+// of them. A pair a < b stands for two entries of x (x) x, so a query counts it twice:
+//
+//   (x . y)^2 = sum over a <= b of w_ab x_a x_b y_a y_b,     w_aa = 1, w_ab = 2
+//
+// At power 1 the expansion is x itself. Tokens are innermost throughout: x[i][token].
+#pragma once
+
+#include <vector>
+
+#include "memory.h"
+#include "product.h"
+
+constexpr int64_t kBlock = 32;           // query rows worked on at once
+constexpr int64_t kFoldTokens = 256;     // tokens folded at once
+constexpr int64_t kStripFloats = 8192;   // an expansion is made in strips of so much, to stay in the first cache
+constexpr int kBlockVectors = kBlock / kLanes;
+
+class Expansion {
+ public:
+  Expansion(int64_t features, int64_t power) : features(features), power(power), size(features) {
+    if (power == 1) return;
+    for (int32_t a = 0; a < features; a++)
+      for (int32_t b = a; b < features; b++) {
+        left_.push_back(a);
+        right_.push_back(b);
+      }
+    size = static_cast<int64_t>(left_.size());
+  }
+
+  // Rows first..last of the expansion of x[features][tokens], pairs a < b times `pairs`; in `scratch` if need be.
+  const float* expand(const float* x, int64_t tokens, int64_t first, int64_t last, float pairs, float* scratch) const {
+    if (power == 1) return x + first * tokens;
+    for (int64_t k = first; k < last; k++) {
+      const float *a = x + left_[k] * tokens, *b = x + right_[k] * tokens;
+      const float weight = a == b ? 1.0f : pairs;
+      float* to = scratch + (k - first) * tokens;
+      for (int64_t t = 0; t < tokens; t += kLanes) store(to + t, load(a + t) * load(b + t) * weight);
+    }
+    return scratch;
+  }
+
+  // The adjoint of one row: adds to dx, given the gradient of row k, both for kBlock tokens.
+  void contract(const float* x, int64_t k, const float* gradient, float pairs, float* dx) const {
+    if (power == 1) {
+      for (int64_t t = 0; t < kBlock; t += kLanes) store(dx + k * kBlock + t, load(dx + k * kBlock + t) + load(gradient + t));
+      return;
+    }
+    const int64_t a = left_[k] * kBlock, b = right_[k] * kBlock;
+    const float weight = a == b ? 1.0f : pairs;  // on the diagonal both lines below add to the same row
+    for (int64_t t = 0; t < kBlock; t += kLanes) {
+      const Vector g = load(gradient + t) * weight;
+      store(dx + a + t, load(dx + a + t) + g * load(x + b + t));
+      store(dx + b + t, load(dx + b + t) + g * load(x + a + t));
+    }
+  }
+
+  int64_t features, power, size;
+
+ private:
+  std::vector<int32_t> left_, right_;
+};
+
+class Sums {
+ public:
+  Sums(const Expansion& expansion, int64_t width)
+      : expansion_(expansion), width_(width), row_(padded(width)), sums_(expansion.size * row_),
+        normalizer_(expansion.size), scratch_(kStripFloats), gradient_(kStripFloats) {
+    zero(sums_, expansion.size * row_);
+    zero(normalizer_, expansion.size);
+  }
+
+  bool empty() const { return empty_; }
+
+  void read_from(const float* sums, const float* normalizer) {
+    for (int64_t k = 0; k < expansion_.size; k++)
+      std::copy(sums + k * width_, sums + (k + 1) * width_, sums_ + k * row_);
+    std::copy(normalizer, normalizer + expansion_.size, static_cast<float*>(normalizer_));
+    empty_ = false;
+  }
+
+  void write_to(float* sums, float* normalizer) const {
+    for (int64_t k = 0; k < expansion_.size; k++)
+      std::copy(sums_ + k * row_, sums_ + k * row_ + width_, sums + k * width_);
+    std::copy(static_cast<float*>(normalizer_), normalizer_ + expansion_.size, normalizer);
+  }
+
+  void scale(float factor) {
+    for (int64_t i = 0; i < expansion_.size * row_; i++) sums_[i] *= factor;
+    for (int64_t k = 0; k < expansion_.size; k++) normalizer_[k] *= factor;
+  }
+
+  // Add `count` tokens, at most kFoldTokens: x[features][tokens], zeros from `count` on; values[count][row],
+  // masses[tokens]. Pairs count `pairs` times.
+  void fold(const float* x, int64_t tokens, int64_t count, const float* values, const float* masses, float pairs) {
+    for_strips(tokens, [&](int64_t first, int64_t last) {
+      const float* rows = expansion_.expand(x, tokens, first, last, pairs, scratch_);
+      product(last - first, row_, count, {rows, tokens, 1}, {values, row_}, {sums_ + first * row_, row_}, true);
+      for (int64_t k = first; k < last; k++) normalizer_[k] += dot(rows + (k - first) * tokens, masses, tokens);
+    });
+    empty_ = false;
+  }
+
+  // For kBlock tokens x[features][kBlock]: output[kBlock][row] and mass[kBlock], written.
+  void read(const float* x, float pairs, float* output, float* mass) {
+    Vector masses[kBlockVectors] = {};
+    for_strips(kBlock, [&](int64_t first, int64_t last) {
+      const float* rows = expansion_.expand(x, kBlock, first, last, pairs, scratch_);
+      product(kBlock, row_, last - first, {rows, 1, kBlock}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
+      for (int64_t k = first; k < last; k++)
+        for (int v = 0; v < kBlockVectors; v++)
+          masses[v] += load(rows + (k - first) * kBlock + v * kLanes) * normalizer_[k];
+    });
+    for (int v = 0; v < kBlockVectors; v++) store(mass + v * kLanes, masses[v]);
+  }
+
+  // The adjoint of `read` with respect to x, added to dx[features][kBlock]; gradients of output, [width][kBlock], and
+  // of mass, [kBlock].
+  void read_backward(const float* x, float pairs, const float* output_gradient, const float* mass_gradient, float* dx) {
+    for_strips(kBlock, [&](int64_t first, int64_t last) {
+      product(last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock},
+              {gradient_, kBlock}, false);
+      for (int64_t k = first; k < last; k++) {
+        float* row = gradient_ + (k - first) * kBlock;
+        for (int64_t t = 0; t < kBlock; t += kLanes)
+          store(row + t, load(row + t) + load(mass_gradient + t) * normalizer_[k]);
+        expansion_.contract(x, k, row, pairs, dx);
+      }
+    });
+  }
+
+ private:
+  static float dot(const float* a, const float* b, int64_t count) {
+    Vector total{};
+    for (int64_t t = 0; t < count; t += kLanes) total += load(a + t) * load(b + t);
+    return sum_of(total);
+  }
+
+  template <class Work>
+  void for_strips(int64_t tokens, Work work) const {
+    const int64_t rows = std::max<int64_t>(kTileRows, kStripFloats / tokens);
+    for (int64_t first = 0; first < expansion_.size; first += rows) work(first, std::min(first + rows, expansion_.size));
+  }
+
+  const Expansion& expansion_;
+  int64_t width_, row_;
+  Buffer sums_, normalizer_, scratch_, gradient_;
+  bool empty_ = true;
+};

@@ -1,0 +1,75 @@
+// Vectors of the compiler's own kind (GCC and Clang), as wide as the machine's; loads and stores need no alignment.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kTileRows = 8;  // 32 registers: 8 x 2 sums
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kTileRows = 4;  // 16 registers: 4 x 2 sums
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kTileRows = 8;
+#else
+constexpr int kLanes = 4, kTileRows = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+static inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
+static inline void store(float* to, Vector x) { *reinterpret_cast<Vector*>(to) = x; }
+static inline Vector splat(float x) { return x - Vector{}; }
+
+static inline float sum_of(Vector x) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; lane++) total += x[lane];
+  return total;
+}
+
+// x where the mask is set (all bits), else 0: also where x is not finite.
+static inline Vector keep(Vector x, Integers mask) { return (Vector)((Integers)x & mask); }
+
+static inline Vector clamp(Vector x, float low, float high) {
+  x = x < low ? splat(low) : x;
+  return x > high ? splat(high) : x;
+}
+
+// e^x = scale * (1 + fraction), with scale a power of two and fraction in about [-0.3, 0.42].
+struct Exponential {
+  // x is kept between -87 and 88, so that the result is neither zero nor infinite.
+  explicit Exponential(Vector x) {
+    constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
+    x = clamp(x, -87.0f, 88.0f);
+    const Vector shifted = x * 1.44269504f + kShift, whole = shifted - kShift;
+    const Vector rest = x - whole * 0.693145752f - whole * 1.42860677e-6f;
+    Vector p = rest * 1.3981999e-3f + 8.3334519e-3f;
+    p = p * rest + 4.1665795e-2f;
+    p = p * rest + 1.6666665e-1f;
+    p = p * rest + 0.5f;
+    fraction = p * (rest * rest) + rest;
+    scale = (Vector)(((Integers)shifted << 23) + 0x3f800000);
+  }
+  Vector scale, fraction;
+};
+
+// To about 2 units in the last place.
+static inline Vector exponential(Vector x) {
+  const Exponential e(x);
+  return e.scale * e.fraction + e.scale;
+}
+
+static inline Vector hyperbolic_tangent(Vector x) {
+  const Exponential e(x * 2.0f);
+  const Vector above_one = e.scale * e.fraction + (e.scale - 1.0f);  // e^2x - 1 without cancellation near zero
+  return above_one / (above_one + 2.0f);
+}
+
+// x^exponent by squarings, exponent >= 0.
+static inline Vector power_of(Vector x, int exponent) {
+  Vector result = splat(1.0f);
+  for (; exponent > 0; exponent >>= 1, x *= x)
+    if (exponent & 1) result *= x;
+  return result;
+}

@@ -1,0 +1,50 @@
+"""How tensors are handed to the programs, and which of them can be."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.native.build import why_unavailable
+from polysketch.ops.parallel import deal, num_workers, run_in_parallel
+
+
+class TensorPointer(ctypes.Structure):
+    """`Tensor` of memory.h: an address and three strides, in elements; the last stride is 1."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token")))
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "TensorPointer":
+        """Of (batch, heads, tokens) or (batch, heads, tokens, width) in float32; the caller keeps the tensor alive."""
+        return cls(tensor.data_ptr(), *tensor.stride()[:3])
+
+
+def why_not(tensor: Tensor) -> str | None:
+    """Why the programs cannot take a call whose tensors are like this one; None where they can."""
+    if tensor.device.type != "cpu":
+        return f"the native backend runs on a CPU, got tensors on {tensor.device}"
+    if tensor.dtype != torch.float32:
+        return f"the native backend computes in float32, got {tensor.dtype}"
+    return why_unavailable()
+
+
+def shares_of(count: int) -> list[Sequence[int]]:
+    """Items 0..count - 1 in runs, one for each thread."""
+    return deal(range(count), num_workers(torch.device("cpu")))
+
+
+def run_program(program: Callable[..., int], call: ctypes.Structure, share: Sequence[int]) -> None:
+    """Run `program(call, first, last)` on a run of items.
+
+    Raises:
+        MemoryError: it says that memory ran out.
+    """
+    if program(ctypes.byref(call), ctypes.c_int64(share[0]), ctypes.c_int64(share[-1] + 1)):
+        raise MemoryError(f"not enough memory for a native program on {len(share)} of its items")
+
+
+def run_in_threads(program: Callable[..., int], call: ctypes.Structure, count: int) -> None:
+    """Run the program on items 0..count - 1, dealt out to the threads; the interpreter lock is free meanwhile."""
+    run_in_parallel(lambda share: run_program(program, call, share), shares_of(count))

@@ -1,0 +1,256 @@
+"""The native programs compute what the references define, and are avoided, or refused, where they cannot run."""
+
+import ctypes
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ops.linear_cases import Case, assert_same, gradients, make, relative_error, run
+from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
+from polysketch import ops
+from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
+from polysketch.ops.learned_sketch import native as native_sketch
+from polysketch.ops.linear import native as native_attention
+from polysketch.ops.native import build, library, why_unavailable
+
+SOURCE = Path(build.__file__).parent / "source"
+WIDE = [
+    Case(local_chunk=300, length=700, features=33, head_dim=70, value_dim=64, batch=1, key_heads=1),
+    Case(local_chunk=0, length=700, features=33, value_dim=70, decays=True, chunk_size=None),
+    Case(local_chunk=0, length=1300, features=7, value_dim=5, chunk_size=None, batch=1),
+    Case(power=1, local_chunk=0, length=300, features=600, value_dim=64, batch=1, key_heads=4),
+]
+
+needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan():
+    """What a program forgets to write is NaN, and no comparison passes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def assert_native_agrees(case: Case, tolerance: float = 2e-5) -> None:
+    """Output, every gradient and, with a history, the states: float32 against the reference in float64."""
+    rounded = make(replace(case, dtype=torch.float32))
+    state = exact_state = None
+    if case.history:
+        before = make(replace(case, seed=case.seed + 1, padded=False, dtype=torch.float32), case.history)
+        state = run(case, before, backend="reference", return_state=True).state
+        exact = before.map(lambda x: x if x.dtype == torch.bool else x.double())
+        exact_state = run(case, exact, backend="reference", return_state=True).state
+    doubled = rounded.map(lambda x: x if x.dtype == torch.bool else x.double())
+    assert_same(
+        gradients(case, rounded, "native", state), gradients(case, doubled, "reference", exact_state), tolerance
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", PAIRWISE + WITH_HISTORY + WIDE, ids=str)
+def test_attention_agrees_with_the_reference(case):
+    assert_native_agrees(case)
+
+
+@needs_compiler
+def test_attention_takes_any_strides():
+    tensors = make(Case(length=65, dtype=torch.float32))
+    turned = tensors.map(lambda x: x.transpose(1, 3).contiguous().transpose(1, 3) if x.dim() == 4 else x)
+    assert turned.query.stride(3) != 1
+    case = Case(length=65)
+    assert torch.equal(run(case, turned, backend="native").output, run(case, tensors, backend="native").output)
+
+
+@needs_compiler
+def test_weights_beyond_the_diagonal_do_no_harm_where_they_overflow():
+    case = Case(length=40, dtype=torch.float32, local_chunk=40)
+    tensors = make(case)
+    tensors.local_key[:, :, 20:] *= 1e20
+    clean = make(case)
+    found, expected = (run(case, x, backend="native").output[:, :, :20] for x in (tensors, clean))
+    assert torch.equal(found, expected)
+
+
+@needs_compiler
+def test_any_number_of_threads_gives_the_same_bits():
+    case, threads = Case(length=100, heads=6, key_heads=3, dtype=torch.float32), torch.get_num_threads()
+    sketch, x = LearnedSketch(12, sketch_size=8), torch.randn(2, 4, 100, 12, requires_grad=True)
+    found = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        features = sketch.map_queries(x)
+        found.append([*gradients(case, make(case), "native").values(), features])
+        found[-1].append(torch.autograd.grad(features.square().sum(), x)[0])
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("degree", "share", "shape", "sketch_size"),
+    [
+        (4, "layer", (2, 4, 50, 64), 32),
+        (4, "head", (2, 4, 33, 24), 10),
+        (8, "layer", (1, 2, 7, 20), 5),
+        (16, "head", (1, 4, 20, 16), 12),
+        (4, "layer", (1, 1, 1, 70), 3),
+    ],
+)
+def test_learned_sketch_agrees_with_the_formula_in_float64(degree, share, shape, sketch_size):
+    torch.manual_seed(0)
+    sketch = LearnedSketch(
+        shape[3], degree=degree, sketch_size=sketch_size, num_kv_heads=2 if shape[1] > 1 else 1, share=share
+    )
+    weights = [weight.detach() + 0.1 * torch.randn_like(weight) for one in sketch.networks for weight in one.weights()]
+    x, cotangent = torch.randn(shape), torch.randn(*shape[:3], sketch_size)
+    found, expected = (
+        sketch_and_gradients(x.to(dtype), [weight.to(dtype) for weight in weights], degree // 2, cotangent, backend)
+        for dtype, backend in ((torch.float32, "native"), (torch.float64, "chunked"))
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a, b) < 5e-5 * degree / 4
+
+
+def sketch_and_gradients(x, weights, leaves, cotangent, backend):
+    """Features and the gradients of x and all weights."""
+    leaf_tensors = [tensor.clone().requires_grad_() for tensor in (x, *weights)]
+    features = learned_sketch(leaf_tensors[0], leaf_tensors[1:], leaves, backend=backend)
+    return [features.detach(), *torch.autograd.grad((features * cotangent).sum(), leaf_tensors)]
+
+
+@needs_compiler
+def test_small_features_keep_their_relative_precision():
+    """tanh near zero: 1 - 2 / (e^2x + 1) would lose it."""
+    torch.manual_seed(0)
+    sketch, x = LearnedSketch(16, sketch_size=8), torch.randn(1, 1, 64, 16)
+    weights = [w.detach() for one in sketch.networks for w in one.weights()]
+    for down in (weights[7], weights[15]):
+        down *= 1e-3
+    found = learned_sketch(x, weights, 2, backend="native")
+    expected = learned_sketch(x.double(), [w.double() for w in weights], 2, backend="chunked")
+    assert found.abs().max() < 1e-4
+    assert relative_error(found, expected) < 1e-5
+
+
+FORWARD, SHARED, BACKWARD = "linear_attention.cpp", "linear_attention.h", "linear_attention_backward.cpp"
+MUTANTS = {
+    "prefix zeroed": (FORWARD, "if (sums_.empty()) {", "if (true) {"),
+    "first chunk never folded": (SHARED, "if (!is_folded(head, chunk)) return;", "if (chunk.start == 0) return;"),
+    "denominator dropped": (FORWARD, "= call.normalize ? mass_[t] +", "= call.normalize ? 0 * mass_[t] +"),
+    "inside counted twice": (FORWARD, "store(row + v * kLanes, weight);", "store(row + v * kLanes, weight + weight);"),
+    "pairs counted once": (FORWARD, "sums_.read(query_, 2.0f,", "sums_.read(query_, 1.0f,"),
+    "no causal mask": (SHARED, "if (head.call.diagonal != kCausal) return", "return"),
+    "gradient of the sums dropped": (BACKWARD, "carried_.fold(folder_.x()", "if (false) carried_.fold(folder_.x()"),
+    "keys overwritten": (
+        BACKWARD,
+        "{keys_gradient_ + key * row, row}, true)",
+        "{keys_gradient_ + key * row, row}, false)",
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.full
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
+    case, (file, old, new) = Case(length=100), MUTANTS[name]
+    assert_native_agrees(case)
+    source = tmp_path / "source"
+    shutil.copytree(SOURCE, source)
+    text = (source / file).read_text()
+    assert text.count(old) == 1
+    (source / file).write_text(text.replace(old, new))
+    broken = ctypes.CDLL(str(build.compiled(source, tmp_path)))
+    monkeypatch.setattr(native_attention, "library", lambda: broken)
+    with pytest.raises(AssertionError, match="relative errors beyond"):
+        assert_native_agrees(case)
+
+
+def test_what_the_programs_cannot_take_is_refused_when_asked_for_and_avoided_by_auto():
+    case = Case(length=8)
+    with pytest.raises(RuntimeError, match=r"computes in float32, got torch\.float64"):
+        run(case, make(case), backend="native")
+    x = torch.randn(1, 1, 4, 8, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"computes in float32, got torch\.bfloat16"):
+        learned_sketch_backend(x, "native")
+    assert learned_sketch_backend(x) == "chunked"
+    assert ops.linear_attention_backend(x, x) in ("reference", "chunked")
+    with pytest.raises(ValueError, match=r"unknown backend 'fast'"):
+        learned_sketch_backend(x, "fast")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    """A machine without a compiler: nothing on the path, nothing kept from before."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for function in (library, build._reason):
+        function.cache_clear()
+    yield
+    for function in (library, build._reason):
+        function.cache_clear()
+
+
+def test_without_a_compiler_auto_takes_another_backend_and_asking_says_why(no_compiler):
+    tensors = make(Case(length=100, dtype=torch.float32))
+    assert ops.linear_attention_backend(tensors.query, tensors.key) in ("reference", "chunked")
+    assert (
+        relative_error(run(Case(), tensors, backend="auto").output, run(Case(), tensors, backend="reference").output)
+        < 1e-5
+    )
+    with pytest.raises(RuntimeError, match=r"cannot run here: no C\+\+ compiler: none of c\+\+, g\+\+, clang\+\+"):
+        run(Case(), tensors, backend="native")
+    with pytest.raises(RuntimeError, match="no C"):
+        library()
+
+
+@needs_compiler
+def test_a_program_that_does_not_compile_is_reported_with_the_compilers_words(tmp_path):
+    (tmp_path / "wrong.cpp").write_text("int main() { return nothing; }")
+    with pytest.raises(RuntimeError, match=r"failed: .*wrong\.cpp.*error.*nothing"):
+        build.compiled(tmp_path, tmp_path)
+    assert not list(tmp_path.glob("*.so"))
+
+
+@needs_compiler
+def test_programs_are_compiled_once_and_again_when_the_source_changes(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    first = build.compiled(source, tmp_path)
+    monkeypatch.setattr(build, "_compile", lambda *arguments: pytest.fail("compiled again"))
+    assert build.compiled(source, tmp_path) == first
+    assert ctypes.CDLL(str(first)).one() == 1
+    monkeypatch.undo()
+    (source / "one.cpp").write_text('extern "C" int one() { return 2; }')
+    assert ctypes.CDLL(str(build.compiled(source, tmp_path))).one() == 2
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(monkeypatch, tmp_path):
+    (tmp_path / "polysketch").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = build._folder()
+    assert folder.is_dir()
+    assert tmp_path not in folder.parents
+    folder.rmdir()
+
+
+@needs_compiler
+def test_structures_are_those_of_the_programs(tmp_path):
+    """A field added on one side only would shift all that follow."""
+    (tmp_path / "sizes.cpp").write_text(
+        f'#include "{SOURCE}/linear_attention.h"\n'
+        'extern "C" long attention() { return sizeof(LinearAttentionCall); }\n'
+    )
+    (tmp_path / "sketch.cpp").write_text(
+        f'#include "{SOURCE}/learned_sketch.h"\n extern "C" long sketch() {{ return sizeof(LearnedSketchCall); }}\n'
+    )
+    sizes = ctypes.CDLL(str(build.compiled(tmp_path, tmp_path)))
+    assert sizes.attention() == ctypes.sizeof(native_attention._Call)
+    assert sizes.sketch() == ctypes.sizeof(native_sketch._Call)
