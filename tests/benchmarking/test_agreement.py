@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from polysketch.benchmarking import AttentionSettings, TrainingSettings, attention, time_attention, time_training
+from polysketch.attention import PolysketchAttention
+from polysketch.benchmarking import (
+    AttentionSettings,
+    DecodingSettings,
+    TrainingSettings,
+    attention,
+    time_attention,
+    time_decoding,
+    time_training,
+)
 from polysketch.benchmarking.agreement import TOLERANCES, disagreement, relative_error
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
@@ -136,6 +145,23 @@ def test_a_model_whose_attention_is_wrong_is_not_trained(bench, monkeypatch):
     monkeypatch.setattr(attention.ops, "linear_attention_backend", lambda *_, **__: "wrong")
     with pytest.raises(ValueError, match="is not timed"):
         time_training(bench, TrainingSettings(preset="tiny", contexts=(64,), local=16))
+
+
+def test_attention_that_is_wrong_when_it_generates_is_refused(bench, monkeypatch):
+    intact = PolysketchAttention.extend
+
+    def forgetful(module, query, key, value, state, **options):
+        """Loses what was folded at the end of a chunk."""
+        output, state = intact(module, query, key, value, state, **options)
+        if query.shape[2] == 1 and int(state.fill[0]) == 0:
+            state.sums.zero_()
+        return output, state
+
+    settings = DecodingSettings(preset="tiny", positions=(64,), local=16, models=("learned",))
+    assert time_decoding(bench, settings)
+    monkeypatch.setattr(PolysketchAttention, "extend", forgetful)
+    with pytest.raises(ValueError, match="learned, generating, is wrong and is not timed: its output is off by"):
+        time_decoding(bench, settings)
 
 
 def test_an_error_of_another_shape_or_not_finite_is_infinite():

@@ -88,15 +88,48 @@ def polysketch(
     prefix_gain: float | None = None,
 ) -> Call:
     """The whole mechanism: norms, the sketch of queries and keys, attention; with a `prefix_gain` also calibrated."""
-    options: dict[str, Any] = {"sketch_size": sketch_size, "local_chunk": local, "degree": DEGREE, "learned": learned}
-    sizes = {"num_heads": shape.heads, "head_dim": shape.head_dim}
-    module: Any = attention.build("polysketch", **sizes, **options, prefix_gain=prefix_gain).to(device)
     tensors = _heads(shape, device, dtype)
-    if prefix_gain is not None:
-        module.calibrate(tensors[0].float(), tensors[1].float())
-    module = module.to(dtype)
+    module = _module(shape, tensors, sketch_size, local, learned, prefix_gain)
     leaves = [*tensors, *module.parameters()]
     return Call(lambda: module(*tensors), leaves, lambda: _polysketch_definition(module, tensors))
+
+
+def polysketch_decoding(
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    sketch_size: int,
+    local: int,
+    learned: bool = True,
+    prefix_gain: float = 0.5,
+) -> Call:
+    """The mechanism when it generates: a span read at once, then one chunk and a token one by one. No gradients."""
+    tensors = _heads(shape, device, dtype)
+    module = _module(shape, tensors, sketch_size, local, learned, prefix_gain)
+    spans = [shape.length - local - 1] + [1] * (local + 1)
+
+    def generate() -> Tensor:
+        state, outputs = module.init_state(shape.batch), []
+        for span in zip(*(tensor.split(spans, dim=2) for tensor in tensors), strict=True):
+            output, state = module.extend(*span, state)
+            outputs.append(output)
+        return torch.cat(outputs, 2)
+
+    return Call(generate, [*tensors, *module.parameters()], lambda: _polysketch_definition(module, tensors))
+
+
+def _module(
+    shape: Shape, tensors: Sequence[Tensor], sketch_size: int, local: int, learned: bool, prefix_gain: float | None
+) -> Any:
+    """The mechanism, calibrated on the tensors where it has a gain, on their device and in their dtype."""
+    query, key, _ = tensors
+    options: dict[str, Any] = {"sketch_size": sketch_size, "local_chunk": local, "degree": DEGREE, "learned": learned}
+    sizes = {"num_heads": shape.heads, "head_dim": shape.head_dim}
+    module: Any = attention.build("polysketch", **sizes, **options, prefix_gain=prefix_gain).to(query.device)
+    if prefix_gain is not None:
+        module.calibrate(query.float(), key.float())
+    return module.to(query.dtype)
 
 
 def _polysketch_definition(module: nn.Module, tensors: Sequence[Tensor]) -> Call:

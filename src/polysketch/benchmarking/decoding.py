@@ -8,22 +8,26 @@ alone, and short enough that a machine that slows down slows all of them.
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polysketch.attention import KeyValueState
-from polysketch.benchmarking import floors
-from polysketch.benchmarking.models import BASELINE, build_model, check_models, with_baseline
+from polysketch.benchmarking import calls, floors
+from polysketch.benchmarking.agreement import require_agreement
+from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.models import BASELINE, MODELS, build_model, check_models, with_baseline
 from polysketch.benchmarking.timing import ratio
 from polysketch.benchmarking.variants import Sizes
 from polysketch.benchmarking.workbench import Workbench, check_positive
-from polysketch.models import ModelState, TransformerLM
+from polysketch.models import ModelState, TransformerLM, preset
 
 _PREFILL_SPAN = 4_096
 _TURN = 32  # tokens
 _WARM_UP = 4  # tokens
+_CHECKED_HEADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +86,33 @@ def time_decoding(bench: Workbench, settings: DecodingSettings) -> list[dict[str
         token), mean_seconds (over the chunk, its folding included; the median over rounds), tokens_per_second (by that
         mean), ratio (the baseline's mean over the model's, the median over rounds), slowest_seconds, state_bytes,
         floor_seconds, all_seconds (of every token of every round).
+
+    Raises:
+        ValueError: attention that, generating, disagrees with the reference; nothing has been timed then.
     """
+    for name in settings.models:
+        _check(bench, settings, name)
     return [one for position in settings.positions for one in _time_position(bench, settings, position)]
+
+
+@torch.no_grad()
+def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
+    """Compare attention of the model's shape, generating, with the reference for the whole sequence."""
+    config = preset(settings.preset)
+    mechanism, options = MODELS[name](Sizes(settings.sketch_size, settings.local))
+    if mechanism != "polysketch":
+        return
+    length = 2 * settings.local + settings.local // 2 + 1
+    shape = Shape(settings.batch, length, min(_CHECKED_HEADS, config.num_heads), config.head_dim)
+    make = partial(
+        calls.polysketch_decoding,
+        *(shape, bench.device, bench.dtype),
+        sketch_size=settings.sketch_size,
+        local=settings.local,
+        learned=options["learned"],
+    )
+    error = require_agreement(make, f"{name}, generating,", dtype=bench.dtype, backward=False)
+    bench.progress(f"{name}, generating, agrees with the reference: relative error {error:.1e}")
 
 
 @torch.inference_mode()

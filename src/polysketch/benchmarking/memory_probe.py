@@ -24,7 +24,8 @@ from polysketch.benchmarking.variants import Sizes, variant
 from polysketch.models import TransformerLM
 
 _CPU = torch.device("cpu")
-_TINY = 64
+_TINY = 512
+_TINY_SHARE = 16
 _STATUS = Path("/proc/self/status")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -46,7 +47,8 @@ def attention_bytes(
 ) -> dict[str, int]:
     """Bytes beyond inputs, outputs and gradients of one attention call that `make(shape, device, dtype)` prepares."""
     run = calls.forward_backward if backward else calls.forward
-    run(make(Shape(1, min(_TINY, shape.length), shape.heads, shape.head_dim), _CPU, dtype))()
+    tiny = min(shape.length, max(_TINY, shape.length // _TINY_SHARE))  # long enough for the same backend
+    run(make(Shape(1, tiny, shape.heads, shape.head_dim), _CPU, dtype))()
     call = make(shape, _CPU, dtype)
     output = (shape.batch, shape.heads, shape.length, shape.head_dim)
     stand_ins = [torch.ones(output, dtype=dtype) for _ in range(1 + backward)]

@@ -16,6 +16,9 @@ class DecodingFlags(CommonFlags, DecodingSettings):
 
     A round generates a whole local chunk, so that folding it into the state is included. The states are made without
     generating up to the position: from random tokens read at once, or, for a cache, filled with random numbers.
+
+    Attention is first compared, generating, with its definition in float64; a model whose attention disagrees is not
+    timed, and the exit status is 1.
     """
 
     def __post_init__(self) -> None:
