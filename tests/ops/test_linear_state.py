@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ops.linear_cases import Case, arguments, assert_same, empty_state, make, prefix_share, relative_error, run
 from polysketch import ops
+from polysketch.ops.native import why_unavailable
 
 CASES = [
     Case(length=70),
@@ -164,3 +165,28 @@ def test_states_are_float32_for_narrow_inputs():
     case = Case(length=37, dtype=torch.bfloat16)
     state = run(case, make(case), return_state=True).state
     assert state.sums.dtype == state.open_key.dtype == torch.float32
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+@pytest.mark.parametrize("case", [*CASES, Case(length=70, value_dim=64, features=32, head_dim=64, degree=2)], ids=str)
+def test_a_native_step_equals_a_step_in_plain_pytorch(case):
+    """The same tokens, in float32 through the program and in float64 without it."""
+    tensors = make(replace(case, padded=False))
+    found, expected = (
+        [*steps(case, tensors.map(lambda x: x.to(dtype)), empty_state(replace(case, dtype=dtype)))]  # noqa: B023
+        for dtype in (torch.float32, torch.float64)
+    )
+    for (a, state), (b, wanted) in zip(found, expected, strict=True):
+        assert relative_error(a, b) < 2e-5
+        assert_same(parts(state), parts(wanted), 2e-5)
+
+
+def steps(case: Case, tensors, state):
+    """Outputs and states after one, two, three, ... tokens, from a state whose rows stand at different positions."""
+    first = tensors.span(0, 7)
+    first.key_mask = torch.tensor([[True] * 7, [False] * 3 + [True] * 4])
+    state.copy_(run(case, first, backend="reference", state=state, return_state=True).state)
+    for start in range(7, case.length):
+        span = tensors.span(start, start + 1)
+        output = ops.linear_attention_extend_(span.query, span.key, span.value, state, **arguments(case, span))
+        yield output, state.clone()

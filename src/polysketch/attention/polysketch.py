@@ -196,7 +196,7 @@ class PolysketchAttention(Mechanism):
         return (query_features.to(dtype), key_features.to(dtype)), options
 
     def _features(self, query: Tensor, key: Tensor, with_gain: bool) -> tuple[Tensor, Tensor]:
-        query_features, key_features = self.feature_map.map_queries(query), self.feature_map.map_keys(key)
+        query_features, key_features = self.feature_map.map_both(query, key)
         if self.prefix_gain is not None and with_gain:
             query_features = self.prefix_gain(query_features)
         return torch.zeros_like(query_features) if self.prefix_removed else query_features, key_features

@@ -42,6 +42,10 @@ class FeatureMap(nn.Module):
         """(batch, num_kv_heads, length, head_dim) -> (batch, num_kv_heads, length, feature_dim)."""
         return self.map(x)
 
+    def map_both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """`map_queries(query)` and `map_keys(key)`; maps that can do better at both at once, do."""
+        return self.map_queries(query), self.map_keys(key)
+
     def map(self, x: Tensor) -> Tensor:
         """The one map of those that treat queries and keys alike; `heads` is a multiple of the number of maps."""
         raise NotImplementedError(f"{type(self).__name__} has no map")

@@ -10,6 +10,7 @@ from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.ops.learned_sketch import learned_sketch
 
 _EXPANSION = 8
+_FEW_ROWS = 256
 _NORM_EPSILON = 1e-5  # also in ops.learned_sketch
 
 
@@ -90,6 +91,15 @@ class LearnedSketch(FeatureMap):
         leaves = degree // 2
         inputs = [head_dim] * leaves + [sketch_size] * (leaves - 2)
         self.networks = nn.ModuleList(SketchNetwork(width, sketch_size) for width in inputs * self.num_maps)
+
+    def map_both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one call where they are few, as in decoding: then calls cost more than they compute."""
+        if self.num_maps > 1 or query.shape[:1] + query.shape[2:] != key.shape[:1] + key.shape[2:]:
+            return super().map_both(query, key)
+        if query[..., 0].numel() > _FEW_ROWS:
+            return super().map_both(query, key)
+        features = self.map(torch.cat([query, key], 1))
+        return features[:, : query.shape[1]], features[:, query.shape[1] :]
 
     def map(self, x: Tensor) -> Tensor:
         """phi of queries or of keys, which share it; computed in the autocast dtype under autocast."""

@@ -21,8 +21,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         query_width = mechanism.num_heads * mechanism.head_dim
         key_width = mechanism.num_kv_heads * mechanism.head_dim
-        self.widths = (query_width, key_width, key_width)
-        self.query_key_value = nn.Linear(hidden_size, sum(self.widths), bias=False)
+        self.query_key_value = nn.Linear(hidden_size, query_width + 2 * key_width, bias=False)
         self.mechanism = mechanism
         self.output = nn.Linear(query_width, hidden_size, bias=False)
         self.reset_parameters()
@@ -65,11 +64,13 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, hidden: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """What the mechanism is given: (batch, heads, length, head_dim) query, key and value, the first two rotated."""
-        projected = self.query_key_value(hidden).split(self.widths, dim=-1)
-        query, key, value = (part.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2) for part in projected)
-        if rotation is None:
-            return query, key, value
-        return apply_rotation(query, rotation), apply_rotation(key, rotation), value
+        heads = self.query_key_value(hidden).unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
+        num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
+        rotated, value = heads.split((num_heads + num_kv_heads, num_kv_heads), 1)
+        if rotation is not None:
+            rotated = apply_rotation(rotated, rotation)
+        query, key = rotated.split((num_heads, num_kv_heads), 1)
+        return query, key, value
 
 
 def _merge_heads(attended: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from polysketch.ops.linear.api import linear_attention
 from polysketch.ops.linear.checks import check
+from polysketch.ops.linear.native_decode import can_extend, extend_one_
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.tiles import expand_tiles, pad_features
 from polysketch.ops.linear.types import LocalPolynomial
@@ -59,12 +60,29 @@ def linear_attention_extend_(
         state.copy_(result.state)
         return result.output
     check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
+    step = _native_step if can_extend(query_features, state) else _step
     with torch.autocast(value.device.type, enabled=False):
         steps = [
-            _step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
+            step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
             for i in range(length)
         ]
     return steps[0] if length == 1 else torch.cat(steps, 2)
+
+
+def _native_step(query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
+    """One token of every row, as a native program."""
+    if local is not None:
+        local = local._replace(query=local.query[:, :, here], key=local.key[:, :, here])
+    return extend_one_(
+        query[:, :, here],
+        key[:, :, here],
+        value[:, :, here],
+        state,
+        offset=offset,
+        normalize=normalize,
+        local=local,
+        log_decay=None if log_decay is None else log_decay[:, :, here],
+    )
 
 
 def _step(query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:

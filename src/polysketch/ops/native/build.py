@@ -18,7 +18,7 @@ import torch
 
 _SOURCE = Path(__file__).parent / "source"
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-w")
+_FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-w")
 # Flags instead of -march=native: folders of compiled files are shared between unlike machines.
 _VECTOR_FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),

@@ -3,13 +3,14 @@
 
 namespace {
 
+template <int64_t kBlock>
 class Forward {
  public:
   explicit Forward(const LearnedSketchCall& call)
       : call_(call), x_(call.inputs * kBlock), normed_(std::max(call.inputs, call.size) * kBlock),
         hidden_(kHidden * kBlock), middle_(call.size * kBlock), values_(call.leaves * call.size * kBlock) {}
 
-  void run(const Networks& networks, const MapRows& rows, int64_t block) {
+  void run(const Networks& networks, const MapRows<kBlock>& rows, int64_t block) {
     const int64_t one = call_.size * kBlock;
     rows.read(call_.x, block, call_.inputs, x_);
     int64_t network = 0;
@@ -21,7 +22,7 @@ class Forward {
         half(networks.half(network, 1), middle_, place);
       }
       for (int64_t i = 0; i < level / 2; i++)
-        combine(values_ + 2 * i * one, values_ + (2 * i + 1) * one, call_.size, values_ + i * one);
+        combine<kBlock>(values_ + 2 * i * one, values_ + (2 * i + 1) * one, call_.size, values_ + i * one);
     }
     rows.write(values_, block, call_.size, call_.features);
   }
@@ -29,8 +30,8 @@ class Forward {
  private:
   void half(const Half& half, const float* inputs, float* outputs) {
     float ignored[kBlock];
-    standardize(inputs, half.width, normed_, ignored);
-    scale_and_shift(half, normed_, normed_);
+    standardize<kBlock>(inputs, half.width, normed_, ignored);
+    scale_and_shift<kBlock>(half, normed_, normed_);
     for (int64_t first = 0; first < half.hidden; first += kHidden) {
       const int64_t count = std::min(kHidden, half.hidden - first);
       product(count, kBlock, half.width, {half.up + first * half.width, half.width, 1}, {normed_, kBlock},
@@ -48,17 +49,25 @@ class Forward {
   Buffer x_, normed_, hidden_, middle_, values_;
 };
 
+template <int64_t kBlock>
+void run_blocks(const LearnedSketchCall& call, int64_t first, int64_t last) {
+  Forward<kBlock> forward(call);
+  for_maps<kBlock>(call, first, last, [&](int64_t map, const MapRows<kBlock>& rows, int64_t start, int64_t stop) {
+    const Networks networks(call, map);
+    for (int64_t block = start; block < stop; block++) forward.run(networks, rows, block);
+  });
+}
+
 }  // namespace
 
-// The blocks first..last, counted over all maps. Returns 0, or 1 where memory ran out.
+// The blocks of 32 rows first..last, counted over all maps. Returns 0, or 1 where memory ran out.
 extern "C" int learned_sketch_forward(const LearnedSketchCall* call, int64_t first, int64_t last) {
   try {
-    Forward forward(*call);
-    for_maps(*call, first, last, [&](int64_t map, int64_t start, int64_t stop) {
-      const Networks networks(*call, map);
-      const MapRows rows(*call, map);
-      for (int64_t block = start; block < stop; block++) forward.run(networks, rows, block);
-    });
+    if (MapRows<kManyRows>(*call, 0).count() <= kFewRows) {
+      run_blocks<kFewRows>(*call, first, last);  // one block a map, of either size
+    } else {
+      run_blocks<kManyRows>(*call, first, last);
+    }
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -1,5 +1,5 @@
-// The networks of the learned sketch (PolySketchFormer, Algorithm 2 and appendix D) on kBlock rows at a time, with rows
-// innermost: x[i][row]. The structures are mirrored in polysketch/ops/native_sketch.py.
+// The networks of the learned sketch (PolySketchFormer, Algorithm 2 and appendix D) on a block of rows at a time, with
+// rows innermost: x[i][row]. The structures are mirrored in polysketch/ops/native_sketch.py.
 #pragma once
 
 #include "memory.h"
@@ -7,7 +7,7 @@
 
 #include <vector>
 
-constexpr int64_t kBlock = 32;   // rows worked on at once
+constexpr int64_t kManyRows = 32, kFewRows = kLanes;  // rows worked on at once, kBlock below: few only in decoding
 constexpr int64_t kHidden = 64;  // hidden units worked on at once: they stay in the first cache
 constexpr float kNormEpsilon = 1e-5f;
 constexpr int kTensors = 8;  // of a network
@@ -48,6 +48,7 @@ class Networks {
 };
 
 // The rows of one map, counted over batch, its heads and length.
+template <int64_t kBlock>
 class MapRows {
  public:
   MapRows(const LearnedSketchCall& call, int64_t map)
@@ -81,15 +82,16 @@ class MapRows {
   int64_t group_, first_head_;
 };
 
-// Calls work(map, first block, last block) for the blocks first..last, counted over all maps.
-template <class Work>
+// Calls work(map, its rows, first block, last block) for the blocks first..last, counted over all maps.
+template <int64_t kBlock, class Work>
 static void for_maps(const LearnedSketchCall& call, int64_t first, int64_t last, Work work) {
-  const int64_t blocks = MapRows(call, 0).blocks();
+  const int64_t blocks = MapRows<kBlock>(call, 0).blocks();
   for (int64_t map = first / blocks; map * blocks < last; map++)
-    work(map, std::max<int64_t>(first - map * blocks, 0), std::min(last - map * blocks, blocks));
+    work(map, MapRows<kBlock>(call, map), std::max<int64_t>(first - map * blocks, 0), std::min(last - map * blocks, blocks));
 }
 
 // x[width][kBlock] -> standard = (x - mean) / deviation, and 1 / deviation of each row.
+template <int64_t kBlock>
 static inline void standardize(const float* x, int64_t width, float* standard, float* inverse_deviation) {
   for (int64_t t = 0; t < kBlock; t += kLanes) {
     Vector mean{}, variance{};
@@ -99,14 +101,16 @@ static inline void standardize(const float* x, int64_t width, float* standard, f
       const Vector difference = load(x + i * kBlock + t) - mean;
       variance += difference * difference;
     }
-    Vector inverse = variance / static_cast<float>(width) + kNormEpsilon;
-    for (int lane = 0; lane < kLanes; lane++) inverse[lane] = 1.0f / std::sqrt(inverse[lane]);
+    store(inverse_deviation + t, variance / static_cast<float>(width) + kNormEpsilon);
+    for (int lane = 0; lane < kLanes; lane++)
+      inverse_deviation[t + lane] = 1.0f / std::sqrt(inverse_deviation[t + lane]);
+    const Vector inverse = load(inverse_deviation + t);
     for (int64_t i = 0; i < width; i++)
       store(standard + i * kBlock + t, (load(x + i * kBlock + t) - mean) * inverse);
-    store(inverse_deviation + t, inverse);
   }
 }
 
+template <int64_t kBlock>
 static inline void scale_and_shift(const Half& half, const float* standard, float* normed) {
   for (int64_t i = 0; i < half.width; i++)
     for (int64_t t = 0; t < kBlock; t += kLanes)
@@ -118,10 +122,11 @@ constexpr float kGeluLinear = 1.5957691216f, kGeluCubic = 0.0713548162726f;
 
 static inline Vector gelu_sigmoid(Vector x) {
   const Vector z = x * (kGeluLinear + kGeluCubic * (x * x));
-  return 1.0f / (1.0f + exponential(-z));
+  return reciprocal(1.0f + exponential(-z));
 }
 
 // sqrt(r) tanh(sqrt(1/r) left * right), all [size][kBlock].
+template <int64_t kBlock>
 static inline void combine(const float* left, const float* right, int64_t size, float* to) {
   const float root = std::sqrt(static_cast<float>(size));
   for (int64_t i = 0; i < size * kBlock; i += kLanes)

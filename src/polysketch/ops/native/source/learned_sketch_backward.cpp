@@ -3,6 +3,8 @@
 
 namespace {
 
+constexpr int64_t kBlock = kManyRows;
+
 // What the backward pass of one half needs of its forward pass, for one block.
 struct Tape {
   explicit Tape(const Half& half)
@@ -57,7 +59,7 @@ class Backward {
     }
   }
 
-  void run(const MapRows& rows, int64_t block) {
+  void run(const MapRows<kBlock>& rows, int64_t block) {
     forward(rows, block);
     rows.read(call_.features_gradient, block, call_.size, middle_);
     zero(x_gradient_, call_.inputs * kBlock);
@@ -79,7 +81,7 @@ class Backward {
   }
 
  private:
-  void forward(const MapRows& rows, int64_t block) {
+  void forward(const MapRows<kBlock>& rows, int64_t block) {
     rows.read(call_.x, block, call_.inputs, x_);
     int64_t network = 0;
     for (size_t depth = 0; depth < outputs_.size(); depth++) {
@@ -89,7 +91,7 @@ class Backward {
         half(network, 1, middle_, outputs_[depth] + i * one_);
       }
       for (int64_t i = 0; i < level / 2; i++)
-        combine(outputs_[depth] + 2 * i * one_, outputs_[depth] + (2 * i + 1) * one_, call_.size,
+        combine<kBlock>(outputs_[depth] + 2 * i * one_, outputs_[depth] + (2 * i + 1) * one_, call_.size,
                 combined_[depth] + i * one_);
     }
   }
@@ -97,8 +99,8 @@ class Backward {
   void half(int64_t network, int which, const float* inputs, float* outputs) {
     const Half half = networks_.half(network, which);
     Tape& tape = tapes_[2 * network + which];
-    standardize(inputs, half.width, tape.standard, tape.inverse_deviation);
-    scale_and_shift(half, tape.standard, normed_);
+    standardize<kBlock>(inputs, half.width, tape.standard, tape.inverse_deviation);
+    scale_and_shift<kBlock>(half, tape.standard, normed_);
     transpose(normed_, half.width, tape.normed_rows, tape.row);
     for (int64_t first = 0; first < half.hidden; first += kHidden) {
       const int64_t count = std::min(kHidden, half.hidden - first);
@@ -214,13 +216,12 @@ class Backward {
 
 }  // namespace
 
-// The blocks first..last, counted over all maps; gradients of the weights of maps without any of them stay as they are.
+// The blocks of 32 rows first..last, counted over all maps; gradients of the weights of maps without any of them stay as they are.
 // Returns 0, or 1 where memory ran out.
 extern "C" int learned_sketch_backward(const LearnedSketchCall* call, int64_t first, int64_t last) {
   try {
-    for_maps(*call, first, last, [&](int64_t map, int64_t start, int64_t stop) {
+    for_maps<kBlock>(*call, first, last, [&](int64_t map, const MapRows<kBlock>& rows, int64_t start, int64_t stop) {
       const Networks networks(*call, map);
-      const MapRows rows(*call, map);
       Backward backward(*call, networks);
       for (int64_t block = start; block < stop; block++) backward.run(rows, block);
       backward.write_weight_gradients();

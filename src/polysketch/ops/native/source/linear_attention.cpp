@@ -97,7 +97,7 @@ class Forward {
     const LinearAttentionCall& call = head_.call;
     for (int64_t t = 0; t < count; t++) {
       const float mass = call.normalize ? mass_[t] + call.offset : mass_[t];
-      const float factor = call.normalize ? reciprocal(mass) : 1.0f;
+      const float factor = call.normalize ? reciprocal_mass(mass) : 1.0f;
       float* target = head_.of_query(call.output, shared, token + t).data;
       for (int64_t i = 0; i < call.value_width; i++) target[i] = output_[t * head_.row + i] * factor;
       *head_.of_query(call.denominator, shared, token + t).data = mass;

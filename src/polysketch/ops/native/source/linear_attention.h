@@ -154,7 +154,7 @@ static inline void start_sums(const Head& head, const Expansion& expansion, Sums
 }
 
 // 1 / mass; a row without any mass gives zeros.
-static inline float reciprocal(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
+static inline float reciprocal_mass(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
 
 static inline Integers lane_numbers() {
   Integers numbers;

@@ -18,7 +18,7 @@ class Upstream {
     for (int64_t t = 0; t < count; t++) {
       const float* output = head_.of_query(call.output, shared, token + t).data;
       const float* gradient = head_.of_query(call.output_gradient, shared, token + t).data;
-      const float factor = call.normalize ? reciprocal(*head_.of_query(call.denominator, shared, token + t).data) : 1.0f;
+      const float factor = call.normalize ? reciprocal_mass(*head_.of_query(call.denominator, shared, token + t).data) : 1.0f;
       const float by = decay ? decay[t] : 1.0f;
       float mass = *head_.of_query(call.denominator_gradient, shared, token + t).data;
       for (int64_t i = 0; i < call.value_width; i++) {

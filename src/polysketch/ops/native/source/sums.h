@@ -132,12 +132,6 @@ class Sums {
   }
 
  private:
-  static float dot(const float* a, const float* b, int64_t count) {
-    Vector total{};
-    for (int64_t t = 0; t < count; t += kLanes) total += load(a + t) * load(b + t);
-    return sum_of(total);
-  }
-
   template <class Work>
   void for_strips(int64_t tokens, Work work) const {
     const int64_t rows = std::max<int64_t>(kTileRows, kStripFloats / tokens);

@@ -1,6 +1,10 @@
 // Vectors of the compiler's own kind (GCC and Clang), as wide as the machine's; loads and stores need no alignment.
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,10 +26,35 @@ static inline Vector load(const float* from) { return *reinterpret_cast<const Ve
 static inline void store(float* to, Vector x) { *reinterpret_cast<Vector*>(to) = x; }
 static inline Vector splat(float x) { return x - Vector{}; }
 
+// 1 / x, to the last place or the one before; x neither zero nor infinite.
+static inline Vector reciprocal(Vector x) {
+#if defined(__AVX512F__)
+  const Vector guess = (Vector)_mm512_rcp14_ps((__m512)x);  // a division takes as long as ten products
+  return guess * (2.0f - x * guess);
+#else
+  return 1.0f / x;
+#endif
+}
+
 static inline float sum_of(Vector x) {
   float total = 0;
   for (int lane = 0; lane < kLanes; lane++) total += x[lane];
   return total;
+}
+
+// Sum of a[i] b[i], any count.
+static inline float dot(const float* a, const float* b, int64_t count) {
+  Vector total{};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) total += load(a + i) * load(b + i);
+  float sum = sum_of(total);
+  for (; i < count; i++) sum += a[i] * b[i];
+  return sum;
+}
+
+// to[i] += by * from[i].
+static inline void add_scaled(float by, const float* __restrict from, float* __restrict to, int64_t count) {
+  for (int64_t i = 0; i < count; i++) to[i] += by * from[i];
 }
 
 // x where the mask is set (all bits), else 0: also where x is not finite.

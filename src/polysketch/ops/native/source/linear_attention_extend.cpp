@@ -1,0 +1,181 @@
+// Decoding: the next token of every row against a state that moves on in place, in the state's public layout.
+#include "memory.h"
+#include "product.h"
+
+#include <vector>
+
+constexpr int64_t kTile = 16;  // polysketch/ops/linear/tiles.py
+
+// Mirrored in polysketch/ops/linear/native_decode.py. State tensors are contiguous.
+struct ExtendCall {
+  int64_t heads, key_heads, features, value_width, local_width, power, normalize, degree, chunk, expanded;
+  float offset;
+  Tensor query, key, value, local_query, local_key, log_decay, output;
+  float *sums, *normalizer, *log_decay_total, *open_features, *open_value, *open_key, *open_log_decay;
+  const int64_t* position;
+};
+
+namespace {
+
+// One key head of one batch row.
+class Step {
+ public:
+  Step(const ExtendCall& call, int64_t unit)
+      : call_(call), unit_(unit), batch_(unit / call.key_heads), head_(unit % call.key_heads),
+        shared_(call.heads / call.key_heads), padded_(call.power == 2 ? round_up(call.features, kTile) : call.features),
+        sums_(call.sums + unit * call.expanded * call.value_width), normalizer_(call.normalizer + unit * call.expanded),
+        x_(padded_, 0.0f), numerator_(call.value_width) {}
+
+  void run() {
+    if (call_.chunk == 0) {
+      const float decay = call_.log_decay ? *call_.log_decay.at(batch_, head_, 0) : 0.0f;
+      fold_token(decay);
+      for (int64_t query = 0; query < shared_; query++) answer(query, 0, 1.0f);
+      return;
+    }
+    const int64_t slot = call_.position[batch_] % call_.chunk;
+    open(slot);
+    float decay = 0;
+    for (int64_t t = 0; t <= slot && call_.log_decay; t++) decay += open_log_decay()[t];
+    for (int64_t query = 0; query < shared_; query++) answer(query, slot + 1, std::exp(decay));
+    if (slot + 1 == call_.chunk) fold_chunk();
+  }
+
+ private:
+  // Writes the token into its slot of the open chunk.
+  void open(int64_t slot) {
+    copy(call_.key, call_.features, open_features() + slot * call_.features);
+    copy(call_.value, call_.value_width, open_value() + slot * call_.value_width);
+    copy(call_.local_key, call_.local_width, open_key() + slot * call_.local_width);
+    if (call_.log_decay) open_log_decay()[slot] = *call_.log_decay.at(batch_, head_, 0);
+  }
+
+  void copy(const Tensor& from, int64_t width, float* to) const {
+    const float* source = from.at(batch_, head_, 0);
+    std::copy(source, source + width, to);
+  }
+
+  // The output of one query head: from the sums, times `decay`, and from `opened` tokens of the open chunk.
+  void answer(int64_t query, int64_t opened, float decay) {
+    const int64_t head = head_ * shared_ + query;
+    std::fill(numerator_.begin(), numerator_.end(), 0.0f);
+    load_features(call_.query.at(batch_, head, 0));
+    float mass = 0;
+    for_expansion(2.0f, [&](int64_t row, float weight) {
+      add_scaled(weight, sums_ + row * call_.value_width, numerator_.data(), call_.value_width);
+      mass += weight * normalizer_[row];
+    });
+    for (float& x : numerator_) x *= decay;
+    mass *= decay;
+    for (int64_t t = 0; t < opened; t++) {
+      const float* local_query = call_.local_query.at(batch_, head, 0);
+      const float score = dot(local_query, open_key() + t * call_.local_width, call_.local_width);
+      const float weight = power_of_scalar(score, call_.degree);
+      add_scaled(weight, open_value() + t * call_.value_width, numerator_.data(), call_.value_width);
+      mass += weight;
+    }
+    mass += call_.offset;
+    const float factor = !call_.normalize ? 1.0f : mass == 0.0f ? 0.0f : 1.0f / mass;
+    float* output = call_.output.at(batch_, head, 0);
+    for (int64_t i = 0; i < call_.value_width; i++) output[i] = numerator_[i] * factor;
+  }
+
+  // Folds the token into the sums, decayed first: where there is no local part.
+  void fold_token(float log_decay) {
+    const float decay = std::exp(log_decay);
+    const float* value = call_.value.at(batch_, head_, 0);
+    load_features(call_.key.at(batch_, head_, 0));
+    for_expansion(1.0f, [&](int64_t row, float weight) {
+      float* sums = sums_ + row * call_.value_width;
+      for (int64_t i = 0; i < call_.value_width; i++) sums[i] = sums[i] * decay + weight * value[i];
+      normalizer_[row] = normalizer_[row] * decay + weight;
+    });
+    call_.log_decay_total[unit_] += log_decay;
+  }
+
+  // Folds the whole open chunk and empties it.
+  void fold_chunk() {
+    const int64_t chunk = call_.chunk, row = padded(call_.value_width);
+    float total = 0;
+    for (int64_t t = 0; t < chunk; t++) total += open_log_decay()[t];
+    std::vector<float> factor(chunk);
+    float since = 0;
+    for (int64_t t = 0; t < chunk; t++) factor[t] = std::exp(total - (since += open_log_decay()[t]));
+    Buffer x(padded_ * chunk), values(chunk * row), products(kTile * chunk), added(kTile * row);
+    zero(x, padded_ * chunk);
+    read_columns({open_features(), call_.features}, chunk, call_.features, x, chunk);
+    read_rows({open_value(), call_.value_width}, chunk, call_.value_width, values, row, factor.data());
+    const float carried = std::exp(total);
+    for_row_groups([&](int64_t first, int64_t rows, int64_t left, int64_t right) {
+      for (int64_t i = 0; i < rows; i++) {
+        const float *b = x + (right + i) * chunk, *a = left < 0 ? nullptr : x + left * chunk;
+        for (int64_t t = 0; t < chunk; t++) products[i * chunk + t] = a ? a[t] * b[t] : b[t];
+        normalizer_[first + i] = normalizer_[first + i] * carried + dot(products + i * chunk, factor.data(), chunk);
+      }
+      product(rows, row, chunk, {products, chunk, 1}, {values, row}, {added, row}, false);
+      for (int64_t i = 0; i < rows; i++) {
+        float* sums = sums_ + (first + i) * call_.value_width;
+        for (int64_t j = 0; j < call_.value_width; j++) sums[j] = sums[j] * carried + added[i * row + j];
+      }
+    });
+    call_.log_decay_total[unit_] += total;
+    zero(open_features(), chunk * call_.features);
+    zero(open_value(), chunk * call_.value_width);
+    zero(open_key(), chunk * call_.local_width);
+    zero(open_log_decay(), chunk);
+  }
+
+  // Rows of the expansion that share their left factor x[left], or have none (-1): first row, rows, left, first right.
+  template <class Work>
+  void for_row_groups(Work work) const {
+    if (call_.power == 1) {
+      for (int64_t first = 0; first < padded_; first += kTile)
+        work(first, std::min(kTile, padded_ - first), int64_t{-1}, first);
+      return;
+    }
+    int64_t row = 0;
+    for (int64_t i = 0; i < padded_; i += kTile)
+      for (int64_t j = i; j < padded_; j += kTile)
+        for (int64_t a = 0; a < kTile; a++, row += kTile) work(row, kTile, i + a, j);
+  }
+
+  // work(row, weight) for every row of the expansion of x_; products of two different tiles count `pairs` times.
+  template <class Work>
+  void for_expansion(float pairs, Work work) const {
+    for_row_groups([&](int64_t first, int64_t rows, int64_t left, int64_t right) {
+      const float by = left < 0 ? 1.0f : x_[left] * (left / kTile == right / kTile ? 1.0f : pairs);
+      for (int64_t i = 0; i < rows; i++) work(first + i, by * x_[right + i]);
+    });
+  }
+
+  void load_features(const float* from) { std::copy(from, from + call_.features, x_.begin()); }
+
+  static float power_of_scalar(float x, int64_t exponent) {
+    float result = 1.0f;
+    for (; exponent > 0; exponent >>= 1, x *= x)
+      if (exponent & 1) result *= x;
+    return result;
+  }
+
+  float* open_features() const { return call_.open_features + unit_ * call_.chunk * call_.features; }
+  float* open_value() const { return call_.open_value + unit_ * call_.chunk * call_.value_width; }
+  float* open_key() const { return call_.open_key + unit_ * call_.chunk * call_.local_width; }
+  float* open_log_decay() const { return call_.open_log_decay + unit_ * call_.chunk; }
+
+  const ExtendCall& call_;
+  int64_t unit_, batch_, head_, shared_, padded_;
+  float *sums_, *normalizer_;
+  std::vector<float> x_, numerator_;
+};
+
+}  // namespace
+
+// The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
+extern "C" int linear_attention_extend(const ExtendCall* call, int64_t first, int64_t last) {
+  try {
+    for (int64_t unit = first; unit < last; unit++) Step(*call, unit).run();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
