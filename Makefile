@@ -4,7 +4,7 @@
 #   make test       the tests, with the slowest of them
 #   make test-full  the full product of combinations
 #   make lint       ruff and mypy
-#   make bench      timings on this machine
+#   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
 #
 # A machine without a GPU can be spared PyTorch's CUDA packages:
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -1,1 +1,1 @@
-"""Sections of `python -m benchmarks`: forward and backward times, memory, generation."""
+"""Sections of `python -m benchmarks`: attention, training, decoding, sums, memory, generation; targets beside them."""

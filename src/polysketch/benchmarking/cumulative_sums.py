@@ -70,19 +70,18 @@ def token_by_token(query_features: Tensor, key_features: Tensor, value: Tensor) 
     features x value_dim float32 numbers a head, in memory.
     """
     batch, heads, length, features = key_features.shape
-    dtype, lead = torch.promote_types(value.dtype, torch.float32), (length, batch * heads)
-    # Tokens outermost, so that a token of all heads is one contiguous matrix.
-    tensors = (query_features, key_features, value)
-    queries, keys, values = (tensor.flatten(0, 1).transpose(0, 1).to(dtype).contiguous() for tensor in tensors)
-    sums = values.new_zeros(lead[1], features, value.shape[3])
-    normalizer = values.new_zeros(lead[1], features)
-    numerator, denominator = values.new_empty(*lead, 1, value.shape[3]), values.new_empty(*lead)
-    for token in range(length):
-        key, query = keys[token], queries[token]
-        sums.addcmul_(key[:, :, None], values[token, :, None])
+    rows, width, dtype = batch * heads, value.shape[3], torch.promote_types(value.dtype, torch.float32)
+    sums = value.new_zeros(rows, features, width, dtype=dtype)
+    normalizer = value.new_zeros(rows, features, dtype=dtype)
+    numerator = value.new_empty(length, rows, 1, width, dtype=dtype)
+    denominator = value.new_empty(length, rows, dtype=dtype)
+    tokens = zip(*(tensor.flatten(0, 1).unbind(1) for tensor in (query_features, key_features, value)), strict=True)
+    for index, token in enumerate(tokens):
+        query, key, row = (part.to(dtype) for part in token)
+        sums.addcmul_(key[:, :, None], row[:, None])
         normalizer.add_(key)
-        torch.bmm(query[:, None], sums, out=numerator[token])
-        torch.linalg.vecdot(query, normalizer, out=denominator[token])
+        torch.bmm(query[:, None], sums, out=numerator[index])
+        torch.linalg.vecdot(query, normalizer, out=denominator[index])
     output = numerator[:, :, 0] / denominator[..., None]
     return output.transpose(0, 1).unflatten(0, (batch, heads)).to(value.dtype)
 
