@@ -84,6 +84,14 @@ def test_all_series_of_a_direction_are_drawn_in_one_picture(measured, tmp_path):
         assert f"<!-- {series} -->" in drawn
 
 
+def test_every_direction_has_a_panel_and_no_panel_is_empty(tmp_path):
+    one = {"series": "a", "length": 64, "tokens": 64, "seconds": 2.0, "floor_seconds": 1.0}
+    plot_time_per_token([{**one, "direction": f"panel {n}"} for n in range(5)], "title", tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert drawn.count('<g id="axes_') == 5
+    assert all(f"<!-- panel {n} -->" in drawn for n in range(5))
+
+
 def test_every_length_and_variant_is_timed_once(bench):
     found = time_attention(bench, ATTENTION)
     expected = [(length, VARIANTS[name].title) for length in ATTENTION.lengths for name in VARIANTS]

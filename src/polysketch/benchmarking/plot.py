@@ -29,11 +29,11 @@ def plot_time_per_token(measurements: Sequence[dict[str, Any]], title: str, path
     columns = min(_COLUMNS, len(directions))
     rows = -(-len(directions) // columns)
     figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, direction in zip(panels, directions, strict=False):
         _draw(axes, [one for one in measurements if one["direction"] == direction])
         axes.set_title(direction)
-    for axes in list(panels)[len(directions) :]:
+    for axes in panels[len(directions) :]:
         axes.remove()
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=120)
