@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polysketch.nn import apply_rotation, rotation_at, sinusoidal_positions
+from polysketch.nn import apply_rotation, rope, rotation_at, sinusoidal_positions
 
 
 def test_products_of_rotated_vectors_depend_on_their_distance_alone():
@@ -65,3 +65,16 @@ def test_odd_widths_are_refused():
         rotation_at(torch.arange(3), 7)
     with pytest.raises(ValueError, match="even width, got 5"):
         sinusoidal_positions(torch.arange(3), 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_rotation_in_place_is_the_formula_with_its_gradients(dtype):
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
+    rotation = rotation_at(torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]), 8)
+    rounded = x.to(dtype)
+    found, expected = apply_rotation(rounded, rotation), rope._rotated(rounded, *rotation)
+    assert found.dtype == expected.dtype == dtype
+    torch.testing.assert_close(found, expected)
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(lambda y: apply_rotation(y, rotation), (x,))
+        assert torch.autograd.gradgradcheck(lambda y: apply_rotation(y, rotation), (x,))

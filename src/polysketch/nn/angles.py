@@ -19,7 +19,12 @@ def position_angles(positions: Tensor, width: int, base: float) -> Tensor:
     Returns:
         float32, positions.shape + (width / 2,).
     """
-    dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # MPS has no float64
-    exponents = torch.arange(width // 2, device=positions.device, dtype=dtype) * (-2.0 / width)
-    angles = positions.to(dtype)[..., None] * (base**exponents)
+    frequencies = _frequencies(width, base, positions.device)
+    angles = positions.to(frequencies.dtype)[..., None] * frequencies
     return angles.remainder(2 * math.pi).float()
+
+
+def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+    exponents = torch.arange(width // 2, device=device, dtype=dtype) * (-2.0 / width)
+    return base**exponents

@@ -78,7 +78,11 @@ def _innermost_contiguous(x: Tensor) -> Tensor:
 
 
 def _plain(weights: list[Tensor]) -> list[Tensor]:
-    return [weight.detach().float().contiguous() for weight in weights]
+    ready = (weight.dtype == torch.float32 and weight.is_contiguous() for weight in weights)
+    return [
+        weight if is_ready else weight.detach().float().contiguous()
+        for weight, is_ready in zip(weights, ready, strict=True)
+    ]
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array:

@@ -25,7 +25,7 @@ class ComputeChunk(NamedTuple):
     single: int
 
 
-COMPUTE_CHUNKS = {"chunked": ComputeChunk(256, 1024), "native": ComputeChunk(128, 1024)}
+COMPUTE_CHUNKS = {"chunked": ComputeChunk(256, 1024), "native": ComputeChunk(128, 512)}
 
 
 def aligned_attention(
