@@ -72,7 +72,7 @@ def test_rotation_in_place_is_the_formula_with_its_gradients(dtype):
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
     rotation = rotation_at(torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]), 8)
     rounded = x.to(dtype)
-    found, expected = apply_rotation(rounded, rotation), rope._rotated(rounded, *rotation)
+    found, expected = apply_rotation(rounded, rotation), rope._formula(rounded, *rotation)
     assert found.dtype == expected.dtype == dtype
     torch.testing.assert_close(found, expected)
     if dtype == torch.float64:

@@ -1,5 +1,6 @@
 """The learned polynomial sketch (PolySketchFormer, Algorithm 2 and appendix D)."""
 
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -11,6 +12,13 @@ from polysketch.ops.learned_sketch import learned_sketch
 
 _EXPANSION = 8
 _FEW_ROWS = 256
+_WEIGHTS = attrgetter(
+    *(
+        f"{half}_{part}"
+        for half in ("input", "middle")
+        for part in ("norm.weight", "norm.bias", "up.weight", "down.weight")
+    )
+)
 _NORM_EPSILON = 1e-5  # also in ops.learned_sketch
 
 
@@ -38,16 +46,7 @@ class SketchNetwork(nn.Module):
 
     def weights(self) -> list[Tensor]:
         """Its eight parameters, in the order `learned_sketch` takes them."""
-        return [
-            self.input_norm.weight,
-            self.input_norm.bias,
-            self.input_up.weight,
-            self.input_down.weight,
-            self.middle_norm.weight,
-            self.middle_norm.bias,
-            self.middle_up.weight,
-            self.middle_down.weight,
-        ]
+        return list(_WEIGHTS(self))
 
 
 class LearnedSketch(FeatureMap):

@@ -52,29 +52,35 @@ def apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:
     Returns:
         The same shape and dtype; computed in float32 or better.
     """
+    cos, sin = rotation
     if torch.compiler.is_compiling():
-        return _rotated(x, rotation.cos, rotation.sin)
-    return _Rotate.apply(x, rotation.cos, rotation.sin)
+        return _formula(x, cos, sin)
+    return _Rotate.apply(x, cos, sin) if x.requires_grad and torch.is_grad_enabled() else _rotated(x, cos, sin)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The formula."""
+def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """For a compiler, which fuses it."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-class _Rotate(torch.autograd.Function):
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The formula in half as many passes over memory, for where no compiler fuses them."""
+    first, second = x.chunk(2, dim=-1)
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    rotated = torch.empty_like(x, dtype=wide, memory_format=torch.contiguous_format)
+    left, right = rotated.chunk(2, dim=-1)
+    torch.mul(first, cos, out=left).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=right).addcmul_(first, sin)
+    return rotated.to(x.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """`_rotated` and its gradient, the rotation back."""
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        wide = torch.promote_types(x.dtype, cos.dtype)
-        rotated = torch.empty_like(x, dtype=wide, memory_format=torch.contiguous_format)
-        left, right = rotated.chunk(2, dim=-1)
-        torch.mul(first, cos, out=left).addcmul_(second, sin, value=-1)
-        torch.mul(second, cos, out=right).addcmul_(first, sin)
-        return rotated.to(x.dtype)
+        return _rotated(x, cos, sin)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -83,6 +89,5 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The rotation back."""
         cos, sin = ctx.saved_tensors
         return _Rotate.apply(gradients[0], cos, -sin), None, None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.learned_sketch import chunked, native
@@ -36,7 +37,17 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
         ValueError: an unknown backend.
         RuntimeError: the native backend was asked for and cannot run here, with the reason.
     """
-    return learned_sketch_operator(x, weights, leaves, learned_sketch_backend(x, backend))
+    picked = learned_sketch_backend(x, backend)
+    if _nothing_looks_on(x):
+        return BACKENDS[picked][0](x, weights, leaves)
+    return learned_sketch_operator(x, weights, leaves, picked)
+
+
+def _nothing_looks_on(x: Tensor) -> bool:
+    """Whether there is neither a gradient to take nor a tool that traces or counts: then an operator's call, which
+    takes as long as the networks of one token, can be spared."""
+    plain = type(x) is Tensor and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return plain and _get_current_dispatch_mode() is None and not torch.is_autocast_enabled(x.device.type)
 
 
 def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
