@@ -13,6 +13,7 @@ from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch
 
 _NORM_EPSILON = 1e-5
 _OFFSET = 1.0
+_FEW_NUMBERS = 4096
 PROJECTIONS = {"gaussian": GaussianSketch}
 
 
@@ -185,7 +186,7 @@ class PolysketchAttention(Mechanism):
         """Query and key features, and the op's options, in one dtype: autocast gives norms another."""
         normed = (query, key)
         if self.query_norm is not None and self.key_norm is not None:
-            normed = (self.query_norm(query).to(dtype), self.key_norm(key).to(dtype))
+            normed = (_normed(self.query_norm, query).to(dtype), _normed(self.key_norm, key).to(dtype))
         query_features, key_features = self._features(*((query, key) if self.learned else normed), with_gain)
         options = {
             "power": self.feature_map.power,
@@ -225,6 +226,17 @@ class PolysketchAttention(Mechanism):
     def _expect_local(self, what: str) -> None:
         if self.local_chunk is None:
             raise ValueError(f"{what} needs a local part: with local_chunk=None every weight is sketched")
+
+
+def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """norm(x); of few rows on a CPU in small operations, for PyTorch's own wakes a thread for each row.
+
+    A thread that wakes takes longer than the rest of a decoding step together.
+    """
+    if x.device.type != "cpu" or x.numel() > _FEW_NUMBERS or torch.is_grad_enabled():
+        return norm(x)
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return torch.addcmul(norm.bias, (x - mean).mul_(torch.rsqrt(variance + norm.eps)), norm.weight)
 
 
 def _check_options(

@@ -1,6 +1,5 @@
 """The learned polynomial sketch (PolySketchFormer, Algorithm 2 and appendix D)."""
 
-from operator import attrgetter
 from typing import cast
 
 import torch
@@ -12,13 +11,6 @@ from polysketch.ops.learned_sketch import learned_sketch
 
 _EXPANSION = 8
 _FEW_ROWS = 256
-_WEIGHTS = attrgetter(
-    *(
-        f"{half}_{part}"
-        for half in ("input", "middle")
-        for part in ("norm.weight", "norm.bias", "up.weight", "down.weight")
-    )
-)
 _NORM_EPSILON = 1e-5  # also in ops.learned_sketch
 
 
@@ -46,7 +38,13 @@ class SketchNetwork(nn.Module):
 
     def weights(self) -> list[Tensor]:
         """Its eight parameters, in the order `learned_sketch` takes them."""
-        return list(_WEIGHTS(self))
+        norms, ups = (self.input_norm, self.middle_norm), (self.input_up, self.middle_up)
+        downs = (self.input_down, self.middle_down)
+        return [
+            weight
+            for norm, up, down in zip(norms, ups, downs, strict=True)
+            for weight in (norm.weight, norm.bias, up.weight, down.weight)
+        ]
 
 
 class LearnedSketch(FeatureMap):
