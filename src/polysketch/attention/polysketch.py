@@ -233,7 +233,8 @@ def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
     A thread that wakes takes longer than the rest of a decoding step together.
     """
-    if x.device.type != "cpu" or x.numel() > _FEW_NUMBERS or torch.is_grad_enabled():
+    few = x.device.type == "cpu" and x.numel() <= _FEW_NUMBERS and x.dtype == norm.weight.dtype
+    if not few or torch.is_grad_enabled():
         return norm(x)
     variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
     return torch.addcmul(norm.bias, (x - mean).mul_(torch.rsqrt(variance + norm.eps)), norm.weight)
