@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import Mechanism, check_even_degree, check_positive_int
+from polysketch.attention.base import check_even_degree, check_positive_int
 from polysketch.attention.gate import DecayGate
+from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
-from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch
+from polysketch.feature_maps import GaussianSketch, LearnedSketch
 
 _NORM_EPSILON = 1e-5
-_OFFSET = 1.0
 _FEW_NUMBERS = 4096
 PROJECTIONS = {"gaussian": GaussianSketch}
 
 
-class PolysketchAttention(Mechanism):
+class PolysketchAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), in time linear in the length and with a state of constant size.
 
     w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk of `local_chunk` tokens, and (phi(q_i) .
@@ -44,6 +44,8 @@ class PolysketchAttention(Mechanism):
         ValueError: an option out of range, or options that do not go together.
     """
 
+    offset = 1.0
+
     def __init__(
         self,
         num_heads: int,
@@ -64,7 +66,7 @@ class PolysketchAttention(Mechanism):
         _check_options(degree, learned, projection, local_chunk, prefix_gain, gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
         sketch: type[LearnedSketch | GaussianSketch] = LearnedSketch if learned else PROJECTIONS[projection]
-        self.feature_map: FeatureMap = sketch(
+        self.feature_map = sketch(
             head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
         )
         needs_norm = local_chunk is not None or not learned
@@ -79,59 +81,6 @@ class PolysketchAttention(Mechanism):
     def has_prefix(self) -> bool:
         """Whether there is a local part, so that the sketched rest is a prefix."""
         return self.local_chunk is not None
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        causal: bool = True,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """As `Mechanism.forward`.
-
-        Raises:
-            ValueError: a gate without `hidden`, or without `causal`: without an order of tokens nothing decays.
-        """
-        self.check_inputs(query, key, value)
-        features, options = self._operands(query, key, value.dtype, hidden)
-        return ops.linear_attention(*features, value, causal=causal, key_mask=key_mask, **options).output
-
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> ops.LinearAttentionState:
-        """Sums of zero; their size depends on sketch_size, head_dim and local_chunk, never on the context."""
-        like = next(self.parameters())
-        return ops.LinearAttentionState.init(
-            batch_size,
-            self.num_kv_heads,
-            self.feature_map.feature_dim,
-            self.head_dim,
-            power=self.feature_map.power,
-            local_chunk=self.local_chunk or 0,
-            local_dim=self.head_dim if self.local_chunk else 0,
-            device=like.device if device is None else device,
-            dtype=like.dtype if dtype is None else dtype,
-        )
-
-    @torch.no_grad()
-    def extend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        state: ops.LinearAttentionState,
-        *,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> tuple[Tensor, ops.LinearAttentionState]:
-        """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
-        self.check_inputs(query, key, value)
-        features, options = self._operands(query, key, value.dtype, hidden)
-        output = ops.linear_attention_extend_(*features, value, state, key_mask=key_mask, **options)
-        return output, state
 
     @torch.no_grad()
     def calibrate(
@@ -180,17 +129,21 @@ class PolysketchAttention(Mechanism):
         removed = ", prefix removed" if self.prefix_removed else ""
         return f"{super().extra_repr()}, degree={self.degree}, {kind}, local_chunk={self.local_chunk}{removed}"
 
-    def _operands(
+    def operands(
         self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None, *, with_gain: bool = True
     ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-        """Query and key features, and the op's options, in one dtype: autocast gives norms another."""
+        """Query and key features, and the op's options, in one dtype: autocast gives norms another.
+
+        Raises:
+            ValueError: a gate without `hidden`.
+        """
         normed = (query, key)
         if self.query_norm is not None and self.key_norm is not None:
             normed = (_normed(self.query_norm, query).to(dtype), _normed(self.key_norm, key).to(dtype))
         query_features, key_features = self._features(*((query, key) if self.learned else normed), with_gain)
         options = {
             "power": self.feature_map.power,
-            "offset": _OFFSET,
+            "offset": self.offset,
             "local": ops.LocalPolynomial(*normed, self.degree, self.local_chunk) if self.local_chunk else None,
             "log_decay": self.gate(hidden) if self.gate is not None else None,
         }
@@ -209,7 +162,7 @@ class PolysketchAttention(Mechanism):
         self._expect_local("the share of the prefix")
         with torch.autocast(query.device.type, enabled=False):
             dtype = next(self.parameters()).dtype
-            features, options = self._operands(query.to(dtype), key.to(dtype), dtype, hidden, with_gain=with_gain)
+            features, options = self.operands(query.to(dtype), key.to(dtype), dtype, hidden, with_gain=with_gain)
         local = options["local"]
         silent = local._replace(query=torch.zeros_like(local.query))
         prefix = self._mass(*features, key_mask, {**options, "local": silent})

@@ -1,0 +1,85 @@
+"""What all attention over features is: a feature map, one op, and a state of constant size."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch import ops
+from polysketch.attention.base import Mechanism
+from polysketch.feature_maps import FeatureMap
+
+
+class LinearizedAttention(Mechanism):
+    """o_i = sum_j w_ij v_j / (offset + sum_j w_ij), w_ij = (phi_q(q_i) . phi_k(k_j))^power; linear in the length.
+
+    A subclass sets `feature_map`, and overrides `operands` where there is more to it than that.
+
+    Attributes:
+        feature_map: phi and its power.
+        offset: added to the denominator.
+        normalize: false leaves out the denominator.
+        local_chunk: tokens of a chunk with exact weights, if there are any.
+    """
+
+    feature_map: FeatureMap
+    offset: float = 0.0
+    normalize: bool = True
+    local_chunk: int | None = None
+
+    def operands(
+        self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        """Query and key features in `dtype` (autocast may give maps another), and the options of the op."""
+        query_features, key_features = self.feature_map.map_both(query, key)
+        options = {"power": self.feature_map.power, "offset": self.offset, "normalize": self.normalize}
+        return (query_features.to(dtype), key_features.to(dtype)), options
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """As `Mechanism.forward`."""
+        self.check_inputs(query, key, value)
+        features, options = self.operands(query, key, value.dtype, hidden)
+        return ops.linear_attention(*features, value, causal=causal, key_mask=key_mask, **options).output
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ops.LinearAttentionState:
+        """Sums of zero; their size depends on features, head_dim and local_chunk, never on the context."""
+        like = next(self.parameters(), torch.empty(0))
+        return ops.LinearAttentionState.init(
+            batch_size,
+            self.num_kv_heads,
+            self.feature_map.feature_dim,
+            self.head_dim,
+            power=self.feature_map.power,
+            local_chunk=self.local_chunk or 0,
+            local_dim=self.head_dim if self.local_chunk else 0,
+            device=like.device if device is None else device,
+            dtype=like.dtype if dtype is None else dtype,
+        )
+
+    @torch.no_grad()
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: ops.LinearAttentionState,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, ops.LinearAttentionState]:
+        """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
+        self.check_inputs(query, key, value)
+        features, options = self.operands(query, key, value.dtype, hidden)
+        output = ops.linear_attention_extend_(*features, value, state, key_mask=key_mask, **options)
+        return output, state
