@@ -22,8 +22,12 @@ def case(request: pytest.FixtureRequest) -> tuple[str, dict]:
 
 
 def build(case: tuple[str, dict], seed: int = 0) -> FeatureMap:
+    """The map, its parameters moved a little: some start the same for every seed and head."""
     torch.manual_seed(seed)
-    return FEATURE_MAPS[case[0]](HEAD_DIM, num_kv_heads=KV_HEADS, **case[1]).double()
+    feature_map = FEATURE_MAPS[case[0]](HEAD_DIM, num_kv_heads=KV_HEADS, **case[1]).double()
+    for parameter in feature_map.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return feature_map
 
 
 def vectors(heads: int = 4, seed: int = 1) -> torch.Tensor:
@@ -50,14 +54,22 @@ def test_a_vectors_features_depend_on_it_alone(case):
 
 def test_query_heads_use_the_map_of_their_key_head(case):
     feature_map, x = build(case), vectors(2)
-    repeated = feature_map.map_queries(x.repeat_interleave(2, dim=1))
-    torch.testing.assert_close(repeated, feature_map.map_keys(x).repeat_interleave(2, dim=1))
+    for one_map in (feature_map.map_queries, feature_map.map_keys):
+        repeated = one_map(x.repeat_interleave(2, dim=1))
+        torch.testing.assert_close(repeated, one_map(x).repeat_interleave(2, dim=1))
+
+
+def test_both_at_once_are_each_alone(case):
+    feature_map, query, key = build(case), vectors(4), vectors(2, seed=2)
+    query_features, key_features = feature_map.map_both(query, key)
+    torch.testing.assert_close(query_features, feature_map.map_queries(query))
+    torch.testing.assert_close(key_features, feature_map.map_keys(key))
 
 
 def test_heads_differ_only_where_each_has_a_map_of_its_own(case):
     feature_map, x = build(case), vectors(1).expand(-1, 2, -1, -1)
     features = feature_map.map_keys(x)
-    assert torch.allclose(features[:, 0], features[:, 1]) == (case[1].get("share") != "head")
+    assert torch.allclose(features[:, 0], features[:, 1]) == (feature_map.share != "head")
 
 
 def test_strides_do_not_matter(case):
@@ -77,7 +89,7 @@ def test_a_reloaded_map_computes_the_same(case):
 
 def test_gradients_reach_the_input_and_every_parameter(case):
     feature_map, x = build(case), vectors().requires_grad_()
-    feature_map.map_queries(x).square().sum().backward()
+    sum(features.square().sum() for features in feature_map.map_both(x, x)).backward()
     assert all(bool(tensor.grad.abs().sum() > 0) for tensor in (x, *feature_map.parameters()))
 
 
@@ -94,7 +106,7 @@ def test_resample_with_a_generator_is_deterministic_and_moves_random_maps_only(c
 
 def test_the_representation_names_width_and_power(case):
     feature_map = build(case)
-    assert f"head_dim={HEAD_DIM}, feature_dim={feature_map.feature_dim}, power=2" in repr(feature_map)
+    assert f"head_dim={HEAD_DIM}, feature_dim={feature_map.feature_dim}, power={feature_map.power}" in repr(feature_map)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 7, HEAD_DIM + 1), (4, 7, HEAD_DIM)])
