@@ -171,6 +171,29 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
         assert_native_agrees(case)
 
 
+def compilers() -> list[str]:
+    """Those of the usual compilers that are here."""
+    return [name for name in ("g++", "clang++") if shutil.which(name)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compiler", compilers())
+@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2", "AVX512"])
+def test_every_compiler_and_width_of_vectors_gives_the_same_result(compiler, capability, monkeypatch, tmp_path):
+    levels = ["DEFAULT", "AVX2", "AVX512"]
+    here = torch.backends.cpu.get_cpu_capability()
+    if here not in levels or levels.index(capability) > levels.index(here):
+        pytest.skip(f"this machine has {here}")
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    made = ctypes.CDLL(str(build.compiled(SOURCE, tmp_path)))
+    for module in (native_attention, native_sketch):
+        monkeypatch.setattr(module, "library", lambda: made)
+    for case in (*PAIRWISE, *WIDE):
+        assert_native_agrees(case)
+    test_learned_sketch_agrees_with_the_formula_in_float64(8, "head", (2, 4, 33, 24), 10)
+
+
 def test_what_the_programs_cannot_take_is_refused_when_asked_for_and_avoided_by_auto():
     case = Case(length=8)
     with pytest.raises(RuntimeError, match=r"computes in float32, got torch\.float64"):
