@@ -1,5 +1,6 @@
 """What is computed: parameter-free functions on tensors (batch, heads, length, width)."""
 
+from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.linear import (
     LinearAttentionResult,
     LinearAttentionState,
@@ -22,6 +23,7 @@ __all__ = [
     "LinearAttentionState",
     "LocalPolynomial",
     "combine",
+    "hadamard_transform",
     "linear_attention",
     "linear_attention_backend",
     "linear_attention_extend_",

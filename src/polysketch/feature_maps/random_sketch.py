@@ -1,0 +1,85 @@
+"""What random polynomial sketches share: the recursion over degrees, and drawing anew."""
+
+import torch
+from torch import Tensor
+
+from polysketch.feature_maps.base import FeatureMap, check_at_least_one, check_sketch_degree
+
+
+class RandomSketch(FeatureMap):
+    """S(A, 1) = A,  S(A, p) = sqrt(1/r) (S(A, p/2) G1) * (S'(A, p/2) G2),  phi(x) = S(x, degree / 2), * entrywise.
+
+    A subclass says what the random projections G are: `allocate` makes the buffers of one level of the recursion,
+    `resample` fills them, `project` multiplies with them. phi is x itself at degree 2.
+
+    Args:
+        head_dim: width of one head.
+        degree: 2, 4, 8, 16, ...; degree - 2 projections.
+        sketch_size: r, the number of features (head_dim at degree 2).
+        num_kv_heads: key and value heads.
+        share: "layer", one sketch for all heads, or "head", one for every key/value head.
+
+    Attributes:
+        num_levels: of the recursion; 0 at degree 2.
+
+    Raises:
+        ValueError: a degree that is no power of two, or a size below one.
+    """
+
+    power = 2
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        degree: int = 4,
+        sketch_size: int = 32,
+        num_kv_heads: int = 1,
+        share: str = "layer",
+    ) -> None:
+        super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
+        check_sketch_degree(degree, smallest=2)
+        check_at_least_one(sketch_size=sketch_size)
+        self.degree = degree
+        self.feature_dim = head_dim if degree == 2 else sketch_size
+        self.num_levels = 0
+        nodes, width = degree // 2, head_dim
+        while nodes > 1:
+            self.allocate(self.num_levels, nodes, width)
+            self.num_levels += 1
+            nodes, width = nodes // 2, sketch_size
+        self.resample()
+
+    def allocate(self, level: int, nodes: int, width: int) -> None:
+        """Register the buffers of the projections, width -> sketch_size, of `nodes` nodes; leaves are level 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no projections")
+
+    def project(self, values: list[Tensor], level: int) -> list[Tensor]:
+        """Each node's value, (batch, num_maps, heads, length, width), times its projection.
+
+        `values` has one for each node, or at the leaves a single one that they have in common.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no projections")
+
+    def map(self, x: Tensor) -> Tensor:
+        """phi of queries or of keys, which share it."""
+        self.check_input(x)
+        values = [x.unflatten(1, (self.num_maps, -1))]
+        for level in range(self.num_levels):
+            projected = self.project(values, level)
+            values = [left * right for left, right in zip(projected[::2], projected[1::2], strict=True)]
+        return values[0].flatten(1, 2)
+
+
+def draw_normal_(buffer: Tensor, generator: torch.Generator | None) -> None:
+    """Fill with unit normals: from `generator`, on its device, or from the default one."""
+    if generator is None:
+        buffer.normal_()
+        return
+    buffer.copy_(torch.randn(buffer.shape, generator=generator, device=generator.device))
+
+
+def draw_below_(buffer: Tensor, bound: int, generator: torch.Generator | None) -> None:
+    """Fill with uniform whole numbers from 0 to bound - 1: from `generator`, on its device, or from the default one."""
+    device = buffer.device if generator is None else generator.device
+    buffer.copy_(torch.randint(bound, buffer.shape, generator=generator, device=device))
