@@ -13,6 +13,10 @@ CASES = [
     ("gaussian-sketch", {"sketch_size": 5, "degree": 8, "share": "head"}),
     ("learned-sketch", {"sketch_size": 5}),
     ("learned-sketch", {"sketch_size": 5, "degree": 8, "share": "head"}),
+    ("elementwise", {}),
+    ("elementwise", {"kind": "squared-relu"}),
+    ("performer", {"num_features": 20}),
+    ("performer", {"num_features": 7, "kind": "relu", "orthogonal": False}),
 ]
 
 

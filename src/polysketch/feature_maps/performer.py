@@ -1,0 +1,172 @@
+"""FAVOR+: positive orthogonal random features (Choromanski and others, "Rethinking Attention with Performers")."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polysketch.feature_maps.base import FeatureMap, check_at_least_one
+
+_SOFTMAX_EPSILON = 1e-6
+_RELU_EPSILON = 1e-3
+# No key feature exceeds exp of this: sums of very many stay far below the largest float32, exp(88).
+_LARGEST_EXPONENT = 40.0
+_SEEDS = 2**63 - 1
+
+
+class PerformerFeatures(FeatureMap):
+    """Random features whose products estimate a kernel of query and key, never negative.
+
+        x' = x head_dim^(-1/4),    u = W x',    m = num_features
+        "softmax":  phi(x) = m^(-1/2) (exp(u - |x'|^2 / 2 - c) + 1e-6)        estimates exp(q . k / sqrt(head_dim))
+        "relu":     phi(x) = m^(-1/2) (relu(u) + 1e-3)                        estimates E relu(w . q') relu(w . k')
+
+    Rows w of W are Gaussian of unit variance. Where `orthogonal`, head_dim of them at a time have orthogonal directions
+    (Haar, by a QR whose signs are restored) and independent norms of Gaussian vectors: each row is Gaussian still, the
+    estimate unbiased still, its variance smaller. One W for queries, keys and all heads.
+
+    The constant c keeps exp in range. A query's is its own largest exponent, which cancels when weights are normalised.
+    All keys have one, max(0, max |w|^2 / 2 - 40), which depends on W alone, for an exponent never exceeds |w|^2 / 2;
+    their 1e-6 is scaled by exp(-c), so that c cancels exactly. Published code subtracts the largest exponent over all
+    keys, later ones too, so that with its 1e-6 causal attention sees the future. For heads wider than 128 c may be so
+    large that features of typical keys underflow in float32.
+
+    W is a buffer, saved with the model, and so is the seed of the next draw: a reloaded map computes the same and is
+    redrawn alike. After construction nothing is drawn but by `resample`.
+
+    Args:
+        head_dim: width of one head.
+        num_features: m, rows of W.
+        kind: "softmax" or "relu".
+        orthogonal: orthogonal rows, else independent ones.
+        seed: of the first draw and all after it, from 0 on; None takes one from PyTorch's default generator. Layers
+            built with the same seed have the same W.
+        num_kv_heads: accepted so that every map is built alike.
+
+    Raises:
+        TypeError: sizes or a seed that are not integers.
+        ValueError: a size below one, an unknown kind, or a seed below 0.
+
+    Cost: head_dim m multiply-adds a token and head; features are float32 (float64 for float64 inputs), under autocast
+    too.
+    """
+
+    power = 1
+    weight: Tensor
+    key_constant: Tensor
+    next_seed: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        num_features: int = 256,
+        kind: Literal["softmax", "relu"] = "softmax",
+        orthogonal: bool = True,
+        seed: int | None = None,
+        num_kv_heads: int = 1,
+    ) -> None:
+        super().__init__(head_dim, num_kv_heads=num_kv_heads)
+        check_at_least_one(num_features=num_features)
+        if kind not in PERFORMER_KINDS:
+            raise ValueError(f"unknown kind {kind!r}; known kinds: {', '.join(PERFORMER_KINDS)}")
+        self.kind = kind
+        self.orthogonal = orthogonal
+        self.feature_dim = num_features
+        self.register_buffer("weight", torch.empty(num_features, head_dim))
+        self.register_buffer("key_constant", torch.empty(()))
+        self.register_buffer("next_seed", torch.empty((), dtype=torch.int64))
+        self._draw_from_seed(_default_seed() if seed is None else _checked_seed(seed))
+
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        """Draw W anew: from `generator`, or, without one, the next draw of the map's own seed.
+
+        Called every so many steps without a generator it is a schedule: the k-th draw depends on the seed and k alone,
+        and continues after a reload. A decoding state of before has sums of other features: start a new one.
+        """
+        if generator is None:
+            self._draw_from_seed(int(self.next_seed))
+        else:
+            self._draw(generator)
+
+    def map_queries(self, x: Tensor) -> Tensor:
+        """phi with each query's own constant."""
+        return self._map(x, None)
+
+    def map_keys(self, x: Tensor) -> Tensor:
+        """phi with the constant of all keys."""
+        return self._map(x, self.key_constant)
+
+    def extra_repr(self) -> str:
+        """Sizes and kind."""
+        return f"{super().extra_repr()}, kind={self.kind!r}, orthogonal={self.orthogonal}"
+
+    def _map(self, x: Tensor, constant: Tensor | None) -> Tensor:
+        self.check_input(x)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            scaled = x.to(dtype) * self.head_dim**-0.25
+            projected = scaled @ self.weight.to(dtype).mT
+            constant = None if constant is None else constant.to(dtype)
+            return PERFORMER_KINDS[self.kind](projected, scaled, constant) * self.feature_dim**-0.5
+
+    def _draw_from_seed(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.next_seed.copy_(torch.randint(_SEEDS, (), generator=generator))
+        self._draw(generator)
+
+    @torch.no_grad()
+    def _draw(self, generator: torch.Generator) -> None:
+        draw = orthogonal_rows if self.orthogonal else gaussian_rows
+        weight = draw(self.feature_dim, self.head_dim, generator)
+        self.weight.copy_(weight)
+        self.key_constant.copy_((weight.square().sum(-1).max() / 2 - _LARGEST_EXPONENT).clamp(min=0))
+
+
+def gaussian_rows(rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """(rows, width) float64, independent Gaussian entries of unit variance, on the generator's device."""
+    return torch.randn(rows, width, generator=generator, device=generator.device, dtype=torch.float64)
+
+
+def orthogonal_rows(rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """(rows, width) float64: each row Gaussian of unit variance, the rows of each block of `width` orthogonal.
+
+    The sign of R's diagonal goes to Q, without which Q is not uniform (Haar); the norms are those of other Gaussian
+    rows (chi with `width` degrees of freedom), for sqrt(width) is biased low.
+    """
+    blocks = -(-rows // width)
+    orthogonal, triangle = torch.linalg.qr(gaussian_rows(blocks * width, width, generator).unflatten(0, (-1, width)))
+    orthogonal = orthogonal * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    norms = gaussian_rows(rows, width, generator).norm(dim=-1, keepdim=True)
+    return orthogonal.mT.flatten(0, 1)[:rows] * norms
+
+
+def _softmax_features(projected: Tensor, scaled: Tensor, key_constant: Tensor | None) -> Tensor:
+    if key_constant is None:
+        # |x'|^2 / 2 is in all exponents of a query: it goes with their maximum.
+        return (projected - projected.amax(-1, keepdim=True)).exp() + _SOFTMAX_EPSILON
+    exponent = projected - scaled.square().sum(-1, keepdim=True) / 2
+    return (exponent - key_constant).exp() + _SOFTMAX_EPSILON * (-key_constant).exp()
+
+
+def _relu_features(projected: Tensor, scaled: Tensor, key_constant: Tensor | None) -> Tensor:
+    return projected.relu() + _RELU_EPSILON
+
+
+PERFORMER_KINDS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "softmax": _softmax_features,
+    "relu": _relu_features,
+}
+
+
+def _default_seed() -> int:
+    return int(torch.randint(_SEEDS, (), device="cpu"))
+
+
+def _checked_seed(seed: int) -> int:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"seed must be an integer or None, got {seed!r}")
+    if not 0 <= seed <= _SEEDS:
+        raise ValueError(f"seed must be from 0 to {_SEEDS}, got {seed}")
+    return seed
