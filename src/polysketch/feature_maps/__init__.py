@@ -3,15 +3,21 @@
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.elementwise import Elementwise
 from polysketch.feature_maps.gaussian_sketch import GaussianSketch
+from polysketch.feature_maps.hedgehog import Hedgehog
 from polysketch.feature_maps.identity import Identity
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.feature_maps.learned_sketch import LearnedSketch
 from polysketch.feature_maps.performer import PerformerFeatures
+from polysketch.feature_maps.symmetric_square import SymmetricSquare
+from polysketch.feature_maps.taylor import Taylor
 
 FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "identity": Identity,
     "gaussian-sketch": GaussianSketch,
     "learned-sketch": LearnedSketch,
+    "hedgehog": Hedgehog,
+    "symmetric-square": SymmetricSquare,
+    "taylor": Taylor,
     "elementwise": Elementwise,
     "performer": PerformerFeatures,
 }
@@ -21,8 +27,11 @@ __all__ = [
     "Elementwise",
     "FeatureMap",
     "GaussianSketch",
+    "Hedgehog",
     "Identity",
     "LearnedSketch",
     "PerformerFeatures",
+    "SymmetricSquare",
+    "Taylor",
     "lecun_normal_",
 ]
