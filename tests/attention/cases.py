@@ -21,12 +21,14 @@ class Case:
         kv_heads: key and value heads.
         norm_scale: scale of the query norm, where there is one: how the local part is brought down to the prefix when
             nothing calibrates it.
+        lean: added to every entry of queries and keys, where weights of zero would hide tokens.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     kv_heads: int = HEADS
     norm_scale: float = 1.0
+    lean: float = 0.0
 
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items() if key != "hidden_size")
@@ -58,8 +60,8 @@ class Case:
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
         return (
-            draw(BATCH, heads, length, HEAD_DIM),
-            draw(BATCH, self.kv_heads, length, HEAD_DIM),
+            draw(BATCH, heads, length, HEAD_DIM) + self.lean,
+            draw(BATCH, self.kv_heads, length, HEAD_DIM) + self.lean,
             draw(BATCH, self.kv_heads, length, HEAD_DIM),
             draw(BATCH, length, HIDDEN),
         )
@@ -86,4 +88,9 @@ CASES = [
     # Gating spreads the gains over nine powers of e: shares that end near a half again.
     polysketch(prefix_gain=(0.5, 0.99987), gate=True, hidden_size=HIDDEN, kv_heads=2),
     polysketch(prefix_gain=0.5, learned=False, degree=2),
+    Case("linear"),
+    Case("linear", {"kind": "relu"}, kv_heads=1, lean=1.0),
+    Case("linear", {"kind": "squared-relu"}, kv_heads=2, lean=1.0),
+    Case("performer", {"num_features": 20}, kv_heads=2),
+    Case("performer", {"num_features": 20, "kind": "relu"}),
 ]

@@ -6,6 +6,8 @@ with a subclass of `Mechanism`, and a line in `registry.py`; the contract tests 
 
 from polysketch.attention.base import Mechanism
 from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.linear import LinearAttention
+from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.positions import advance_positions
@@ -15,7 +17,9 @@ from polysketch.attention.softmax import SoftmaxAttention
 __all__ = [
     "MECHANISMS",
     "KeyValueState",
+    "LinearAttention",
     "Mechanism",
+    "PerformerAttention",
     "PolynomialAttention",
     "PolysketchAttention",
     "SoftmaxAttention",

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from polysketch.attention.base import Mechanism
+from polysketch.attention.linear import LinearAttention
+from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.softmax import SoftmaxAttention
@@ -13,6 +15,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": SoftmaxAttention,
     "polynomial": PolynomialAttention,
     "polysketch": PolysketchAttention,
+    "linear": LinearAttention,
+    "performer": PerformerAttention,
 }
 
 _SIZES = ("self", "num_heads", "head_dim", "num_kv_heads")
