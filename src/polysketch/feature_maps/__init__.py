@@ -7,13 +7,18 @@ from polysketch.feature_maps.hedgehog import Hedgehog
 from polysketch.feature_maps.identity import Identity
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.feature_maps.learned_sketch import LearnedSketch
+from polysketch.feature_maps.low_rank_sketch import LowRankSketch
 from polysketch.feature_maps.performer import PerformerFeatures
+from polysketch.feature_maps.random_sketch import RandomSketch
+from polysketch.feature_maps.srht_sketch import SRHTSketch
 from polysketch.feature_maps.symmetric_square import SymmetricSquare
 from polysketch.feature_maps.taylor import Taylor
 
 FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "identity": Identity,
     "gaussian-sketch": GaussianSketch,
+    "srht-sketch": SRHTSketch,
+    "llops": LowRankSketch,
     "learned-sketch": LearnedSketch,
     "hedgehog": Hedgehog,
     "symmetric-square": SymmetricSquare,
@@ -30,7 +35,10 @@ __all__ = [
     "Hedgehog",
     "Identity",
     "LearnedSketch",
+    "LowRankSketch",
     "PerformerFeatures",
+    "RandomSketch",
+    "SRHTSketch",
     "SymmetricSquare",
     "Taylor",
     "lecun_normal_",
