@@ -41,6 +41,8 @@ PUBLIC_NAMES = {
         "lecun_normal_",
     ],
     "attention": [
+        "BasedAttention",
+        "HedgehogAttention",
         "KeyValueState",
         "MECHANISMS",
         "LinearAttention",
@@ -49,6 +51,7 @@ PUBLIC_NAMES = {
         "PolynomialAttention",
         "PolysketchAttention",
         "SoftmaxAttention",
+        "SymmetricPowerAttention",
         "advance_positions",
         "build",
         "check_options",

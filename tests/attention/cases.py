@@ -35,12 +35,12 @@ class Case:
         return f"{self.name} {options} kv={self.kv_heads}"
 
     def build(self, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> attention.Mechanism:
-        """The mechanism, with norms and biases away from one and zero, calibrated where it can be."""
+        """The mechanism, its norms and its identities moved away from where they start, calibrated where it can be."""
         torch.manual_seed(seed)
         sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "num_kv_heads": self.kv_heads, **changes}
         mechanism = attention.build(self.name, **sizes, **self.options).to(dtype)
         for name, parameter in mechanism.named_parameters():
-            if "norm" in name:
+            if "norm" in name or self.name == "hedgehog":
                 parameter.data.add_(0.2 * torch.randn_like(parameter))
         if getattr(mechanism, "query_norm", None) is not None:
             mechanism.query_norm.weight.data.mul_(self.norm_scale)
@@ -93,4 +93,10 @@ CASES = [
     Case("linear", {"kind": "squared-relu"}, kv_heads=2, lean=1.0),
     Case("performer", {"num_features": 20}, kv_heads=2),
     Case("performer", {"num_features": 20, "kind": "relu"}),
+    Case("based", {"feature_dim": 5}),
+    Case("based", kv_heads=2),
+    Case("hedgehog"),
+    Case("hedgehog", {"num_features": 24}, kv_heads=2),
+    Case("symmetric-power", norm_scale=0.3),
+    Case("symmetric-power", {"degree": 4}, kv_heads=2, norm_scale=0.3),
 ]

@@ -5,17 +5,23 @@ with a subclass of `Mechanism`, and a line in `registry.py`; the contract tests 
 """
 
 from polysketch.attention.base import Mechanism
+from polysketch.attention.based import BasedAttention
+from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.positions import advance_positions
-from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
 from polysketch.attention.softmax import SoftmaxAttention
+from polysketch.attention.symmetric_power import SymmetricPowerAttention
+
+from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
 
 __all__ = [
     "MECHANISMS",
+    "BasedAttention",
+    "HedgehogAttention",
     "KeyValueState",
     "LinearAttention",
     "Mechanism",
@@ -23,6 +29,7 @@ __all__ = [
     "PolynomialAttention",
     "PolysketchAttention",
     "SoftmaxAttention",
+    "SymmetricPowerAttention",
     "advance_positions",
     "build",
     "check_options",

@@ -5,16 +5,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from polysketch.attention.base import Mechanism
+from polysketch.attention.based import BasedAttention
+from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.softmax import SoftmaxAttention
+from polysketch.attention.symmetric_power import SymmetricPowerAttention
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": SoftmaxAttention,
     "polynomial": PolynomialAttention,
     "polysketch": PolysketchAttention,
+    "based": BasedAttention,
+    "hedgehog": HedgehogAttention,
+    "symmetric-power": SymmetricPowerAttention,
     "linear": LinearAttention,
     "performer": PerformerAttention,
 }
