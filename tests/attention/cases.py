@@ -88,6 +88,11 @@ CASES = [
     # Gating spreads the gains over nine powers of e: shares that end near a half again.
     polysketch(prefix_gain=(0.5, 0.99987), gate=True, hidden_size=HIDDEN, kv_heads=2),
     polysketch(prefix_gain=0.5, learned=False, degree=2),
+    polysketch(prefix_gain=0.5, learned=False, projection="srht"),
+    polysketch(local_chunk=None, learned=False, projection="srht", degree=8, share="head", kv_heads=2),
+    Case("llops", {"num_features": 24}),
+    Case("llops", {"num_features": 24, "degree": 3, "rank": 2}, kv_heads=2),
+    Case("llops", {"num_features": 24, "degree": 2, "nonnegative": True, "normalize": True}, kv_heads=2),
     Case("linear"),
     Case("linear", {"kind": "relu"}, kv_heads=1, lean=1.0),
     Case("linear", {"kind": "squared-relu"}, kv_heads=2, lean=1.0),

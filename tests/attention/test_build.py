@@ -7,7 +7,7 @@ from polysketch import attention
 
 
 def test_an_unknown_mechanism_is_refused_with_the_list_of_those_that_exist():
-    with pytest.raises(ValueError, match=r"'polysketsh'.*polynomial, polysketch, softmax"):
+    with pytest.raises(ValueError, match=r"'polysketsh'.*polynomial, polysketch, .*softmax"):
         attention.build("polysketsh", num_heads=2, head_dim=8)
 
 
@@ -34,6 +34,10 @@ def test_a_mechanism_without_options_says_so():
         ("polysketch", {"local_chunk": 0}, "local_chunk must be at least 1"),
         ("polysketch", {"share": "model"}, "share must be one of 'layer', 'head', got 'model'"),
         ("polysketch", {"projection": "fourier"}, "unknown projection 'fourier'; known projections: gaussian"),
+        ("polysketch", {"projection": "srht"}, "for the random sketch: it needs learned=False"),
+        ("llops", {"degree": 0}, "degree must be at least 1"),
+        ("llops", {"num_features": 0}, "num_features must be at least 1"),
+        ("llops", {"normalize": True}, "weights of either sign, which may be zero: add nonnegative=True"),
         ("polysketch", {"prefix_gain": 1.0}, "between 0 and 1, got 1.0"),
         ("polysketch", {"prefix_gain": (0.5, 0.5, 0.5)}, "one per key/value head: 2, got 3"),
         ("polysketch", {"prefix_gain": 0.5, "local_chunk": None}, "prefix_gain needs a local part"),
@@ -53,6 +57,9 @@ def test_options_out_of_range_are_refused(name: str, options: dict, message: str
         ("polysketch", {"local_chunk": True}, "local_chunk must be an integer"),
         ("polysketch", {"sketch_size": 3.5}, "sketch_size must be an integer"),
         ("polysketch", {"learned": "no"}, "learned must be True or False, got 'no'"),
+        ("llops", {"rank": 1.5}, "rank must be an integer, got 1.5"),
+        ("llops", {"normalize": 0}, "normalize must be True or False, got 0"),
+        ("llops", {"nonnegative": "yes"}, "nonnegative must be True or False, got 'yes'"),
         ("polysketch", {"gate": 1}, "gate must be True or False, got 1"),
         ("polysketch", {"prefix_gain": ("a", 0.5)}, "must be a share of the attention mass, got 'a'"),
     ],

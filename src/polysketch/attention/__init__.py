@@ -9,6 +9,7 @@ from polysketch.attention.based import BasedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.linear import LinearAttention
+from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
@@ -24,6 +25,7 @@ __all__ = [
     "HedgehogAttention",
     "KeyValueState",
     "LinearAttention",
+    "LlopsAttention",
     "Mechanism",
     "PerformerAttention",
     "PolynomialAttention",

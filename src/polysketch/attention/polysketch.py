@@ -10,11 +10,11 @@ from polysketch.attention.base import check_even_degree, check_positive_int
 from polysketch.attention.gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
-from polysketch.feature_maps import GaussianSketch, LearnedSketch
+from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
 
 _NORM_EPSILON = 1e-5
 _FEW_NUMBERS = 4096
-PROJECTIONS = {"gaussian": GaussianSketch}
+PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
 
 
 class PolysketchAttention(LinearizedAttention):
@@ -30,7 +30,8 @@ class PolysketchAttention(LinearizedAttention):
         degree: a power of two; 2 is exact and has nothing to learn.
         sketch_size: r, the number of features; time grows as r^2.
         learned: the learned sketch (Algorithm 2), else the random one (Algorithm 1).
-        projection: what the random sketch multiplies with.
+        projection: what the random sketch multiplies with: "gaussian" matrices, or "srht", signs and sampled columns of
+            a Hadamard transform; needs learned=False.
         local_chunk: tokens of a chunk with exact weights; None for sketched weights everywhere.
         share: "layer", one sketch for all heads, or "head", one for each key/value head.
         prefix_gain: None is the paper; else the share of the attention mass, or one share per key/value head, that
@@ -55,7 +56,7 @@ class PolysketchAttention(LinearizedAttention):
         degree: int = 4,
         sketch_size: int = 32,
         learned: bool = True,
-        projection: Literal["gaussian"] = "gaussian",
+        projection: Literal["gaussian", "srht"] = "gaussian",
         local_chunk: int | None = 1024,
         share: Literal["layer", "head"] = "layer",
         prefix_gain: float | tuple[float, ...] | None = None,
@@ -65,7 +66,7 @@ class PolysketchAttention(LinearizedAttention):
         super().__init__(num_heads, head_dim, num_kv_heads)
         _check_options(degree, learned, projection, local_chunk, prefix_gain, gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
-        sketch: type[LearnedSketch | GaussianSketch] = LearnedSketch if learned else PROJECTIONS[projection]
+        sketch: type[LearnedSketch | RandomSketch] = LearnedSketch if learned else PROJECTIONS[projection]
         self.feature_map = sketch(
             head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
         )
@@ -209,6 +210,8 @@ def _check_options(
             raise TypeError(f"{name} must be True or False, got {value!r}")
     if projection not in PROJECTIONS:
         raise ValueError(f"unknown projection {projection!r}; known projections: {', '.join(PROJECTIONS)}")
+    if learned and projection != "gaussian":
+        raise ValueError(f"projection={projection!r} is for the random sketch: it needs learned=False")
     if local_chunk is not None:
         check_positive_int("local_chunk", local_chunk)
     elif prefix_gain is not None:

@@ -8,6 +8,7 @@ from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.linear import LinearAttention
+from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
@@ -18,6 +19,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": SoftmaxAttention,
     "polynomial": PolynomialAttention,
     "polysketch": PolysketchAttention,
+    "llops": LlopsAttention,
     "based": BasedAttention,
     "hedgehog": HedgehogAttention,
     "symmetric-power": SymmetricPowerAttention,
