@@ -22,6 +22,8 @@ class Case:
         norm_scale: scale of the query norm, where there is one: how the local part is brought down to the prefix when
             nothing calibrates it.
         lean: added to every entry of queries and keys, where weights of zero would hide tokens.
+        first_sees: how many tokens the first one sees without `causal`, itself included.
+        last_sees: how many the last one of `LENGTH` sees.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Case:
     kv_heads: int = HEADS
     norm_scale: float = 1.0
     lean: float = 0.0
+    first_sees: int = LENGTH
+    last_sees: int = LENGTH
 
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items() if key != "hidden_size")
@@ -88,6 +92,11 @@ CASES = [
     # Gating spreads the gains over nine powers of e: shares that end near a half again.
     polysketch(prefix_gain=(0.5, 0.99987), gate=True, hidden_size=HIDDEN, kv_heads=2),
     polysketch(prefix_gain=0.5, learned=False, degree=2),
+    Case("sliding-window", {"window": 9}, first_sees=9, last_sees=9),
+    Case("sliding-window", {"window": 1024}, kv_heads=2),
+    Case("local", {"local_chunk": 8}, norm_scale=0.2, first_sees=8, last_sees=LENGTH % 8),
+    Case("local", {"local_chunk": 8, "degree": 2}, kv_heads=1, norm_scale=0.2, first_sees=8, last_sees=LENGTH % 8),
+    Case("local", {"local_chunk": 1024}, kv_heads=2),
     polysketch(prefix_gain=0.5, learned=False, projection="srht"),
     polysketch(local_chunk=None, learned=False, projection="srht", degree=8, share="head", kv_heads=2),
     Case("llops", {"num_features": 24}),
@@ -105,3 +114,5 @@ CASES = [
     Case("symmetric-power", norm_scale=0.3),
     Case("symmetric-power", {"degree": 4}, kv_heads=2, norm_scale=0.3),
 ]
+
+CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]

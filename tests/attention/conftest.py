@@ -1,11 +1,17 @@
-"""The case table as a fixture: a test that takes `case` runs on every one."""
+"""The case table as a fixture: a test that takes `case` runs on every one, `causal_case` on the causal."""
 
 import pytest
 
-from attention.cases import CASES, Case
+from attention.cases import CASES, CAUSAL_CASES, Case
 
 
 @pytest.fixture(params=CASES, ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     """One mechanism with its options."""
+    return request.param
+
+
+@pytest.fixture(params=CAUSAL_CASES, ids=str)
+def causal_case(request: pytest.FixtureRequest) -> Case:
+    """One mechanism that can be causal, and then decode."""
     return request.param

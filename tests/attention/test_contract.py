@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention.cases import BATCH, CASES, HEAD_DIM, HEADS, LENGTH, Case
+from attention.cases import BATCH, CASES, CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case
 from polysketch import attention
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
@@ -30,8 +30,9 @@ def extend_over(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...], size
 
 
 def run(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...], **options) -> Tensor:
+    """The output, causal wherever the mechanism can be."""
     query, key, value, hidden = inputs
-    return mechanism(query, key, value, hidden=hidden, **options)
+    return mechanism(query, key, value, hidden=hidden, **{"causal": mechanism.is_causal, **options})
 
 
 def pad_left(tensors: tuple[Tensor, ...], row: int, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -57,8 +58,8 @@ def test_the_sketched_prefix_holds_a_third_to_two_thirds_of_the_mass(case: Case)
 
 
 @pytest.mark.parametrize("changed", [1, 11, 24, LENGTH - 1])
-def test_changing_tokens_changes_nothing_before_them(case: Case, changed: int):
-    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+def test_changing_tokens_changes_nothing_before_them(causal_case: Case, changed: int):
+    mechanism, inputs, others = causal_case.build(), causal_case.inputs(), causal_case.inputs(seed=2)
     mixed = tuple(
         torch.cat([x.narrow(-2, 0, changed), y.narrow(-2, changed, LENGTH - changed)], -2)
         for x, y in zip(inputs, others, strict=True)
@@ -69,18 +70,20 @@ def test_changing_tokens_changes_nothing_before_them(case: Case, changed: int):
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
-def test_appending_tokens_changes_nothing_before_them(case: Case, length: int):
-    mechanism, inputs = case.build(), case.inputs()
+def test_appending_tokens_changes_nothing_before_them(causal_case: Case, length: int):
+    mechanism, inputs = causal_case.build(), causal_case.inputs()
     shorter = tuple(x.narrow(-2, 0, length) for x in inputs)
     torch.testing.assert_close(run(mechanism, shorter), run(mechanism, inputs)[:, :, :length], **TIGHT)
 
 
-def test_every_earlier_token_matters(case: Case):
-    mechanism, inputs = case.build(), case.inputs()
+def test_the_last_token_sees_every_token_it_should_and_no_other(causal_case: Case):
+    mechanism, inputs = causal_case.build(), causal_case.inputs()
     value = inputs[2].clone().requires_grad_()
-    output = mechanism(inputs[0], inputs[1], value, hidden=inputs[3])
+    output = run(mechanism, (*inputs[:2], value, inputs[3]))
     (grad,) = torch.autograd.grad(output[:, :, -1].square().sum(), value)
-    assert (grad.abs().sum(-1) > 0).all()
+    seen = grad.abs().sum(-1) > 0
+    assert seen[:, :, LENGTH - causal_case.last_sees :].all()
+    assert not seen[:, :, : LENGTH - causal_case.last_sees].any()
 
 
 def test_without_causal_the_first_token_sees_later_ones(case: Case):
@@ -89,21 +92,21 @@ def test_without_causal_the_first_token_sees_later_ones(case: Case):
         with pytest.raises(ValueError, match="causal"):
             run(mechanism, inputs, causal=False)
         return
-    changed = (
-        inputs[0],
-        *(torch.cat([x[:, :, :-1], y[:, :, -1:]], 2) for x, y in zip(inputs[1:3], others[1:3], strict=True)),
-    )
-    first = [mechanism(*x[:3], causal=False)[:, :, 0] for x in (inputs, changed)]
-    assert (first[0] - first[1]).abs().amax(-1).min() > 1e-7
+    for token in range(case.first_sees - 1, min(case.first_sees + 1, LENGTH)):
+        only = (torch.arange(LENGTH) == token)[:, None]
+        changed = (inputs[0], *(torch.where(only, y, x) for x, y in zip(inputs[1:3], others[1:3], strict=True)))
+        first = [mechanism(*x[:3], causal=False)[:, :, 0] for x in (inputs, changed)]
+        difference = (first[0] - first[1]).abs().amax(-1)
+        assert bool((difference > 1e-7).all()) if token < case.first_sees else not difference.any()
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [LENGTH], [8, 8, 8, 8, 5], [1, 7, 1, 1, 20, 7], [9, 1, 1, 1, 25]])
-def test_forward_equals_extend_over_a_split(case: Case, sizes: list[int]):
-    mechanism, inputs = case.build(), case.inputs()
+def test_forward_equals_extend_over_a_split(causal_case: Case, sizes: list[int]):
+    mechanism, inputs = causal_case.build(), causal_case.inputs()
     torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=9))
 def test_forward_equals_extend_over_any_split(case: Case, cuts: set[int]):
@@ -130,8 +133,8 @@ def test_left_padding_changes_nothing(case: Case, count: int):
 
 
 @pytest.mark.parametrize("prefill", [6, 20])
-def test_left_padding_changes_nothing_when_decoding(case: Case, prefill: int):
-    mechanism, inputs, count = case.build(), case.inputs(), 5
+def test_left_padding_changes_nothing_when_decoding(causal_case: Case, prefill: int):
+    mechanism, inputs, count = causal_case.build(), causal_case.inputs(), 5
     padded, mask = pad_left(inputs, row=0, count=count)
     state, outputs = mechanism.init_state(BATCH, dtype=torch.float64), []
     for start, end in ((0, prefill), *((i, i + 1) for i in range(prefill, LENGTH + count))):
@@ -153,7 +156,7 @@ def test_masked_tokens_in_the_middle_have_no_weight(case: Case):
         inputs[0],
         *(torch.where(mask[:, None, :, None], x, y) for x, y in zip(inputs[1:3], others[1:3], strict=True)),
     )
-    results = [mechanism(*x[:3], key_mask=mask, hidden=inputs[3]) for x in (inputs, changed)]
+    results = [run(mechanism, (*x[:3], inputs[3]), key_mask=mask) for x in (inputs, changed)]
     torch.testing.assert_close(results[0], results[1], **TIGHT)
 
 
@@ -162,9 +165,9 @@ def test_grouped_queries_equal_each_query_head_with_its_own_key_head(case: Case)
     single = attention.build(case.name, num_heads=case.kv_heads, head_dim=HEAD_DIM, **case.options).double()
     single.load_state_dict(grouped.state_dict())
     group = HEADS // case.kv_heads
-    output = grouped(query, key, value, hidden=hidden)
+    output = run(grouped, (query, key, value, hidden))
     for member in range(group):
-        expected = single(query[:, member::group], key, value, hidden=hidden)
+        expected = run(single, (query[:, member::group], key, value, hidden))
         torch.testing.assert_close(output[:, member::group], expected, **TIGHT)
 
 
@@ -191,7 +194,7 @@ def test_gradients_reach_every_parameter_and_input(case: Case):
 def test_the_output_has_the_dtype_and_the_width_of_value(case: Case, dtype: torch.dtype):
     mechanism = case.build(dtype=torch.float32).to(dtype)
     query, key, value, hidden = case.inputs(dtype=dtype)
-    output = mechanism(query, key, value[..., :3], hidden=hidden)
+    output = run(mechanism, (query, key, value[..., :3], hidden))
     assert output.dtype == dtype
     assert output.shape == (BATCH, HEADS, LENGTH, 3)
     assert output.isfinite().all()
@@ -202,17 +205,24 @@ def test_autocast_gives_the_autocast_dtype_close_to_full_precision(case: Case):
     exact = run(mechanism, inputs)
     query, key, value = (x.bfloat16() for x in inputs[:3])
     with torch.autocast("cpu", torch.bfloat16):
-        output = mechanism(query, key, value, hidden=inputs[3])
+        output = run(mechanism, (query, key, value, inputs[3]))
+    assert output.dtype == torch.bfloat16
+    assert (output.float() - exact).norm() < 0.05 * exact.norm()
+
+
+def test_decoding_under_autocast_is_close_to_full_precision(causal_case: Case):
+    mechanism, inputs = causal_case.build(dtype=torch.float32), causal_case.inputs(dtype=torch.float32)
+    exact = run(mechanism, inputs)
+    query, key, value = (x.bfloat16() for x in inputs[:3])
+    with torch.autocast("cpu", torch.bfloat16):
         state = mechanism.init_state(BATCH)
         first, state = mechanism.extend(*(x[:, :, :20] for x in (query, key, value)), state, hidden=inputs[3][:, :20])
         rest, _ = mechanism.extend(*(x[:, :, 20:] for x in (query, key, value)), state, hidden=inputs[3][:, 20:])
-    assert output.dtype == torch.bfloat16
-    assert (output.float() - exact).norm() < 0.05 * exact.norm()
     assert (torch.cat([first, rest], 2).float() - exact).norm() < 0.05 * exact.norm()
 
 
-def test_a_cloned_state_goes_its_own_way(case: Case):
-    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+def test_a_cloned_state_goes_its_own_way(causal_case: Case):
+    mechanism, inputs, others = causal_case.build(), causal_case.inputs(), causal_case.inputs(seed=2)
     head, tail = (tuple(x.narrow(-2, *span) for x in inputs) for span in ((0, 20), (20, 10)))
     other_tail = tuple(x.narrow(-2, 20, 10) for x in others)
     _, state = mechanism.extend(*head[:3], mechanism.init_state(BATCH, dtype=torch.float64), hidden=head[3])
@@ -225,8 +235,8 @@ def test_a_cloned_state_goes_its_own_way(case: Case):
     assert nbytes > 0
 
 
-def test_a_reordered_state_continues_the_rows_named(case: Case):
-    mechanism, inputs, indices = case.build(), case.inputs(), torch.tensor([1, 1, 0])
+def test_a_reordered_state_continues_the_rows_named(causal_case: Case):
+    mechanism, inputs, indices = causal_case.build(), causal_case.inputs(), torch.tensor([1, 1, 0])
     head, tail = (tuple(x.narrow(-2, *span) for x in inputs) for span in ((0, 20), (20, 10)))
     _, state = mechanism.extend(*head[:3], mechanism.init_state(BATCH, dtype=torch.float64), hidden=head[3])
     query, key, value, hidden = (x[indices] for x in tail)
@@ -235,8 +245,8 @@ def test_a_reordered_state_continues_the_rows_named(case: Case):
     torch.testing.assert_close(output, expected[indices], **TIGHT)
 
 
-def test_extend_has_no_gradient(case: Case):
-    mechanism, inputs = case.build(), tuple(x.requires_grad_() for x in case.inputs())
+def test_extend_has_no_gradient(causal_case: Case):
+    mechanism, inputs = causal_case.build(), tuple(x.requires_grad_() for x in causal_case.inputs())
     output, _ = mechanism.extend(*inputs[:3], mechanism.init_state(BATCH, dtype=torch.float64), hidden=inputs[3])
     assert not output.requires_grad
 
@@ -252,7 +262,7 @@ def test_tensors_of_other_heads_or_widths_are_refused(case: Case):
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()
     for wrong in ((query[:, :3], key, value), (query, key[..., :5], value), (query, key, value[:, :0])):
         with pytest.raises(ValueError, match=r"must be \(batch"):
-            mechanism(*wrong, hidden=hidden)
+            run(mechanism, (*wrong, hidden))
 
 
 def test_an_unknown_option_is_refused_with_the_list_of_those_that_exist(case: Case):

@@ -10,14 +10,16 @@ from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
+from polysketch.attention.local import LocalAttention
 from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.positions import advance_positions
+from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
+from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.attention.symmetric_power import SymmetricPowerAttention
-
-from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
 
 __all__ = [
     "MECHANISMS",
@@ -26,10 +28,13 @@ __all__ = [
     "KeyValueState",
     "LinearAttention",
     "LlopsAttention",
+    "LocalAttention",
     "Mechanism",
     "PerformerAttention",
     "PolynomialAttention",
     "PolysketchAttention",
+    "RecentTokens",
+    "SlidingWindowAttention",
     "SoftmaxAttention",
     "SymmetricPowerAttention",
     "advance_positions",

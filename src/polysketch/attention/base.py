@@ -22,7 +22,12 @@ class Mechanism(nn.Module):
     Raises:
         TypeError: a size that is not an integer.
         ValueError: a size below one, or heads that do not divide.
+
+    Attributes:
+        is_causal: whether it can be causal at all; one that cannot refuses `causal=True` and has no state.
     """
+
+    is_causal = True
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
         super().__init__()

@@ -9,9 +9,11 @@ from polysketch.attention.based import BasedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
+from polysketch.attention.local import LocalAttention
 from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
+from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.attention.symmetric_power import SymmetricPowerAttention
 
@@ -20,6 +22,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "polynomial": PolynomialAttention,
     "polysketch": PolysketchAttention,
     "llops": LlopsAttention,
+    "sliding-window": SlidingWindowAttention,
+    "local": LocalAttention,
     "based": BasedAttention,
     "hedgehog": HedgehogAttention,
     "symmetric-power": SymmetricPowerAttention,

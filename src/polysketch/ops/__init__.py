@@ -17,20 +17,30 @@ from polysketch.ops.polynomial import (
     polynomial_attention_with_cache,
 )
 from polysketch.ops.softmax import softmax_attention, softmax_attention_with_cache
+from polysketch.ops.window import (
+    OpenChunk,
+    local_attention,
+    sliding_window_attention,
+    sliding_window_attention_with_cache,
+)
 
 __all__ = [
     "LinearAttentionResult",
     "LinearAttentionState",
     "LocalPolynomial",
+    "OpenChunk",
     "combine",
     "hadamard_transform",
     "linear_attention",
     "linear_attention_backend",
     "linear_attention_extend_",
+    "local_attention",
     "lower_triangular_multiply",
     "polynomial_attention",
     "polynomial_attention_backend",
     "polynomial_attention_with_cache",
+    "sliding_window_attention",
+    "sliding_window_attention_with_cache",
     "softmax_attention",
     "softmax_attention_with_cache",
 ]

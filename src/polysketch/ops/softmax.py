@@ -46,7 +46,7 @@ def softmax_attention(
         check_causal_lengths(query, key)
         return _causal_attention(query, key, value, key_mask, scale)
     allowed = None if key_mask is None else key_mask[:, None, None, :]
-    return _attend(query, key, value, scale, allowed=allowed)
+    return masked_attention(query, key, value, scale, allowed=allowed)
 
 
 def softmax_attention_with_cache(
@@ -83,9 +83,9 @@ def _causal_attention(
     """Causal attention of queries at the last positions of the keys, by the cheapest form that fits."""
     if query.shape[2] == 1:
         allowed = None if key_mask is None else key_mask[:, None, None, :]
-        return _attend(query, key, value, scale, allowed=allowed)
+        return masked_attention(query, key, value, scale, allowed=allowed)
     if key_mask is None and query.shape[2] == key.shape[2]:
-        return _attend(query, key, value, scale, causal=True)
+        return masked_attention(query, key, value, scale, causal=True)
     return _attend_row_blocks(query, key, value, key_mask, scale)
 
 
@@ -102,11 +102,11 @@ def _attend_row_blocks(
         allowed = allowed.tril(first_position + start)[None, None]
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :visible]
-        outputs.append(_attend(rows, key[:, :, :visible], value[:, :, :visible], scale, allowed=allowed))
+        outputs.append(masked_attention(rows, key[:, :, :visible], value[:, :, :visible], scale, allowed=allowed))
     return torch.cat(outputs, dim=2)
 
 
-def _attend(
+def masked_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -115,7 +115,7 @@ def _attend(
     allowed: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """scaled_dot_product_attention with grouped queries, any value width, and zeros for rows that see nothing."""
+    """scaled_dot_product_attention with any mask and value width, grouped queries; zeros for rows that see nothing."""
     scale = query.shape[3] ** -0.5 if scale is None else scale
     value_dim = value.shape[3]
     query, key, value = _equal_widths(query, key, value)

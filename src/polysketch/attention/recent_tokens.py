@@ -1,0 +1,155 @@
+"""The state of attention to nearby tokens: a ring of the last keys and values, of constant size."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polysketch.attention.positions import advance_positions
+
+
+class RecentTokens:
+    """The last `capacity` keys and values of each row: a token stands in the slot position modulo capacity.
+
+    Positions count from a row's first real token. Buffers are allocated whole at the first `append`, in its dtype
+    unless one was given; from then on their size is constant.
+
+    Attributes:
+        position: (batch,) int64 in host memory, tokens seen since each row's first real one.
+        capacity: tokens of a row that are kept.
+
+    Args:
+        batch_size: rows.
+        capacity: tokens of a row to keep.
+        device: where the buffers live; that of the first key when None.
+        dtype: of the buffers; that of the first key when None.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        capacity: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.position = torch.zeros(batch_size, dtype=torch.int64)
+        self.capacity = capacity
+        self._device = device
+        self._dtype = dtype
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+        self._real: Tensor | None = None  # (batch, capacity): the slot holds a token that is not masked
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers; those of keys and values exist from the first `append` on."""
+        buffers = (self.position, self._key, self._value, self._real)
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer is not None)
+
+    def slots(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The buffers, by slot; allocated for tensors like these if there are none yet.
+
+        Args:
+            key: (batch, kv_heads, new, head_dim), the tokens to come.
+            value: (batch, kv_heads, new, value_dim).
+
+        Returns:
+            (batch, kv_heads, capacity, head_dim), (batch, kv_heads, capacity, value_dim) and a (batch, capacity) mask
+            of slots that hold a real token. Keys and values of masked tokens are zeros.
+
+        Raises:
+            ValueError: the tokens do not fit the state's batch or the widths of the earlier ones.
+        """
+        if key.shape[0] != self.position.shape[0]:
+            raise ValueError(f"the state holds {self.position.shape[0]} rows, got a batch of {key.shape[0]}")
+        if self._key is None or self._value is None or self._real is None:
+            self._key, self._value = self._buffer(key), self._buffer(value)
+            self._real = torch.zeros(key.shape[0], self.capacity, dtype=torch.bool, device=self._key.device)
+        expected, found = (self._key.shape[3], self._value.shape[3]), (key.shape[3], value.shape[3])
+        if found != expected:
+            raise ValueError(f"the state holds keys and values of widths {expected}, got {found}")
+        return self._key, self._value, self._real
+
+    def followed_by(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The kept tokens from the oldest on, then the new ones, which are not yet kept.
+
+        Returns:
+            Keys and values with capacity + new tokens, or the new ones alone while there are no earlier ones, and
+            their (batch, tokens) mask or None.
+        """
+        kept_key, kept_value, kept_real = self.slots(key, value)
+        if not bool(self.position.any()):
+            return key.to(kept_key.dtype), value.to(kept_value.dtype), key_mask
+        index = ((self.position[:, None] + torch.arange(self.capacity)) % self.capacity).to(kept_key.device)
+        mask = _all_real(key) if key_mask is None else key_mask
+        keys = torch.cat([_take(kept_key, index), key.to(kept_key.dtype)], 2)
+        values = torch.cat([_take(kept_value, index), value.to(kept_value.dtype)], 2)
+        return keys, values, torch.cat([kept_real.gather(1, index), mask], 1)
+
+    def append(self, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> None:
+        """Keep new tokens in the place of the oldest.
+
+        Args:
+            key: (batch, kv_heads, new, head_dim).
+            value: (batch, kv_heads, new, value_dim).
+            key_mask: (batch, new) bool, True for a real token.
+
+        Raises:
+            ValueError: as `slots`.
+        """
+        buffers = self.slots(key, value)
+        real = _all_real(key) if key_mask is None else key_mask
+        if key_mask is not None:
+            key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
+        positions, after = advance_positions(self.position, key.shape[2], key_mask)
+        write = self._write_one if key.shape[2] == 1 else self._write_many
+        write(buffers, (key.detach(), value.detach(), real), positions, after)
+        self.position = after
+
+    def clone(self) -> "RecentTokens":
+        """An independent copy, to roll back to."""
+        return self._map_rows(torch.clone)
+
+    def reorder(self, indices: Tensor) -> "RecentTokens":
+        """The state of the rows `indices` (int64), repeats allowed: what beam search needs."""
+        return self._map_rows(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
+
+    def _write_one(self, buffers: tuple, new: tuple, positions: Tensor, after: Tensor) -> None:
+        """Each row's token into its slot. Padding before a row starts goes to slot 0, which its first token takes."""
+        slot = (positions[:, 0] % self.capacity).to(buffers[0].device)
+        rows = torch.arange(slot.shape[0], device=slot.device)
+        for buffer, tensor in zip(buffers[:2], new[:2], strict=True):
+            buffer[rows, :, slot] = tensor[:, :, 0].to(buffer.dtype)
+        buffers[2][rows, slot] = new[2][:, 0]
+
+    def _write_many(self, buffers: tuple, new: tuple, positions: Tensor, after: Tensor) -> None:
+        """Into each slot the last token that belongs there, where that is a new one."""
+        slot = torch.arange(self.capacity)
+        last = after[:, None] - 1 - (after[:, None] - 1 - slot) % self.capacity  # its position
+        source = last - after[:, None] + new[0].shape[2]
+        is_new = (last >= self.position[:, None]).to(buffers[0].device)
+        index = source.clamp(min=0).to(buffers[0].device)
+        for buffer, tensor in zip(buffers[:2], new[:2], strict=True):
+            buffer.copy_(torch.where(is_new[:, None, :, None], _take(tensor.to(buffer.dtype), index), buffer))
+        buffers[2].copy_(torch.where(is_new, new[2].gather(1, index), buffers[2]))
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        shape = (*like.shape[:2], self.capacity, like.shape[3])
+        return torch.zeros(shape, device=self._device or like.device, dtype=self._dtype or like.dtype)
+
+    def _map_rows(self, function: Callable[[Tensor], Tensor]) -> "RecentTokens":
+        other = RecentTokens(0, self.capacity, self._device, self._dtype)
+        for name in ("position", "_key", "_value", "_real"):
+            tensor = getattr(self, name)
+            setattr(other, name, None if tensor is None else function(tensor))
+        return other
+
+
+def _take(source: Tensor, index: Tensor) -> Tensor:
+    """Tokens `index` (batch, count) of (batch, heads, length, width)."""
+    return source.gather(2, index[:, None, :, None].expand(-1, source.shape[1], -1, source.shape[3]))
+
+
+def _all_real(key: Tensor) -> Tensor:
+    """A (batch, length) mask of no padding."""
+    return torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
