@@ -35,7 +35,7 @@ def test_it_approaches_softmax_attention_as_one_over_the_root_of_its_features():
 
 @pytest.mark.parametrize("kind", ["softmax", "relu"])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("head_dim", [HEAD_DIM, 128])
+@pytest.mark.parametrize("head_dim", [HEAD_DIM, 128, 256])
 def test_performer_attention_is_its_formula_without_constants(kind: str, causal: bool, head_dim: int):
     mechanism, (query, key, value) = build(head_dim, kind=kind), inputs(1.0, head_dim=head_dim)
     weight = mechanism.feature_map.weight.double()

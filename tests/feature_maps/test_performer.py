@@ -116,11 +116,12 @@ def test_features_are_positive_and_finite_at_any_norm(kind: str, dtype: torch.dt
         assert grad.isfinite().all()
 
 
-def test_the_worst_key_for_a_row_stays_in_range():
-    feature_map = PerformerFeatures(128, seed=0)
-    assert feature_map.key_constant > 1
+@pytest.mark.parametrize("head_dim", [128, 256, 512])
+def test_the_worst_key_for_a_row_stays_in_range(head_dim: int):
+    feature_map = PerformerFeatures(head_dim, seed=0)
+    assert 1 < feature_map.key_constant <= 60
     longest = feature_map.weight[feature_map.weight.norm(dim=-1).argmax()]
-    features = feature_map.map_keys((longest * 128**0.25).expand(1, 1, 1, -1))
+    features = feature_map.map_keys((longest * head_dim**0.25).expand(1, 1, 1, -1))
     assert math.exp(39) < features.max() * 256**0.5 < math.exp(41)
 
 

@@ -12,6 +12,8 @@ _SOFTMAX_EPSILON = 1e-6
 _RELU_EPSILON = 1e-3
 # No key feature exceeds exp of this: sums of very many stay far below the largest float32, exp(88).
 _LARGEST_EXPONENT = 40.0
+# With more, 1e-6 exp(-c) and the features of typical keys would be below the smallest float32, exp(-87).
+_LARGEST_CONSTANT = 60.0
 _SEEDS = 2**63 - 1
 
 
@@ -29,8 +31,9 @@ class PerformerFeatures(FeatureMap):
     The constant c keeps exp in range. A query's is its own largest exponent, which cancels when weights are normalised.
     All keys have one, max(0, max |w|^2 / 2 - 40), which depends on W alone, for an exponent never exceeds |w|^2 / 2;
     their 1e-6 is scaled by exp(-c), so that c cancels exactly. Published code subtracts the largest exponent over all
-    keys, later ones too, so that with its 1e-6 causal attention sees the future. For heads wider than 128 c may be so
-    large that features of typical keys underflow in float32.
+    keys, later ones too, so that with its 1e-6 causal attention sees the future. In heads wider than about 140, whose
+    |w|^2 / 2 span more than float32 does, c stops at 60 and exponents beyond 100 count as 100: those of keys both far
+    longer than usual and aligned with a row.
 
     W is a buffer, saved with the model, and so is the seed of the next draw: a reloaded map computes the same and is
     redrawn alike. After construction nothing is drawn but by `resample`.
@@ -121,7 +124,7 @@ class PerformerFeatures(FeatureMap):
         draw = orthogonal_rows if self.orthogonal else gaussian_rows
         weight = draw(self.feature_dim, self.head_dim, generator)
         self.weight.copy_(weight)
-        self.key_constant.copy_((weight.square().sum(-1).max() / 2 - _LARGEST_EXPONENT).clamp(min=0))
+        self.key_constant.copy_((weight.square().sum(-1).max() / 2 - _LARGEST_EXPONENT).clamp(0, _LARGEST_CONSTANT))
 
 
 def gaussian_rows(rows: int, width: int, generator: torch.Generator) -> Tensor:
@@ -147,7 +150,7 @@ def _softmax_features(projected: Tensor, scaled: Tensor, key_constant: Tensor | 
         # |x'|^2 / 2 is in all exponents of a query: it goes with their maximum.
         return (projected - projected.amax(-1, keepdim=True)).exp() + _SOFTMAX_EPSILON
     exponent = projected - scaled.square().sum(-1, keepdim=True) / 2
-    return (exponent - key_constant).exp() + _SOFTMAX_EPSILON * (-key_constant).exp()
+    return (exponent - key_constant).clamp(max=_LARGEST_EXPONENT).exp() + _SOFTMAX_EPSILON * (-key_constant).exp()
 
 
 def _relu_features(projected: Tensor, scaled: Tensor, key_constant: Tensor | None) -> Tensor:
