@@ -55,7 +55,7 @@ def test_performer_attention_is_its_formula_without_constants(kind: str, causal:
     torch.testing.assert_close(mechanism(query, key, value, causal=causal), expected.float(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1.0, 8.0])
+@pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_a_loud_key_to_come_changes_nothing_before_it(scale: float):
     mechanism, (query, key, value) = build().double(), inputs(scale, torch.float64)
     louder = torch.cat([key[:, :, :10], 5 * key[:, :, 10:]], 2)
