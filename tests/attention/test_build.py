@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polysketch import attention
+from polysketch.feature_maps import GaussianSketch, SRHTSketch
 
 
 def test_an_unknown_mechanism_is_refused_with_the_list_of_those_that_exist():
@@ -67,6 +68,13 @@ def test_options_out_of_range_are_refused(name: str, options: dict, message: str
 def test_options_of_another_type_are_refused(name: str, options: dict, message: str):
     with pytest.raises(TypeError, match=message):
         attention.build(name, num_heads=2, head_dim=8, **options)
+
+
+@pytest.mark.parametrize(("projection", "sketch"), [("gaussian", GaussianSketch), ("srht", SRHTSketch)])
+def test_a_projection_names_the_random_sketch(projection: str, sketch: type):
+    options = {"learned": False, "projection": projection, "sketch_size": 5}
+    mechanism = attention.build("polysketch", num_heads=2, head_dim=8, **options)
+    assert type(mechanism.feature_map) is sketch
 
 
 @pytest.mark.parametrize("name", sorted(attention.MECHANISMS))
