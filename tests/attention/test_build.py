@@ -88,7 +88,7 @@ def test_mixed_dtypes_and_devices_are_refused_by_name(name: str):
     with pytest.raises(ValueError, match="on one device, got meta, cpu, cpu"):
         mechanism(query.to("meta"), key, value)
     with pytest.raises(ValueError, match="on one device, got cpu, cpu, meta"):
-        mechanism.extend(query, key, value.to("meta"), mechanism.init_state(1))
+        mechanism(query, key, value.to("meta"), causal=mechanism.is_causal)
 
 
 @pytest.mark.parametrize("name", ["polynomial", "polysketch"])

@@ -116,6 +116,18 @@ def test_forward_equals_extend_over_any_split(case: Case, cuts: set[int]):
     torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case not in CAUSAL_CASES], ids=str)
+def test_a_mechanism_that_cannot_be_causal_says_so_by_name(case: Case):
+    mechanism, (query, key, value, _) = case.build(), case.inputs()
+    name = type(mechanism).__name__
+    with pytest.raises(ValueError, match=f"{name} cannot be causal"):
+        mechanism(query, key, value)
+    with pytest.raises(NotImplementedError, match=f"{name} cannot decode"):
+        mechanism.init_state(BATCH)
+    with pytest.raises(NotImplementedError, match=f"{name} cannot decode"):
+        mechanism.extend(query, key, value, None)
+
+
 def test_rows_of_the_batch_do_not_influence_one_another(case: Case):
     mechanism, inputs = case.build(), case.inputs()
     alone = run(mechanism, tuple(x[1:] for x in inputs))
@@ -146,6 +158,21 @@ def test_left_padding_changes_nothing_when_decoding(causal_case: Case, prefill: 
     output = torch.cat(outputs, 2)
     torch.testing.assert_close(output[0, :, count:], run(mechanism, inputs)[0], **TIGHT)
     torch.testing.assert_close(output[1], run(mechanism, padded)[1], **TIGHT)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_masked_tokens_of_a_row_that_has_started_keep_their_places_when_decoding(causal_case: Case, size: int):
+    mechanism, (query, key, value, hidden) = causal_case.build(), causal_case.inputs()
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    mask[0, 18:20] = mask[1, 31:] = False
+    state, outputs = mechanism.init_state(BATCH, dtype=query.dtype), []
+    for start in range(0, LENGTH, size):
+        span = slice(start, start + size)
+        parts = (x[:, :, span] for x in (query, key, value))
+        output, state = mechanism.extend(*parts, state, key_mask=mask[:, span], hidden=hidden[:, span])
+        outputs.append(output)
+    expected = run(mechanism, (query, key, value, hidden), key_mask=mask)
+    torch.testing.assert_close(torch.cat(outputs, 2), expected, **TIGHT)
 
 
 def test_masked_tokens_in_the_middle_have_no_weight(case: Case):

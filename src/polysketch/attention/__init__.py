@@ -8,6 +8,7 @@ from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.landmark import NystromAttention, SkyformerAttention
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.local import LocalAttention
@@ -30,10 +31,12 @@ __all__ = [
     "LlopsAttention",
     "LocalAttention",
     "Mechanism",
+    "NystromAttention",
     "PerformerAttention",
     "PolynomialAttention",
     "PolysketchAttention",
     "RecentTokens",
+    "SkyformerAttention",
     "SlidingWindowAttention",
     "SoftmaxAttention",
     "SymmetricPowerAttention",

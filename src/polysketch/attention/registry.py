@@ -7,6 +7,7 @@ from typing import Any
 from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
+from polysketch.attention.landmark import NystromAttention, SkyformerAttention
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.local import LocalAttention
@@ -24,6 +25,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "llops": LlopsAttention,
     "sliding-window": SlidingWindowAttention,
     "local": LocalAttention,
+    "nystrom": NystromAttention,
+    "skyformer": SkyformerAttention,
     "based": BasedAttention,
     "hedgehog": HedgehogAttention,
     "symmetric-power": SymmetricPowerAttention,

@@ -1,6 +1,7 @@
 """What is computed: parameter-free functions on tensors (batch, heads, length, width)."""
 
 from polysketch.ops.hadamard import hadamard_transform
+from polysketch.ops.landmark import nystrom_attention, skyformer_attention
 from polysketch.ops.linear import (
     LinearAttentionResult,
     LinearAttentionState,
@@ -36,9 +37,11 @@ __all__ = [
     "linear_attention_extend_",
     "local_attention",
     "lower_triangular_multiply",
+    "nystrom_attention",
     "polynomial_attention",
     "polynomial_attention_backend",
     "polynomial_attention_with_cache",
+    "skyformer_attention",
     "sliding_window_attention",
     "sliding_window_attention_with_cache",
     "softmax_attention",
