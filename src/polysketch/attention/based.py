@@ -8,7 +8,7 @@ from polysketch.feature_maps import Taylor
 class BasedAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1e-12 + sum_j w_ij), w_ij = 1 + s + s^2 / 2, s = (q_i W_q) . (k_j W_k) / sqrt(d).
 
-    BASED (Arora et al., 2024, arXiv 2402.18668). W_q and W_k are learned, head_dim to d, one of each for every key/value
+    BASED (Arora et al., arXiv 2402.18668). W_q and W_k are learned, head_dim to d, one of each for every key/value
     head; queries and keys are not normed. The features are packed, 153 of them at d = 16, and the weights exact. Sums
     are float32 or better, in which the 1e-12 is there, though no weight is below 1/2. This is the linear part alone:
     the paper's models interleave it with sliding-window attention and short convolutions.

@@ -7,7 +7,7 @@ from polysketch.feature_maps import Hedgehog
 class HedgehogAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / sum_j w_ij, w_ij = phi_q(q_i) . phi_k(k_j), phi(x) = [softmax(x W), softmax(-x W)].
 
-    Hedgehog (Zhang et al., 2024, arXiv 2402.04347). W is learned, separate for queries and keys, one of each for every
+    Hedgehog (Zhang et al., arXiv 2402.04347). W is learned, separate for queries and keys, one of each for every
     key/value head, and starts at the identity. A weight is between 0 and 2. Where all weights of a row underflow, its
     output is zero.
 

@@ -11,7 +11,7 @@ from polysketch.feature_maps.projection import HeadProjection
 class Hedgehog(FeatureMap):
     """phi(x) = [softmax(x W), softmax(-x W)]: non-negative features that sum to two.
 
-    Hedgehog (Zhang et al., 2024, arXiv 2402.04347). One W for queries and one for keys, for every key/value head, without a
+    Hedgehog (Zhang et al., arXiv 2402.04347). One W for queries and one for keys, for every key/value head, without a
     bias, started at the identity. Columns beyond head_dim, in a wider map, start as random directions of unit length
     on average: equal ones would stay equal for ever. Published codes differ among themselves (one softmax over both
     signs, one W for all heads, a bias, a floor of 1e-12): here the formula holds as it stands.

@@ -15,7 +15,7 @@ class Taylor(FeatureMap):
         phi(x) = [1, y, (y (x) y) / sqrt(2)],  y = x W / d^(1/4):   phi(q) . phi(k) = 1 + s + s^2 / 2,
         s = (q W_q) . (k W_k) / sqrt(d)
 
-    BASED (Arora et al., 2024, arXiv 2402.18668). A weight is never below 1/2. The tensor square is packed: 153 features at
+    BASED (Arora et al., arXiv 2402.18668). A weight is never below 1/2. The tensor square is packed: 153 features at
     d = 16 where published code has 273, with the same products. W_q and W_k, one of each for every key/value head,
     are learned; in BASED they are part of the model's query and key projections, which d = 16 makes narrow.
 
