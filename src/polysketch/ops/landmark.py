@@ -78,8 +78,9 @@ def skyformer_attention(
 
     Skyformer (arXiv:2111.00035, section 4). An approximation of kap(Q, K) V, without normalised rows. Queries and
     keys are scaled by head_dim^(-1/4) (in the authors' code by 32^(-1/4), whatever the head). The landmarks S are
-    sampled from a row's real tokens, the first half of them queries, the others keys. With M = D (kap(S, S) + regularization I) D and D
-    the diagonal of its row sums to the power -1/2, the inverse is D M^(-1) D, and M^(-1) by `iterative_inverse`.
+    sampled from a row's real tokens, the first half of them queries, the others keys. With D the diagonal of the row
+    sums of kap(S, S) + regularization I to the power -1/2, and M = D (kap(S, S) + regularization I) D, the inverse is
+    D M^(-1) D, and M^(-1) comes from `iterative_inverse`.
 
     Args:
         query: (batch, heads, length, head_dim).
