@@ -101,15 +101,17 @@ class LocalAttention(Mechanism):
         """One query a row over its chunk so far: the slots up to the token's own, for chunks start at slot 0."""
         last = (state.position - 1) % self.local_chunk
         filled = int(last.max()) + 1
-        keys, values, real = state.slots(key, value)
-        in_chunk = torch.arange(filled, device=real.device) <= last.to(real.device)[:, None]
+        keys, values, _ = state.slots(key, value)
+        in_chunk = None  # masked tokens are keys of zeros, without weight: only rows that are not as far need a mask
+        if bool((last < filled - 1).any()):
+            in_chunk = (torch.arange(filled) <= last[:, None]).to(keys.device)
         output = ops.polynomial_attention(
             query.to(keys.dtype),
             keys[:, :, :filled],
             values[:, :, :filled],
             degree=self.degree,
             offset=_OFFSET,
-            key_mask=real[:, :filled] & in_chunk,
+            key_mask=in_chunk,
         )
         return output.to(value.dtype)
 
