@@ -167,10 +167,12 @@ def test_a_seed_gives_the_function_and_each_redraw_another():
     assert not torch.allclose(PerformerFeatures(8, seed=4).map_keys(x), drawn[0], rtol=0.1)
 
 
-def test_a_reloaded_map_is_redrawn_alike():
-    feature_map, other = PerformerFeatures(8, seed=3), PerformerFeatures(8, seed=4)
+def test_a_reloaded_map_is_the_same_and_is_redrawn_alike():
+    feature_map, other = PerformerFeatures(128, seed=3), PerformerFeatures(128, seed=4)
     feature_map.resample()
+    assert other.key_constant != feature_map.key_constant
     other.load_state_dict(feature_map.state_dict())
+    assert other.key_constant == feature_map.key_constant
     feature_map.resample()
     other.resample()
     assert torch.equal(other.weight, feature_map.weight)
