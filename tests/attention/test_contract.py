@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attention.cases import BATCH, CASES, CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case
-from polysketch import attention
+from polysketch import attention, ops
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
 
@@ -270,6 +270,15 @@ def test_a_reordered_state_continues_the_rows_named(causal_case: Case):
     output, _ = mechanism.extend(query, key, value, state.reorder(indices), hidden=hidden)
     expected, _ = mechanism.extend(*tail[:3], state, hidden=tail[3])
     torch.testing.assert_close(output, expected[indices], **TIGHT)
+
+
+def test_a_state_of_sums_has_the_dtype_of_the_mechanisms_own_tensors(causal_case: Case):
+    mechanism = causal_case.build()
+    state, own = mechanism.init_state(BATCH), (*mechanism.parameters(), *mechanism.buffers())
+    if not isinstance(state, ops.LinearAttentionState):
+        pytest.skip("the state takes the dtype of the first keys")
+    expected = torch.float64 if any(x.is_floating_point() for x in own) else torch.float32
+    assert state.sums.dtype == state.open_value.dtype == expected
 
 
 def test_extend_has_no_gradient(causal_case: Case):

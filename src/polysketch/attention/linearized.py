@@ -1,5 +1,6 @@
 """What all attention over features is: a feature map, one op, and a state of constant size."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class LinearizedAttention(Mechanism):
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ops.LinearAttentionState:
         """Sums of zero; their size depends on features, head_dim and local_chunk, never on the context."""
-        like = next(self.parameters(), torch.empty(0))
+        tensors = chain(self.parameters(), self.buffers())
+        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
         return ops.LinearAttentionState.init(
             batch_size,
             self.num_kv_heads,
