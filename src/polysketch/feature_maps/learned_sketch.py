@@ -54,7 +54,7 @@ class LearnedSketch(FeatureMap):
 
     with f as in `SketchNetwork`, `degree - 2` networks in all. |phi_i| <= sqrt(r), so a weight is at most r^4. It
     takes queries and keys before any layer norm, for each network begins with its own. Hidden activations, 8 r wide,
-    are made for a few thousand rows at a time and recomputed in backward.
+    are made for some rows at a time and recomputed in backward.
 
     Args:
         head_dim: width of one head.
