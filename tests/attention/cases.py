@@ -24,6 +24,8 @@ class Case:
         lean: added to every entry of queries and keys, where weights of zero would hide tokens.
         first_sees: how many tokens the first one sees without `causal`, itself included.
         last_sees: how many the last one of `LENGTH` sees.
+        widest_head: the widest head the options are for, or that is cheap enough to run; None for any.
+        not_smooth: why gradients by differences do not apply, where they do not.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Case:
     lean: float = 0.0
     first_sees: int = LENGTH
     last_sees: int = LENGTH
+    widest_head: int | None = None
+    not_smooth: str = ""
 
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items() if key != "hidden_size")
@@ -50,24 +54,36 @@ class Case:
             mechanism.query_norm.weight.data.mul_(self.norm_scale)
             mechanism.query_norm.bias.data.mul_(self.norm_scale)
         if hasattr(mechanism, "calibrate"):
-            query, key, _, hidden = self.inputs(dtype=dtype, heads=sizes["num_heads"])
+            kinds = {"heads": sizes["num_heads"], "kv_heads": sizes["num_kv_heads"], "head_dim": sizes["head_dim"]}
+            query, key, _, hidden = self.inputs(dtype=dtype, **kinds)
             mechanism.calibrate(query, key, hidden=hidden)
         return mechanism
 
     def inputs(
-        self, *, seed: int = 1, dtype: torch.dtype = torch.float64, length: int = LENGTH, heads: int = HEADS
+        self,
+        *,
+        seed: int = 1,
+        dtype: torch.dtype = torch.float64,
+        batch: int = BATCH,
+        length: int = LENGTH,
+        heads: int = HEADS,
+        kv_heads: int | None = None,
+        head_dim: int = HEAD_DIM,
+        value_dim: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Query, key, value and hidden; keys lean towards each other so that weights differ in size."""
         generator = torch.Generator().manual_seed(seed)
+        kv_heads = self.kv_heads if kv_heads is None else kv_heads
+        value_dim = head_dim if value_dim is None else value_dim
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
         return (
-            draw(BATCH, heads, length, HEAD_DIM) + self.lean,
-            draw(BATCH, self.kv_heads, length, HEAD_DIM) + self.lean,
-            draw(BATCH, self.kv_heads, length, HEAD_DIM),
-            draw(BATCH, length, HIDDEN),
+            draw(batch, heads, length, head_dim) + self.lean,
+            draw(batch, kv_heads, length, head_dim) + self.lean,
+            draw(batch, kv_heads, length, value_dim),
+            draw(batch, length, HIDDEN),
         )
 
 
@@ -114,9 +130,9 @@ CASES = [
     Case("based", {"feature_dim": 5}),
     Case("based", kv_heads=2),
     Case("hedgehog"),
-    Case("hedgehog", {"num_features": 24}, kv_heads=2),
+    Case("hedgehog", {"num_features": 24}, kv_heads=2, widest_head=12),
     Case("symmetric-power", norm_scale=0.3),
-    Case("symmetric-power", {"degree": 4}, kv_heads=2, norm_scale=0.3),
+    Case("symmetric-power", {"degree": 4}, kv_heads=2, norm_scale=0.3, widest_head=16),
 ]
 
 CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]

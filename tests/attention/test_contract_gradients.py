@@ -1,0 +1,38 @@
+"""Gradients of every input and parameter are those of differences, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from attention.cases import CASES, Case
+from polysketch import attention
+
+LENGTH = 11  # beyond a chunk of 8 tokens and a window of 9
+
+
+def directions(case: Case) -> list[bool]:
+    """The values of `causal` that the mechanism takes: landmarks are not causal, a gate is."""
+    refuses = {"causal": not attention.mechanism_class(case.name).is_causal, "all": bool(case.options.get("gate"))}
+    return [causal for causal in (True, False) if not refuses["causal" if causal else "all"]]
+
+
+RUNS = [pytest.param(case, causal, id=f"{case} causal={causal}") for case in CASES for causal in directions(case)]
+
+
+@pytest.mark.parametrize(("case", "causal"), RUNS)
+def test_gradients_are_those_of_differences(case: Case, causal: bool):
+    if case.not_smooth:
+        pytest.skip(case.not_smooth)
+    mechanism = case.build()
+    inputs = case.inputs(batch=1, length=LENGTH, value_dim=3)[: 4 if case.options.get("gate") else 3]
+    parameters = dict(mechanism.named_parameters())
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+        hidden, weights = others[: len(inputs) - 3], others[len(inputs) - 3 :]
+        options = {"causal": causal} | ({"hidden": hidden[0]} if hidden else {})
+        return functional_call(mechanism, dict(zip(parameters, weights, strict=True)), (query, key, value), options)
+
+    tensors = (*(x.requires_grad_() for x in inputs), *parameters.values())
+    # The fast mode compares a random direction of each tensor's entries, all together.
+    assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
