@@ -1,5 +1,6 @@
 """What is computed: parameter-free functions on tensors (batch, heads, length, width)."""
 
+from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
 from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.landmark import nystrom_attention, skyformer_attention
 from polysketch.ops.linear import (
@@ -30,7 +31,10 @@ __all__ = [
     "LinearAttentionState",
     "LocalPolynomial",
     "OpenChunk",
+    "causal_convolution",
+    "centred_convolution",
     "combine",
+    "depthwise_convolution_2d",
     "hadamard_transform",
     "linear_attention",
     "linear_attention_backend",
