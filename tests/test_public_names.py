@@ -35,6 +35,8 @@ PUBLIC_NAMES = {
         "sliding_window_attention_with_cache",
         "softmax_attention",
         "softmax_attention_with_cache",
+        "squared_polynomial_attention",
+        "squared_polynomial_attention_with_cache",
     ],
     "feature_maps": [
         "FEATURE_MAPS",

@@ -15,8 +15,9 @@ import torch
 
 from polysketch.attention import MECHANISMS
 from polysketch.cli import main
-from polysketch.cli.attention_options import parse_attention_options
+from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
 from polysketch.cli.train import TrainFlags, configuration
+from polysketch.training import load_model
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 
 TIMES = ("seconds", "tokens_per_second")
@@ -153,6 +154,12 @@ def test_a_finished_run_says_where_everything_is_and_what_to_do_next(fast_flags,
         (["--batch-size", "0"], 2, "--batch-size: expected at least 1, found 0"),
         (["--data", "nowhere"], 1, "nowhere"),
         (["--attention", "softmaxx"], 1, "softmaxx"),
+        (["--attention", "nystrom", "--attention-options"], 1, "'nystrom' cannot be causal"),
+        (["--attention", "nystrom", "--attention-options", "--data", "nowhere"], 1, "'nystrom' cannot be causal"),
+        (["--attention", "based,skyformer", "--layers", "2", "--attention-options"], 1, "'skyformer' cannot be causal"),
+        (["--attention", "based,local"], 1, "expected NAME.key=value, where NAME is one of based, local; found 'sketc"),
+        (["--attention", "based,local", "--attention-options"], 1, "pattern whose length divides the layers: 1 layers"),
+        (["--attention", "based,", "--attention-options"], 1, "unknown attention mechanism ''"),
         (["--attention-options", "size"], 1, "expected key=value, found 'size'"),
         (["--context", "1000000"], 1, "expected at least 1000001 training tokens"),
         (["--init-from", "nowhere"], 1, "expected a run folder made by"),
@@ -181,6 +188,23 @@ def test_help_explains_every_flag(capfd):
         assert "-" + name.replace("_", "-") in shown
     assert "Peak learning rate" in shown
     assert "key=value" in shown
+
+
+def test_a_pattern_repeats_over_the_layers_and_trains(fast_flags, tmp_path):
+    mixture = ["--attention", "based,sliding-window", "--layers", "4", "--attention-options", "sliding-window.window=8"]
+    assert main(fast_flags(*mixture)) == 0
+    model, _ = load_model(tmp_path / "run")
+    assert model.config.layers() == [("based", {}), ("sliding-window", {"window": 8})] * 2
+    before = outcome(tmp_path / "run")
+    assert main([*fast_flags(*mixture), "--resume", "--extend", "--steps", "2"]) == 0
+    assert len(outcome(tmp_path / "run")[0]) > len(before[0])
+    assert main(fast_flags("--resume", "--extend", "--steps", "2")) == 1
+
+
+def test_without_a_mechanism_the_presets_own_is_trained_with_options_changed(tmp_path):
+    given = TrainFlags(data=tmp_path, out=tmp_path, attention_options=("sketch_size=8",))
+    assert configuration(given).attention is None
+    assert configuration(given).attention_options == {"sketch_size": 8}
 
 
 class Example:
@@ -235,6 +259,26 @@ def test_options_take_the_type_that_the_mechanism_declares(pair, expected):
 def test_options_that_do_not_fit_are_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
         parse_attention_options(pairs, Example, "example")
+
+
+def test_options_of_several_mechanisms_go_by_name():
+    pairs = ["example.gain=0.5", "other.size=3", "example.size=4"]
+    mechanisms = {"example": Example, "other": Example, "third": Example}
+    assert parse_options_by_name(pairs, mechanisms) == {"example": {"gain": 0.5, "size": 4}, "other": {"size": 3}}
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("gain=0.5", "expected NAME.key=value, where NAME is one of example; found 'gain=0.5'"),
+        ("else.gain=0.5", "found 'else.gain=0.5'"),
+        ("example.sice=3", "example has no option 'sice'"),
+        ("example.size", "expected key=value, found 'size'"),
+    ],
+)
+def test_options_of_no_mechanism_are_refused(pair, message):
+    with pytest.raises(ValueError, match=message):
+        parse_options_by_name([pair], {"example": Example})
 
 
 @pytest.mark.parametrize("name", sorted(MECHANISMS))

@@ -24,6 +24,7 @@ def test_sizes_left_out_are_filled_in():
         {},
         {"attention": "polynomial", "attention_options": {"degree": 2}},
         {"attention": ("softmax", "polysketch"), "attention_options": ({}, {"prefix_gain": (0.5, 0.9)})},
+        {"attention": ("based", "local"), "attention_options": {"local": {"local_chunk": 4}}, "num_layers": 4},
         {"rope_base": 500000, "norm_epsilon": 1e-6, "num_kv_heads": 1},
     ],
 )
@@ -38,6 +39,19 @@ def test_each_layer_may_have_its_own_mechanism():
     mixed = config(attention=["softmax", "polynomial"], attention_options=[{}, {"degree": 8}])
     assert mixed.layers() == [("softmax", {}), ("polynomial", {"degree": 8})]
     assert config(attention="softmax").layers() == [("softmax", {}), ("softmax", {})]
+
+
+def test_a_pattern_repeats_over_the_layers_with_options_by_name():
+    options = {"sliding-window": {"window": 7}}
+    mixed = config(num_layers=6, attention=["based", "sliding-window", "based"], attention_options=options)
+    assert mixed.layers() == [("based", {}), ("sliding-window", {"window": 7}), ("based", {})] * 2
+    assert mixed.to_dict()["attention"] == ["based", "sliding-window", "based"]
+
+
+def test_a_pattern_of_options_repeats_by_itself():
+    options = ({"degree": 2}, {"degree": 4})
+    mixed = config(num_layers=4, attention="polynomial", attention_options=options)
+    assert mixed.layers() == [("polynomial", {"degree": degree}) for degree in (2, 4, 2, 4)]
 
 
 @pytest.mark.parametrize(
@@ -55,8 +69,18 @@ def test_each_layer_may_have_its_own_mechanism():
         ({"rope_base": float("nan")}, "rope_base must be positive and finite"),
         ({"norm_epsilon": -1e-5}, "norm_epsilon must be positive"),
         ({"attention": "no-such"}, "unknown attention mechanism 'no-such'; known mechanisms: .*polynomial"),
-        ({"attention": ("softmax",) * 3}, "attention must be one, or one per layer: 2 layers, got 3"),
-        ({"attention_options": ({},)}, "attention_options must be one, or one per layer: 2 layers, got 1"),
+        ({"attention": ("softmax",) * 3}, "attention must be one, one per layer, or a pattern .*: 2 layers, got 3"),
+        ({"attention": ("softmax",) * 4}, "2 layers, got 4"),
+        ({"attention": ()}, "2 layers, got 0"),
+        ({"attention_options": ({},) * 3}, "attention_options must be one, one per layer, or .*: 2 layers, got 3"),
+        ({"attention": ("softmax",), "attention_options": {"degree": 2}}, "go by name, {'softmax': .* is 'degree'"),
+        (
+            {"attention": ("softmax",), "attention_options": {"based": {}}},
+            "no layer is 'based'; the layers are softmax",
+        ),
+        ({"attention": ["softmax", "based"], "attention_options": {"based": {"window": 2}}}, "'based' has no option"),
+        ({"attention": "nystrom"}, "'nystrom' cannot be causal, .*; causal mechanisms: based, .*, softmax"),
+        ({"attention": ("softmax", "skyformer")}, "'skyformer' cannot be causal"),
         ({"attention_options": {"sketchsize": 3}}, "'polysketch' has no option 'sketchsize'; it takes degree"),
     ],
 )
@@ -72,7 +96,10 @@ def test_values_out_of_range_are_refused(changes: dict, message: str):
         ({"num_layers": True}, "num_layers must be an integer"),
         ({"head_dim": 8.0}, "head_dim must be an integer"),
         ({"rope_base": "big"}, "rope_base must be a number"),
-        ({"attention": 3}, "attention must be a str, or a list of one per layer, got 3"),
+        ({"attention": 3}, "attention must be a str, or a list of them to repeat over the layers, got 3"),
+        ({"attention": ("softmax", 3)}, "attention must be a str, or a list of them"),
+        ({"attention": ("based",), "attention_options": {"based": 3}}, "of 'based' must be a dict, got 3"),
+        ({"attention_options": ({}, 3)}, "attention_options must be a dict, or a list of them"),
         ({"attention_options": "degree"}, "attention_options must be a dict"),
     ],
 )

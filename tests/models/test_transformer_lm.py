@@ -15,6 +15,11 @@ MODELS = {
     **{name: {"attention": name} for name in CAUSAL},
     "polysketch": {"attention_options": {**CHUNKED, "prefix_gain": 0.5}},
     "gated": {"attention_options": {**CHUNKED, "gate": True}, "num_kv_heads": 1},
+    "pattern": {
+        "num_layers": 4,
+        "attention": ("based", "sliding-window"),
+        "attention_options": {"sliding-window": {"window": 5}, "based": {"feature_dim": 4}},
+    },
     "mixed": {"attention": ("softmax", "polysketch"), "attention_options": ({}, CHUNKED)},
 }
 
@@ -34,6 +39,16 @@ def build(kind: str = "polysketch", seed: int = 0, **changes) -> TransformerLM:
 
 def tokens(rows: int = 2, length: int = LENGTH, seed: int = 1) -> Tensor:
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_state_of_a_mixture_is_the_states_of_its_layers():
+    model = build("pattern")
+    _, state = model.extend(tokens(), model.init_state(2))
+    ring, sums = state.layers[1], state.layers[0]
+    assert (ring.capacity, type(sums).__name__) == (5, "LinearAttentionState")
+    assert state.nbytes == 2 * (ring.nbytes + sums.nbytes) + 2 * 8
+    _, later = model.extend(tokens(seed=5), state.clone())
+    assert later.nbytes == state.nbytes
 
 
 def test_every_mechanism_is_tested_in_a_model():

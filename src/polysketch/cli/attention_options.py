@@ -3,7 +3,7 @@
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union
 
 _SHAPE_ARGUMENTS = {"self", "num_heads", "head_dim", "num_kv_heads", "hidden_size"}
@@ -37,6 +37,33 @@ def parse_attention_options(pairs: Sequence[str], mechanism: Callable[..., Any],
             raise ValueError(f"--attention-options: {key} is given twice")
         options[key] = _parse(text, annotations[key], f"--attention-options {key}")
     return options
+
+
+def parse_options_by_name(
+    pairs: Sequence[str], mechanisms: Mapping[str, Callable[..., Any]]
+) -> dict[str, dict[str, Any]]:
+    """Turn `name.key=value` texts into the typed options of each of several mechanisms.
+
+    Args:
+        pairs: for instance `("polysketch.sketch_size=32", "sliding-window.window=64")`.
+        mechanisms: the class of each mechanism by its name.
+
+    Returns:
+        Options by name of the mechanism; a mechanism without options is left out.
+
+    Raises:
+        ValueError: a text that names none of the mechanisms, or as `parse_attention_options`.
+    """
+    texts: dict[str, list[str]] = {}
+    for pair in pairs:
+        name, dot, rest = pair.partition(".")
+        if not dot or name not in mechanisms:
+            raise ValueError(
+                "--attention-options: with several mechanisms expected NAME.key=value, where NAME is one of "
+                f"{', '.join(mechanisms)}; found {pair!r}"
+            )
+        texts.setdefault(name, []).append(rest)
+    return {name: parse_attention_options(rest, mechanisms[name], name) for name, rest in texts.items()}
 
 
 def _option_annotations(mechanism: Callable[..., Any]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import dataclasses
 import sys
 from dataclasses import dataclass
+from typing import Any
 
-from polysketch import attention
-from polysketch.cli.attention_options import parse_attention_options
+from polysketch import attention, models
+from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
 from polysketch.training import TrainingConfig, TrainingResult, train
 
 __all__ = ["TrainFlags", "run"]
@@ -22,9 +23,14 @@ class TrainFlags(TrainingConfig):
     Ctrl-C, 143 after SIGTERM, both saved.
     """
 
+    attention: str | None = None
+    """Attention mechanism: polysketch, softmax, polynomial or another; an unknown name lists those that exist. Several,
+    with commas between, are a pattern that is repeated over the layers: based,sliding-window. Default: the preset's
+    own, else polysketch."""
+
     attention_options: tuple[str, ...] = ()  # type: ignore[assignment]
-    """Options of the mechanism as key=value pairs, for instance sketch_size=32 local_chunk=256; a misspelt one lists
-    those that exist."""
+    """Options of the mechanism as key=value pairs, for instance sketch_size=32 local_chunk=256; with a pattern, as
+    NAME.key=value: sliding-window.window=64. A misspelt one lists those that exist."""
 
 
 def run(flags: TrainFlags) -> int:
@@ -46,10 +52,21 @@ def configuration(flags: TrainFlags) -> TrainingConfig:
     Raises:
         ValueError: an unknown mechanism, option or type of value; the message lists those that exist.
     """
-    mechanism = attention.mechanism_class(flags.attention)
+    pattern = _pattern(flags.attention)
+    used = models.preset_attention(flags.preset, {})[0] if pattern is None else pattern
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
-    values["attention_options"] = parse_attention_options(flags.attention_options, mechanism, flags.attention)
-    return TrainingConfig(**values)
+    return TrainingConfig(**{**values, "attention": pattern, "attention_options": _options(flags, used)})
+
+
+def _pattern(text: str | None) -> str | tuple[str, ...] | None:
+    """A name, or several with commas between."""
+    return tuple(text.split(",")) if text is not None and "," in text else text
+
+
+def _options(flags: TrainFlags, used: str | tuple[str, ...]) -> dict[str, Any]:
+    if isinstance(used, str):
+        return parse_attention_options(flags.attention_options, attention.mechanism_class(used), used)
+    return parse_options_by_name(flags.attention_options, {name: attention.mechanism_class(name) for name in used})
 
 
 def _ending(result: TrainingResult, config: TrainingConfig) -> str:

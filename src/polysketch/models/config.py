@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from polysketch.attention import check_options
+from polysketch.models.layers import check_layer, layer_names, layer_options
 from polysketch.nn import gated_width
 
 _SIZES = ("vocab_size", "num_layers", "hidden_size", "num_heads", "head_dim", "num_kv_heads", "feedforward_size")
@@ -21,16 +21,18 @@ class ModelConfig:
         num_heads: query heads of a layer.
         head_dim: width of a head, even; hidden_size / num_heads when None.
         num_kv_heads: key and value heads, a divisor of num_heads; num_heads when None.
-        attention: name of the mechanism, or one name per layer.
-        attention_options: options of the mechanism, or one dictionary per layer.
+        attention: name of the mechanism; or a pattern of names, repeated over the layers, whose length divides their
+            number: ("based", "sliding-window") alternates.
+        attention_options: options of the mechanism; with a pattern, the options of each mechanism under its name,
+            {"sliding-window": {"window": 64}}; or a pattern of dictionaries, repeated likewise.
         feedforward_size: inner width of the gated linear unit; 8/3 of hidden_size, in eights, when None.
         rope_base: base of the rotary positions' frequencies.
         norm_epsilon: of the layer norms.
 
     Raises:
         TypeError: a field of the wrong type.
-        ValueError: a field out of range, sizes that do not divide, an unknown mechanism or option, or as many names or
-            dictionaries as there are not layers.
+        ValueError: a field out of range, sizes that do not divide, an unknown mechanism or option, a mechanism that
+            cannot be causal, or a pattern that does not divide the layers.
     """
 
     vocab_size: int
@@ -54,15 +56,15 @@ class ModelConfig:
             _check_size(name, getattr(self, name))
         self._check_heads()
         self._check_scalars()
-        self._per_layer_fields()
-        for name, options in self.layers():
-            check_options(name, options)
+        for name in ("attention", "attention_options"):
+            self._set(name, _frozen(getattr(self, name)))
+        for layer, options in self.layers():
+            check_layer(layer, options)
 
     def layers(self) -> list[tuple[str, dict[str, Any]]]:
         """The mechanism's name and options of each layer."""
-        names = self.attention if isinstance(self.attention, tuple) else (self.attention,) * self.num_layers
-        options = self.attention_options
-        options = options if isinstance(options, tuple) else (options,) * self.num_layers
+        names = layer_names(self.attention, self.num_layers)
+        options = layer_options(self.attention_options, names, by_name=not isinstance(self.attention, str))
         return list(zip(names, options, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,20 +121,6 @@ class ModelConfig:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
             self._set(name, float(value))
 
-    def _per_layer_fields(self) -> None:
-        self._set("attention", self._one_or_per_layer("attention", str))
-        self._set("attention_options", self._one_or_per_layer("attention_options", dict))
-
-    def _one_or_per_layer(self, name: str, kind: type) -> Any:
-        value = getattr(self, name)
-        if isinstance(value, kind):
-            return value
-        if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
-            raise TypeError(f"{name} must be a {kind.__name__}, or a list of one per layer, got {value!r}")
-        if len(value) != self.num_layers:
-            raise ValueError(f"{name} must be one, or one per layer: {self.num_layers} layers, got {len(value)}")
-        return tuple(value)
-
 
 def _check_size(name: str, size: Any) -> None:
     if isinstance(size, bool) or not isinstance(size, int):
@@ -141,9 +129,14 @@ def _check_size(name: str, size: Any) -> None:
         raise ValueError(f"{name} must be at least 1, got {size}")
 
 
+def _frozen(value: Any) -> Any:
+    """A pattern as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _plain(value: Any) -> Any:
     """Tuples as lists and dictionaries copied, all the way down."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

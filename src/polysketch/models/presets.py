@@ -1,5 +1,6 @@
 """Named sizes: the papers' models, and two for a CPU."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polysketch.models.config import ModelConfig
@@ -25,11 +26,46 @@ def preset(name: str, **changes: Any) -> ModelConfig:
 
     Args:
         name: a key of `PRESETS`.
-        **changes: fields of `ModelConfig`.
+        **changes: fields of `ModelConfig`. Another `attention` than the preset's also replaces the preset's
+            `attention_options`.
 
     Raises:
         ValueError: an unknown name or field; the message lists those that exist.
     """
+    fields = _fields(name)
+    attention = changes.get("attention", fields.get("attention"))
+    if (tuple(attention) if isinstance(attention, list) else attention) != fields.get("attention"):
+        fields.pop("attention_options", None)
+    return ModelConfig.from_dict({**fields, **changes})
+
+
+def preset_attention(
+    name: str, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> tuple[str | tuple[str, ...], Any]:
+    """The preset's own mechanism, or pattern of them, and its options with some changed.
+
+    Args:
+        name: a key of `PRESETS`.
+        options: changes of the preset's options; a pattern of dictionaries takes their place.
+
+    Raises:
+        ValueError: an unknown preset.
+    """
+    fields = _fields(name)
+    attention, own = fields.get("attention", ModelConfig.attention), fields.get("attention_options", {})
+    if not isinstance(options, Mapping):
+        return attention, options
+    if isinstance(attention, str):
+        return attention, {**own, **options}
+    return attention, {key: _merged(own.get(key, {}), options.get(key, {})) for key in {**own, **options}}
+
+
+def _merged(own: Mapping[str, Any], changes: Any) -> Any:
+    """What is no dictionary is left for `ModelConfig` to refuse."""
+    return {**own, **changes} if isinstance(changes, Mapping) else changes
+
+
+def _fields(name: str) -> dict[str, Any]:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
-    return ModelConfig.from_dict({**PRESETS[name], **changes})
+    return dict(PRESETS[name])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polysketch.models import ModelConfig
 from polysketch.training import files
 from polysketch.training.checkpoint import (
     checkpoint_step,
@@ -65,7 +66,7 @@ def _check_unchanged(saved: dict[str, Any], new: dict[str, Any], say: Say) -> No
             f"--dtype: the run computes in {saved['resolved']['dtype']}, this machine would in "
             f"{new['resolved']['dtype']}; give --dtype as in the run"
         )
-    if saved["model"] != new["model"]:
+    if ModelConfig.from_dict(saved["model"]).to_dict() != new["model"]:  # options added since then have their defaults
         raise ValueError("the preset or the defaults of the mechanism changed since the run started: start a new run")
     for note in notes:
         say(f"note: {note}")

@@ -1,6 +1,6 @@
 """The options of a training run. Each field is a flag of `polysketch train`, its docstring the flag's help."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,11 +37,13 @@ class TrainingConfig:
     layers: int | None = None
     """Number of layers, if other than the preset's."""
 
-    attention: str = "polysketch"
-    """Attention mechanism: polysketch, softmax, polynomial or another; an unknown name lists those that exist."""
+    attention: str | tuple[str, ...] | None = None
+    """Attention mechanism: polysketch, softmax, polynomial or another; an unknown name lists those that exist. A tuple
+    is a pattern, repeated over the layers. Default: the preset's own, else polysketch."""
 
-    attention_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}."""
+    attention_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = field(default_factory=dict)
+    """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}; with a pattern, the options of
+    each mechanism under its name. Without `attention` they change the preset's own."""
 
     context: int = 2048
     """Context length: the number of tokens in a training window."""

@@ -20,7 +20,7 @@ class Plan:
     """A training run's resolved options.
 
     Attributes:
-        config: the options as given.
+        config: the options as given, the mechanism and its options filled in.
         data: the opened data folder.
         model: configuration of the model; its vocabulary is the data's.
         device: where to compute.
@@ -56,18 +56,30 @@ def make_plan(config: TrainingConfig) -> Plan:
         FileNotFoundError: the data folder is missing or incomplete.
         ValueError: unknown names or options, sizes that do not fit, a context longer than the data, no such device.
     """
+    config = _with_attention(config)
+    build_model_config(config)  # what no data can mend is refused before any is read
     data = PreparedData.open(config.data)
     device = resolve_device(config.device)
     _check_splits(config, data)
-    return Plan(config, data, build_model_config(config, data), device, resolve_dtype(config.dtype, device))
+    model = build_model_config(config, vocab_size=data.tokenizer.vocab_size)
+    return Plan(config, data, model, device, resolve_dtype(config.dtype, device))
 
 
-def build_model_config(config: TrainingConfig, data: PreparedData) -> models.ModelConfig:
-    """The preset with the run's changes, the mechanism's options, and the vocabulary of the data."""
-    changes: dict[str, Any] = {"attention": config.attention, "attention_options": dict(config.attention_options)}
+def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelConfig:
+    """The preset with the run's mechanism, its options, the number of layers, and further changes."""
     if config.layers is not None:
         changes["num_layers"] = config.layers
-    return models.preset(config.preset, vocab_size=data.tokenizer.vocab_size, **changes)
+    return models.preset(
+        config.preset, attention=config.attention, attention_options=config.attention_options, **changes
+    )
+
+
+def _with_attention(config: TrainingConfig) -> TrainingConfig:
+    """The run's mechanism and options filled in from the preset, so that a saved run says what it is."""
+    if config.attention is not None:
+        return config
+    attention, options = models.preset_attention(config.preset, config.attention_options)
+    return dataclasses.replace(config, attention=attention, attention_options=options)
 
 
 def options_dict(config: TrainingConfig) -> dict[str, Any]:
