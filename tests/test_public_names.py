@@ -43,6 +43,8 @@ PUBLIC_NAMES = {
         "Elementwise",
         "PerformerFeatures",
         "FeatureMap",
+        "FocusedFeatures",
+        "PolarityFeatures",
         "GaussianSketch",
         "Hedgehog",
         "Identity",
@@ -56,6 +58,9 @@ PUBLIC_NAMES = {
     ],
     "attention": [
         "BasedAttention",
+        "ConvolvedState",
+        "FocusedAttention",
+        "PolarityAttention",
         "HedgehogAttention",
         "KeyValueState",
         "LlopsAttention",

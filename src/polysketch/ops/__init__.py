@@ -17,6 +17,8 @@ from polysketch.ops.polynomial import (
     polynomial_attention,
     polynomial_attention_backend,
     polynomial_attention_with_cache,
+    squared_polynomial_attention,
+    squared_polynomial_attention_with_cache,
 )
 from polysketch.ops.softmax import softmax_attention, softmax_attention_with_cache
 from polysketch.ops.window import (
@@ -50,4 +52,6 @@ __all__ = [
     "sliding_window_attention_with_cache",
     "softmax_attention",
     "softmax_attention_with_cache",
+    "squared_polynomial_attention",
+    "squared_polynomial_attention_with_cache",
 ]

@@ -48,7 +48,7 @@ def _forward(
     Both in the working dtype: the backward pass subtracts from each grad_output_i . v_j its mean over the row, which
     nearly cancels where one weight holds most of the mass, so an output rounded to half precision would not do.
     """
-    output, denominator = _empty_outputs(query, key, value)
+    output, denominator = empty_outputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         for tile in tiles(query, key, value, first_position, num_buffers=1):
             keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
@@ -85,7 +85,7 @@ def _backward(
     degree * s_ij^(degree - 1) * (grad_output_i . v_j - row_term_i) / denominator_i. Each query is first divided by
     about denominator_i^(1 / degree), so that no power overflows and no gradient is lost by a huge denominator.
     """
-    grad_query, grad_key, grad_value = _empty_like_inputs(query, key, value)
+    grad_query, grad_key, grad_value = empty_like_inputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         shrink, remainder = (factor.unsqueeze(-1) for factor in _split_reciprocal(denominator, degree))
         for tile in tiles(query, key, value, first_position, num_buffers=2):
@@ -147,24 +147,25 @@ def _split_reciprocal(denominator: Tensor, degree: int) -> tuple[Tensor, Tensor]
     return torch.ldexp(torch.ones_like(rest), -shrink_exponent), reciprocal(rest)
 
 
-def _empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for the output and the denominators, in the working dtype."""
     rows, dtype = query.shape[:3], working_dtype(query, key, value)
     return value.new_empty((*rows, value.shape[3]), dtype=dtype), query.new_empty(rows, dtype=dtype)
 
 
-def _empty_like_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
+def empty_like_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
     """Contiguous, whatever the strides of the inputs, so that the fake kernel need not know those."""
     return tuple(tensor.new_empty(tensor.shape) for tensor in inputs)
 
 
 @_forward.register_fake
 def _(query, key, value, key_mask, degree, scale, offset, first_position):
-    return _empty_outputs(query, key, value)
+    return empty_outputs(query, key, value)
 
 
 @_backward.register_fake
 def _(grad_output, row_term, query, key, value, key_mask, denominator, degree, scale, first_position):
-    return _empty_like_inputs(query, key, value)
+    return empty_like_inputs(query, key, value)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
@@ -185,7 +186,7 @@ def _differentiate(ctx, grad_output: Tensor, grad_denominator: Tensor) -> tuple[
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-def _visible_pairs(query_shape: tuple[int, ...], key_shape: tuple[int, ...], first_position: int | None) -> int:
+def visible_pairs(query_shape: tuple[int, ...], key_shape: tuple[int, ...], first_position: int | None) -> int:
     """Pairs of a query and a key that it sees, over all heads of the batch."""
     batch, heads, rows, _ = query_shape
     keys = key_shape[2]
@@ -199,7 +200,7 @@ def _forward_flops(
     query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *, out_shape=None
 ) -> int:
     """Two products over the visible pairs; a multiply-add counts as two operations."""
-    return 2 * _visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
+    return 2 * visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
 
 
 @register_flop_formula(torch.ops.polysketch.polynomial_attention_backward)
@@ -208,4 +209,4 @@ def _backward_flops(
     first_position, *, out_shape=None,
 ) -> int:  # fmt: skip
     """Five products over the visible pairs: the scores again, and one for each factor of the two forward products."""
-    return 2 * _visible_pairs(query_shape, key_shape, first_position) * (3 * query_shape[3] + 2 * value_shape[3])
+    return 2 * visible_pairs(query_shape, key_shape, first_position) * (3 * query_shape[3] + 2 * value_shape[3])
