@@ -95,7 +95,7 @@ def test_without_causal_the_first_token_sees_later_ones(case: Case):
     for token in range(case.first_sees - 1, min(case.first_sees + 1, LENGTH)):
         only = (torch.arange(LENGTH) == token)[:, None]
         changed = (inputs[0], *(torch.where(only, y, x) for x, y in zip(inputs[1:3], others[1:3], strict=True)))
-        first = [mechanism(*x[:3], causal=False)[:, :, 0] for x in (inputs, changed)]
+        first = [run(mechanism, (*x[:3], inputs[3]), causal=False)[:, :, 0] for x in (inputs, changed)]
         difference = (first[0] - first[1]).abs().amax(-1)
         assert bool((difference > 1e-7).all()) if token < case.first_sees else not difference.any()
 

@@ -27,6 +27,9 @@ CASES = [
     ("elementwise", {}),
     ("elementwise", {"kind": "squared-relu"}),
     ("performer", {"num_features": 20}),
+    ("focused", {}),
+    ("focused", {"focus": 1.5}),
+    ("polarity", {}),
     ("performer", {"num_features": 7, "kind": "relu", "orthogonal": False}),
 ]
 

@@ -6,6 +6,8 @@ with a subclass of `Mechanism`, and a line in `registry.py`; the contract tests 
 
 from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
+from polysketch.attention.convolved_state import ConvolvedState
+from polysketch.attention.focused import FocusedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.landmark import NystromAttention, SkyformerAttention
@@ -13,6 +15,7 @@ from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.local import LocalAttention
 from polysketch.attention.performer import PerformerAttention
+from polysketch.attention.polarity import PolarityAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.positions import advance_positions
@@ -25,6 +28,8 @@ from polysketch.attention.symmetric_power import SymmetricPowerAttention
 __all__ = [
     "MECHANISMS",
     "BasedAttention",
+    "ConvolvedState",
+    "FocusedAttention",
     "HedgehogAttention",
     "KeyValueState",
     "LinearAttention",
@@ -33,6 +38,7 @@ __all__ = [
     "Mechanism",
     "NystromAttention",
     "PerformerAttention",
+    "PolarityAttention",
     "PolynomialAttention",
     "PolysketchAttention",
     "RecentTokens",

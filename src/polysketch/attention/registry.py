@@ -6,12 +6,14 @@ from typing import Any
 
 from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
+from polysketch.attention.focused import FocusedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.landmark import NystromAttention, SkyformerAttention
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.local import LocalAttention
 from polysketch.attention.performer import PerformerAttention
+from polysketch.attention.polarity import PolarityAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.sliding_window import SlidingWindowAttention
@@ -32,6 +34,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "symmetric-power": SymmetricPowerAttention,
     "linear": LinearAttention,
     "performer": PerformerAttention,
+    "focused": FocusedAttention,
+    "polarity": PolarityAttention,
 }
 
 _SIZES = ("self", "num_heads", "head_dim", "num_kv_heads")

@@ -2,6 +2,7 @@
 
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.elementwise import Elementwise
+from polysketch.feature_maps.focused import FocusedFeatures
 from polysketch.feature_maps.gaussian_sketch import GaussianSketch
 from polysketch.feature_maps.hedgehog import Hedgehog
 from polysketch.feature_maps.identity import Identity
@@ -9,6 +10,7 @@ from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.feature_maps.learned_sketch import LearnedSketch
 from polysketch.feature_maps.low_rank_sketch import LowRankSketch
 from polysketch.feature_maps.performer import PerformerFeatures
+from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.random_sketch import RandomSketch
 from polysketch.feature_maps.srht_sketch import SRHTSketch
 from polysketch.feature_maps.symmetric_square import SymmetricSquare
@@ -25,18 +27,22 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "taylor": Taylor,
     "elementwise": Elementwise,
     "performer": PerformerFeatures,
+    "focused": FocusedFeatures,
+    "polarity": PolarityFeatures,
 }
 
 __all__ = [
     "FEATURE_MAPS",
     "Elementwise",
     "FeatureMap",
+    "FocusedFeatures",
     "GaussianSketch",
     "Hedgehog",
     "Identity",
     "LearnedSketch",
     "LowRankSketch",
     "PerformerFeatures",
+    "PolarityFeatures",
     "RandomSketch",
     "SRHTSketch",
     "SymmetricSquare",
