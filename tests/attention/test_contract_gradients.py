@@ -7,14 +7,15 @@ from torch.func import functional_call
 
 from attention.cases import CASES, Case
 from polysketch import attention
+from polysketch.attention.gate import DecayGate
 
 LENGTH = 11  # beyond a chunk of 8 tokens and a window of 9
 
 
 def directions(case: Case) -> list[bool]:
-    """The values of `causal` that the mechanism takes: landmarks are not causal, a gate is."""
-    refuses = {"causal": not attention.mechanism_class(case.name).is_causal, "all": bool(case.options.get("gate"))}
-    return [causal for causal in (True, False) if not refuses["causal" if causal else "all"]]
+    """The values of `causal` that the mechanism takes: landmarks are not causal, a decay over tokens is."""
+    decays = isinstance(getattr(case.build(), "gate", None), DecayGate)
+    return [True] * attention.mechanism_class(case.name).is_causal + [False] * (not decays)
 
 
 RUNS = [pytest.param(case, causal, id=f"{case} causal={causal}") for case in CASES for causal in directions(case)]
@@ -25,7 +26,7 @@ def test_gradients_are_those_of_differences(case: Case, causal: bool):
     if case.not_smooth:
         pytest.skip(case.not_smooth)
     mechanism = case.build()
-    inputs = case.inputs(batch=1, length=LENGTH, value_dim=3)[: 4 if case.options.get("gate") else 3]
+    inputs = case.inputs(batch=1, length=LENGTH, value_dim=3)[: 4 if "hidden_size" in case.options else 3]
     parameters = dict(mechanism.named_parameters())
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:

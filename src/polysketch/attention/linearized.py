@@ -52,16 +52,26 @@ class LinearizedAttention(Mechanism):
         return ops.linear_attention(*features, value, causal=causal, key_mask=key_mask, **options).output
 
     def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
     ) -> ops.LinearAttentionState:
-        """Sums of zero; their size depends on features, head_dim and local_chunk, never on the context."""
+        """Sums of zero; their size depends on features, head_dim and local_chunk, never on the context.
+
+        Args:
+            batch_size, device, dtype: as for `Mechanism.init_state`.
+            value_dim: width of the values to come; head_dim when None.
+        """
         tensors = chain(self.parameters(), self.buffers())
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
         return ops.LinearAttentionState.init(
             batch_size,
             self.num_kv_heads,
             self.feature_map.feature_dim,
-            self.head_dim,
+            self.head_dim if value_dim is None else value_dim,
             power=self.feature_map.power,
             local_chunk=self.local_chunk or 0,
             local_dim=self.head_dim if self.local_chunk else 0,

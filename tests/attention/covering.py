@@ -1,0 +1,32 @@
+"""Combinations of a few factors in which every pair of values occurs, and the full product."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def full_product(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """Every combination of values."""
+    return [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
+
+
+def pairwise_covering(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """Few rows that contain every pair of values of two factors; always the same ones.
+
+    Greedy: the next row is the combination with the most pairs that no row has yet, the earliest of several. The
+    number of rows is at least the product of the two largest factors, and seldom much above it.
+    """
+    candidates = full_product(factors)
+    missing, rows = set().union(*map(_pairs, candidates)), []
+    while missing:
+        row = max(candidates, key=lambda candidate: len(_pairs(candidate) & missing))
+        missing -= _pairs(row)
+        rows.append(row)
+    return rows
+
+
+def _pairs(row: Row) -> set[tuple]:
+    """The pairs of values of one row, each with the names of its factors."""
+    return set(combinations(row.items(), 2))
