@@ -17,6 +17,7 @@ from polysketch.attention import MECHANISMS
 from polysketch.cli import main
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
 from polysketch.cli.train import TrainFlags, configuration
+from polysketch.models import preset
 from polysketch.training import load_model
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 
@@ -199,6 +200,28 @@ def test_a_pattern_repeats_over_the_layers_and_trains(fast_flags, tmp_path):
     assert main([*fast_flags(*mixture), "--resume", "--extend", "--steps", "2"]) == 0
     assert len(outcome(tmp_path / "run")[0]) > len(before[0])
     assert main(fast_flags("--resume", "--extend", "--steps", "2")) == 1
+
+
+def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp_path, capfd):
+    assert main(fast_flags()) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["model"]["rotary"], config["model"]["input_positions"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert main(fast_flags("--resume")) == 0
+    config["model"]["input_positions"] = False
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    capfd.readouterr()
+    assert main(fast_flags("--resume")) == 1
+    assert "the preset or the defaults of the mechanism changed" in capfd.readouterr().err
+
+
+def test_the_hybrid_preset_trains_with_its_own_pattern_and_some_options_changed(data_folder, tmp_path):
+    sizes = ["--context", "32", "--batch-size", "2", "--threads", "1", "--device", "cpu", "--steps", "1"]
+    given = ["train", "--data", str(data_folder), "--out", str(tmp_path / "run"), "--preset", "based-tiny", *sizes]
+    assert main([*given, "--no-tensorboard", "--attention-options", "sliding-window.window=8"]) == 0
+    config = load_model(tmp_path / "run")[0].config
+    assert [name for name, _ in config.layers()] == [name for name, _ in preset("based-tiny").layers()]
+    assert (config.layers()[2], config.rotary) == (("sliding-window", {"window": 8}), ("sliding-window",))
 
 
 def test_without_a_mechanism_the_presets_own_is_trained_with_options_changed(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polysketch.models import PRESETS, ModelConfig, preset
+from polysketch.models import PRESETS, ModelConfig, preset, preset_attention
 
 
 def config(**changes) -> ModelConfig:
@@ -25,6 +25,8 @@ def test_sizes_left_out_are_filled_in():
         {"attention": "polynomial", "attention_options": {"degree": 2}},
         {"attention": ("softmax", "polysketch"), "attention_options": ({}, {"prefix_gain": (0.5, 0.9)})},
         {"attention": ("based", "local"), "attention_options": {"local": {"local_chunk": 4}}, "num_layers": 4},
+        {"rotary": ("polysketch",), "input_positions": False},
+        {"attention": ["short-convolution", "based"], "rotary": False},
         {"rope_base": 500000, "norm_epsilon": 1e-6, "num_kv_heads": 1},
     ],
 )
@@ -79,6 +81,7 @@ def test_a_pattern_of_options_repeats_by_itself():
             "no layer is 'based'; the layers are softmax",
         ),
         ({"attention": ["softmax", "based"], "attention_options": {"based": {"window": 2}}}, "'based' has no option"),
+        ({"rotary": ("softmax",)}, "rotary names 'softmax', and no layer is one; the layers are polysketch"),
         ({"attention": "nystrom"}, "'nystrom' cannot be causal, .*; causal mechanisms: based, .*, softmax"),
         ({"attention": ("softmax", "skyformer")}, "'skyformer' cannot be causal"),
         ({"attention_options": {"sketchsize": 3}}, "'polysketch' has no option 'sketchsize'; it takes degree"),
@@ -96,6 +99,8 @@ def test_values_out_of_range_are_refused(changes: dict, message: str):
         ({"num_layers": True}, "num_layers must be an integer"),
         ({"head_dim": 8.0}, "head_dim must be an integer"),
         ({"rope_base": "big"}, "rope_base must be a number"),
+        ({"rotary": "softmax"}, "rotary must be true, false, or a list of mechanisms, got 'softmax'"),
+        ({"input_positions": 1}, "input_positions must be true or false, got 1"),
         ({"attention": 3}, "attention must be a str, or a list of them to repeat over the layers, got 3"),
         ({"attention": ("softmax", 3)}, "attention must be a str, or a list of them"),
         ({"attention": ("based",), "attention_options": {"based": 3}}, "of 'based' must be a dict, got 3"),
@@ -125,6 +130,28 @@ def test_unknown_presets_and_changes_are_refused_with_those_that_exist():
         preset("gpt3")
     with pytest.raises(ValueError, match="unknown model option 'layers'"):
         preset("tiny", layers=3)
+
+
+def test_another_mechanism_than_the_presets_takes_its_own_options_and_positions():
+    changed = preset("based-tiny", attention="softmax")
+    assert changed.layers() == [("softmax", {})] * 5
+    assert (changed.rotary, changed.input_positions) == (True, False)
+    same = preset("based-tiny", attention=list(preset("based-tiny").attention), num_layers=10)
+    assert same.layers() == preset("based-tiny").layers() * 2
+    assert same.rotary == ("sliding-window",)
+
+
+def test_the_presets_own_mechanism_is_given_with_some_options_changed():
+    assert preset_attention("tiny", {"degree": 2}) == ("polysketch", {"degree": 2})
+    attention, options = preset_attention("based-tiny", {"sliding-window": {"window": 3}, "short-convolution": {}})
+    assert attention == preset("based-tiny").attention
+    assert options == {"based": {"feature_dim": 16}, "sliding-window": {"window": 3}, "short-convolution": {}}
+    assert preset_attention("based-tiny", [{}])[1] == [{}]
+    assert preset("based-tiny").layers()[2] == ("sliding-window", {"window": 64})
+    with pytest.raises(TypeError, match="must be a dict, got 3"):
+        preset("based-tiny", attention_options=preset_attention("based-tiny", {"based": 3})[1])
+    with pytest.raises(ValueError, match="unknown preset 'gpt3'"):
+        preset_attention("gpt3", {})
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

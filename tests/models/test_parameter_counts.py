@@ -46,3 +46,27 @@ def test_models_have_the_parameters_of_appendix_h(name, layers, attention, optio
 @pytest.mark.parametrize(("name", "expected"), [("tiny", 1), ("mini", 10)])
 def test_small_presets_have_about_one_and_ten_million(name: str, expected: float):
     assert millions(name) == pytest.approx(expected, rel=0.15)
+
+
+def test_the_based_hybrid_has_the_parameters_of_its_parts():
+    """Tied embedding, gated units of 2 d, 17 convolutions, 5 linear and 5 windowed layers, as published: 363M."""
+    width, heads, head_dim, features, vocabulary = 1024, 16, 64, 16, 50_257
+    units = 27 * 3 * width * 2 * width
+    convolutions = 17 * (4 * width**2 + 4 * width + 2 * width * 3 + 2 * width**2 + width)
+    windows = 5 * 4 * width**2
+    published_linear = 5 * (2 * width * heads * features + 2 * width**2)
+    published = vocabulary * width + units + convolutions + windows + published_linear
+    assert published / 1e6 == pytest.approx(362.5, abs=0.1)
+    ours_linear = 5 * (4 * width**2 + 2 * heads * head_dim * features)  # heads of 64, then the projections
+    norms = (2 * 27 + 1) * 2 * width
+    expected = published - published_linear + ours_linear + norms + vocabulary  # and an output bias
+    assert millions("based-360m") * 1e6 == expected
+
+
+def test_the_based_presets_have_the_published_pattern():
+    names = [name for name, _ in preset("based-360m").layers()]
+    assert [index for index, name in enumerate(names) if name == "based"] == [1, 6, 11, 16, 21]
+    assert [index for index, name in enumerate(names) if name == "sliding-window"] == [2, 7, 12, 17, 22]
+    assert names.count("short-convolution") == 17
+    assert [name for name, _ in preset("based-tiny").layers()] == names[:5]
+    assert millions("based-tiny") == pytest.approx(1, rel=0.1)

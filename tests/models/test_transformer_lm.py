@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polysketch import attention
 from polysketch.models import ModelConfig, TransformerLM
-from polysketch.nn import rotation_at, sinusoidal_positions
+from polysketch.nn import MIXERS, rotation_at, sinusoidal_positions
 
 VOCAB, LENGTH = 23, 30
 CHUNKED = {"sketch_size": 6, "local_chunk": 8}
@@ -19,6 +19,14 @@ MODELS = {
         "num_layers": 4,
         "attention": ("based", "sliding-window"),
         "attention_options": {"sliding-window": {"window": 5}, "based": {"feature_dim": 4}},
+    },
+    "convolution": {"attention": "short-convolution"},
+    "hybrid": {
+        "num_layers": 3,
+        "attention": ("short-convolution", "based", "sliding-window"),
+        "attention_options": {"sliding-window": {"window": 5}, "based": {"feature_dim": 4}},
+        "rotary": ("sliding-window",),
+        "input_positions": False,
     },
     "mixed": {"attention": ("softmax", "polysketch"), "attention_options": ({}, CHUNKED)},
 }
@@ -53,7 +61,7 @@ def test_the_state_of_a_mixture_is_the_states_of_its_layers():
 
 def test_every_mechanism_is_tested_in_a_model():
     used = {name for kind in MODELS for name, _ in build(kind).config.layers()}
-    assert used == set(CAUSAL)
+    assert used == set(CAUSAL) | set(MIXERS)
 
 
 @pytest.mark.parametrize("changed", [1, 12, LENGTH - 1])
@@ -163,6 +171,7 @@ def test_calibrate_gives_every_layer_the_share_asked_for():
 def test_shares_are_reported_for_layers_with_a_prefix_only():
     assert build("softmax").prefix_shares(tokens()) == {}
     assert list(build("mixed").prefix_shares(tokens())) == [1]
+    assert build("hybrid").prefix_shares(tokens()) == {}
     assert build(attention_options={"local_chunk": None}).prefix_shares(tokens()) == {}
 
 
@@ -245,11 +254,24 @@ def test_a_state_of_another_batch_and_a_single_token_loss_are_refused():
 
 def test_the_model_is_its_parts_in_order(model: TransformerLM):
     ids, positions = tokens(), torch.arange(LENGTH)
-    hidden = 4 * model.embedding(ids) + sinusoidal_positions(positions, 16)
-    for block in model.blocks:
-        hidden = block(hidden, rotation_at(positions, 8, model.config.rope_base))
+    added = sinusoidal_positions(positions, 16) if model.config.input_positions else 0
+    hidden = 4 * model.embedding(ids) + added
+    for block, (name, _) in zip(model.blocks, model.config.layers(), strict=True):
+        hidden = block(
+            hidden, rotation_at(positions, 8, model.config.rope_base) if model.config.rotates(name) else None
+        )
     normed = torch.nn.functional.layer_norm(hidden, (16,), model.final_norm.weight, model.final_norm.bias, 1e-5)
     torch.testing.assert_close(model(ids), normed @ model.embedding.weight.T + model.output_bias)
+
+
+def test_without_any_positions_only_the_order_of_earlier_tokens_is_lost():
+    ids = tokens()
+    other = torch.cat([ids[:, :20].flip(1), ids[:, 20:]], 1)
+    blind = build("softmax", rotary=False, input_positions=False, num_layers=1)
+    torch.testing.assert_close(blind(ids)[:, 20:], blind(other)[:, 20:])
+    for seeing in ({"rotary": True, "input_positions": False}, {"rotary": False, "input_positions": True}):
+        model = build("softmax", num_layers=1, **seeing)
+        assert (model(ids) - model(other))[:, 20:].abs().max() > 1e-3
 
 
 def test_positions_do_not_drown_the_embedded_tokens():
@@ -260,7 +282,7 @@ def test_positions_do_not_drown_the_embedded_tokens():
     assert (embedded - added).norm() > added.norm()
 
 
-@pytest.mark.parametrize("name", sorted(CAUSAL))
+@pytest.mark.parametrize("name", [*sorted(CAUSAL), "convolution"])
 def test_a_training_step_compiles_as_one_graph_and_gives_the_same(name: str):
     torch._dynamo.reset()
     model, ids = build(name, num_layers=1), tokens()

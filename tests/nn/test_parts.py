@@ -14,6 +14,10 @@ def mechanism(name: str = "softmax", **options) -> attention.Mechanism:
     return attention.build(name, num_heads=HEADS, head_dim=HEAD_DIM, num_kv_heads=2, **options)
 
 
+def block_of(kind: str = "softmax", **options) -> TransformerBlock:
+    return TransformerBlock(HIDDEN, MultiHeadAttention(HIDDEN, mechanism(kind, **options)))
+
+
 def test_the_gated_width_is_eight_thirds_in_eights():
     assert [gated_width(width) for width in (768, 1024, 1280, 128, 384)] == [2048, 2728, 3408, 336, 1024]
 
@@ -27,7 +31,7 @@ def test_the_gated_linear_unit_is_its_formula():
 
 
 def test_no_projection_has_a_bias():
-    block = TransformerBlock(HIDDEN, mechanism())
+    block = block_of()
     assert {name for name, _ in block.named_parameters() if name.endswith("bias")} == {
         "attention_norm.bias",
         "feedforward_norm.bias",
@@ -49,7 +53,7 @@ def test_multihead_attention_projects_rotates_attends_and_merges():
 
 def test_a_block_adds_attention_then_the_feedforward():
     torch.manual_seed(0)
-    block, x = TransformerBlock(HIDDEN, mechanism()), torch.randn(2, 5, HIDDEN)
+    block, x = block_of(), torch.randn(2, 5, HIDDEN)
     middle = x + block.attention(block.attention_norm(x))
     torch.testing.assert_close(block(x), middle + block.feedforward(block.feedforward_norm(middle)))
 
@@ -57,8 +61,8 @@ def test_a_block_adds_attention_then_the_feedforward():
 @pytest.mark.parametrize("name", [name for name, kind in attention.MECHANISMS.items() if kind.is_causal])
 def test_a_block_extends_as_it_goes_forward(name: str):
     torch.manual_seed(0)
-    block, x = TransformerBlock(HIDDEN, mechanism(name)).double(), torch.randn(2, 9, HIDDEN, dtype=torch.float64)
-    state = block.attention.mechanism.init_state(2, dtype=torch.float64)
+    block, x = block_of(name).double(), torch.randn(2, 9, HIDDEN, dtype=torch.float64)
+    state = block.attention.init_state(2, dtype=torch.float64)
     outputs = []
     for span in (slice(0, 4), slice(4, 5), slice(5, 9)):
         positions = torch.arange(span.start, span.stop)
@@ -67,8 +71,20 @@ def test_a_block_extends_as_it_goes_forward(name: str):
     torch.testing.assert_close(torch.cat(outputs, 1), block(x, rotation_at(torch.arange(9), HEAD_DIM)))
 
 
+def test_a_block_without_rotary_positions_gives_none_to_its_mixer():
+    torch.manual_seed(0)
+    block, x, rotation = block_of(), torch.randn(2, 5, HIDDEN), rotation_at(torch.arange(5), HEAD_DIM)
+    state = block.attention.init_state(2)
+    rotated = block(x, rotation)
+    block.rotary = False
+    torch.testing.assert_close(block(x, rotation), block(x))
+    torch.testing.assert_close(block.extend(x, state, rotation)[0], block(x))
+    torch.testing.assert_close(block.attention_inputs(x, rotation)[0], block.attention_inputs(x)[0])
+    assert not torch.allclose(rotated, block(x))
+
+
 def test_a_gated_mechanism_is_given_the_layers_input():
-    block = TransformerBlock(HIDDEN, mechanism("polysketch", gate=True, hidden_size=HIDDEN, local_chunk=None))
+    block = block_of("polysketch", gate=True, hidden_size=HIDDEN, local_chunk=None)
     x = torch.randn(1, 6, HIDDEN)
     before = block(x)
     block.attention.mechanism.gate.bias.data.fill_(-5)

@@ -5,8 +5,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from polysketch import attention, models
+from polysketch import models
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
+from polysketch.nn import mixer_class
 from polysketch.training import TrainingConfig, TrainingResult, train
 
 __all__ = ["TrainFlags", "run"]
@@ -65,8 +66,8 @@ def _pattern(text: str | None) -> str | tuple[str, ...] | None:
 
 def _options(flags: TrainFlags, used: str | tuple[str, ...]) -> dict[str, Any]:
     if isinstance(used, str):
-        return parse_attention_options(flags.attention_options, attention.mechanism_class(used), used)
-    return parse_options_by_name(flags.attention_options, {name: attention.mechanism_class(name) for name in used})
+        return parse_attention_options(flags.attention_options, mixer_class(used), used)
+    return parse_options_by_name(flags.attention_options, {name: mixer_class(name) for name in used})
 
 
 def _ending(result: TrainingResult, config: TrainingConfig) -> str:

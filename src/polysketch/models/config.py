@@ -21,11 +21,14 @@ class ModelConfig:
         num_heads: query heads of a layer.
         head_dim: width of a head, even; hidden_size / num_heads when None.
         num_kv_heads: key and value heads, a divisor of num_heads; num_heads when None.
-        attention: name of the mechanism; or a pattern of names, repeated over the layers, whose length divides their
-            number: ("based", "sliding-window") alternates.
+        attention: name of the mechanism, or of a layer without attention ("short-convolution", see `nn.MIXERS`); or a
+            pattern of names, repeated over the layers, whose length divides their number: ("based", "sliding-window")
+            alternates.
         attention_options: options of the mechanism; with a pattern, the options of each mechanism under its name,
             {"sliding-window": {"window": 64}}; or a pattern of dictionaries, repeated likewise.
         feedforward_size: inner width of the gated linear unit; 8/3 of hidden_size, in eights, when None.
+        rotary: rotary positions in the heads of every layer (True), of none (False), or of the named mechanisms.
+        input_positions: add sinusoidal positions to the embedded tokens.
         rope_base: base of the rotary positions' frequencies.
         norm_epsilon: of the layer norms.
 
@@ -45,6 +48,8 @@ class ModelConfig:
     attention: str | tuple[str, ...] = "polysketch"
     attention_options: dict[str, Any] | tuple[dict[str, Any], ...] = field(default_factory=dict)
     feedforward_size: int = None  # type: ignore[assignment]
+    rotary: bool | tuple[str, ...] = True
+    input_positions: bool = True
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-5
 
@@ -56,16 +61,21 @@ class ModelConfig:
             _check_size(name, getattr(self, name))
         self._check_heads()
         self._check_scalars()
-        for name in ("attention", "attention_options"):
+        for name in ("attention", "attention_options", "rotary"):
             self._set(name, _frozen(getattr(self, name)))
         for layer, options in self.layers():
             check_layer(layer, options)
+        self._check_positions()
 
     def layers(self) -> list[tuple[str, dict[str, Any]]]:
         """The mechanism's name and options of each layer."""
         names = layer_names(self.attention, self.num_layers)
         options = layer_options(self.attention_options, names, by_name=not isinstance(self.attention, str))
         return list(zip(names, options, strict=True))
+
+    def rotates(self, name: str) -> bool:
+        """Whether layers of the mechanism `name` have rotary positions."""
+        return self.rotary if isinstance(self.rotary, bool) else name in self.rotary
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold; `from_dict` gives an equal configuration back."""
@@ -111,6 +121,16 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
             )
+
+    def _check_positions(self) -> None:
+        if not isinstance(self.input_positions, bool):
+            raise TypeError(f"input_positions must be true or false, got {self.input_positions!r}")
+        if not isinstance(self.rotary, bool | tuple):
+            raise TypeError(f"rotary must be true, false, or a list of mechanisms, got {self.rotary!r}")
+        layers = list(dict.fromkeys(name for name, _ in self.layers()))
+        for name in () if isinstance(self.rotary, bool) else self.rotary:
+            if name not in layers:
+                raise ValueError(f"rotary names {name!r}, and no layer is one; the layers are {', '.join(layers)}")
 
     def _check_scalars(self) -> None:
         for name in ("rope_base", "norm_epsilon"):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polysketch import attention
+from polysketch.nn import check_mixer, mixer_class
 
 
 def layer_names(given: str | Sequence[str], num_layers: int) -> list[str]:
@@ -50,13 +51,13 @@ def check_layer(name: str, options: Mapping[str, Any]) -> None:
         ValueError: an unknown mechanism or option, or a mechanism that cannot be causal; the message lists those that
             can be had.
     """
-    if not attention.mechanism_class(name).is_causal:
+    if not mixer_class(name).is_causal:
         causal = ", ".join(sorted(known for known, kind in attention.MECHANISMS.items() if kind.is_causal))
         raise ValueError(
             f"attention mechanism {name!r} cannot be causal, and a language model must not see later tokens; "
             f"causal mechanisms: {causal}"
         )
-    attention.check_options(name, options)
+    check_mixer(name, options)
 
 
 def _repeat(field: str, given: Any, kind: type, num_layers: int) -> list[Any]:

@@ -1,11 +1,18 @@
-"""Named sizes: the papers' models, and two for a CPU."""
+"""Named sizes: the papers' models, and three for a CPU."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polysketch.models.config import ModelConfig
 
 _PAPER_VOCABULARY = 32_000
+
+# BASED (Arora et al., arXiv 2402.18668): three of five layers look back two tokens, one sees all, one a short window.
+_CONVOLUTION = "short-convolution"
+_BASED_PATTERN = (_CONVOLUTION, "based", "sliding-window", _CONVOLUTION, _CONVOLUTION)
+# Rotary positions in the windows, none in the sums over all tokens, none at the input.
+_BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention.
@@ -15,6 +22,29 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Heads stay 64 wide: the contrast of a polynomial weight grows with the square of the head size.
     "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2},  # bytes and end of text; 1M
     "mini": {"vocab_size": 8_192, "num_layers": 4, "hidden_size": 384, "num_heads": 6},  # 10M
+    # The published configuration based-360m: 27 layers, of which the last two are convolutions; its window of 256 is
+    # halved by its code, to 128 tokens and the token itself. Layer norms and GELU gates are this library's, RMS norms
+    # and SiLU gates theirs; heads of 64 stand before the projections to 16: 371M parameters, 363M by the configuration.
+    "based-360m": {
+        "vocab_size": 50_257,
+        "num_layers": 27,
+        "hidden_size": 1024,
+        "num_heads": 16,
+        "feedforward_size": 2048,
+        "attention": _BASED_PATTERN * 5 + (_CONVOLUTION, _CONVOLUTION),
+        "attention_options": {"based": {"feature_dim": 16}, "sliding-window": {"window": 129}},
+        **_BASED_POSITIONS,
+    },
+    "based-tiny": {
+        "vocab_size": 257,
+        "num_layers": 5,
+        "hidden_size": 128,
+        "num_heads": 2,
+        "feedforward_size": 256,
+        "attention": _BASED_PATTERN,
+        "attention_options": {"based": {"feature_dim": 16}, "sliding-window": {"window": 64}},
+        **_BASED_POSITIONS,
+    },
 }
 
 
@@ -26,8 +56,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:
 
     Args:
         name: a key of `PRESETS`.
-        **changes: fields of `ModelConfig`. Another `attention` than the preset's also replaces the preset's
-            `attention_options`.
+        **changes: fields of `ModelConfig`. Another `attention` than the preset's takes its own
+            `attention_options` and `rotary`, not the preset's.
 
     Raises:
         ValueError: an unknown name or field; the message lists those that exist.
@@ -35,7 +65,8 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     fields = _fields(name)
     attention = changes.get("attention", fields.get("attention"))
     if (tuple(attention) if isinstance(attention, list) else attention) != fields.get("attention"):
-        fields.pop("attention_options", None)
+        for name_of_layers in ("attention_options", "rotary"):
+            fields.pop(name_of_layers, None)
     return ModelConfig.from_dict({**fields, **changes})
 
 
@@ -68,4 +99,4 @@ def _merged(own: Mapping[str, Any], changes: Any) -> Any:
 def _fields(name: str) -> dict[str, Any]:
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
-    return dict(PRESETS[name])
+    return copy.deepcopy(PRESETS[name])

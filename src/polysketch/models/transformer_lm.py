@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polysketch import attention
-from polysketch.attention import Mechanism, advance_positions
+from polysketch.attention import advance_positions
 from polysketch.models.config import ModelConfig
 from polysketch.models.cross_entropy import token_losses
 from polysketch.models.state import ModelState
-from polysketch.nn import Rotation, TransformerBlock, rotation_at, sinusoidal_positions
+from polysketch.nn import Rotation, TransformerBlock, build_mixer, rotation_at, sinusoidal_positions
 
 
 class TransformerLM(nn.Module):
     """Token ids -> logits of the next token (PolySketchFormer, appendix I).
 
     Embedded tokens times sqrt(hidden_size) plus sinusoidal positions, pre-norm blocks with rotary positions in every
-    head and a GELU-gated linear unit, a final norm, and the embedding again as output layer, with a bias. No dropout.
+    head (both unless the configuration says otherwise) and a GELU-gated linear unit, a final norm, and the embedding
+    again as output layer, with a bias. No dropout.
     The factor is that of Vaswani et al. (2017, section 3.4), whom the paper follows here; its published code leaves it
     out, and positions of amplitude 1 then drown embeddings of 1 / sqrt(hidden_size): small models learn far slower.
 
@@ -39,15 +39,7 @@ class TransformerLM(nn.Module):
         self.config = config
         self.activation_checkpointing = False
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(
-                config.hidden_size,
-                _build_mechanism(config, name, options),
-                feedforward_size=config.feedforward_size,
-                norm_epsilon=config.norm_epsilon,
-            )
-            for name, options in config.layers()
-        )
+        self.blocks = nn.ModuleList(_build_block(config, name, options) for name, options in config.layers())
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self._initialize()
@@ -108,7 +100,7 @@ class TransformerLM(nn.Module):
         """The state before the first token; device and dtype are the model's where they are None."""
         device = self.output_bias.device if device is None else device
         dtype = self.output_bias.dtype if dtype is None else dtype
-        layers = [block.attention.mechanism.init_state(batch_size, device, dtype) for block in self.blocks]
+        layers = [block.attention.init_state(batch_size, device, dtype) for block in self.blocks]
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64))
 
     def extend(self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
@@ -151,9 +143,9 @@ class TransformerLM(nn.Module):
         """
         hidden, rotation = self._embed(ids, self._positions(ids, None))
         for block in self.blocks:
-            if hasattr(block.attention.mechanism, "calibrate"):
+            if hasattr(block.mechanism, "calibrate"):
                 query, key, gate_input = block.attention_inputs(hidden, rotation)
-                block.attention.mechanism.calibrate(query, key, hidden=gate_input)
+                block.mechanism.calibrate(query, key, hidden=gate_input)
             hidden = block(hidden, rotation)
 
     @torch.no_grad()
@@ -169,10 +161,9 @@ class TransformerLM(nn.Module):
         hidden, rotation = self._embed(ids, self._positions(ids, None))
         shares = {}
         for index, block in enumerate(self.blocks):
-            mechanism = block.attention.mechanism
-            if mechanism.has_prefix:
+            if _has_prefix(block):
                 query, key, gate_input = block.attention_inputs(hidden, rotation)
-                shares[index] = mechanism.prefix_share(query, key, hidden=gate_input)
+                shares[index] = block.mechanism.prefix_share(query, key, hidden=gate_input)
             hidden = block(hidden, rotation)
         return shares
 
@@ -182,7 +173,7 @@ class TransformerLM(nn.Module):
         Raises:
             ValueError: no layer has one, so nothing would change.
         """
-        with_prefix = [block.attention.mechanism for block in self.blocks if block.attention.mechanism.has_prefix]
+        with_prefix = [block.mechanism for block in self.blocks if _has_prefix(block)]
         if not with_prefix:
             raise ValueError(
                 f"no layer has a sketched prefix to remove: attention is {self.config.attention!r}; "
@@ -210,8 +201,9 @@ class TransformerLM(nn.Module):
     def _embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         self._check_ids(ids)
         embedded = self.embedding(ids) * self.config.hidden_size**0.5
-        added = sinusoidal_positions(positions, self.config.hidden_size).to(embedded.dtype)
-        return embedded + added, rotation_at(positions, self.config.head_dim, self.config.rope_base)
+        if self.config.input_positions:
+            embedded = embedded + sinusoidal_positions(positions, self.config.hidden_size).to(embedded.dtype)
+        return embedded, rotation_at(positions, self.config.head_dim, self.config.rope_base)
 
     def _check_ids(self, ids: Tensor) -> None:
         if ids.dim() != 2 or ids.shape[1] == 0 or ids.dtype != torch.int64:
@@ -233,15 +225,23 @@ class TransformerLM(nn.Module):
         return block(hidden, rotation, key_mask=key_mask)
 
 
-def _build_mechanism(config: ModelConfig, name: str, options: dict[str, Any]) -> Mechanism:
-    """The mechanism of one layer; one that may gate on the layer's input is told its width."""
-    given = dict(options)
-    if "hidden_size" in attention.option_names(name):
-        given.setdefault("hidden_size", config.hidden_size)
-    return attention.build(
+def _has_prefix(block: Any) -> bool:
+    return block.mechanism is not None and block.mechanism.has_prefix
+
+
+def _build_block(config: ModelConfig, name: str, options: dict[str, Any]) -> TransformerBlock:
+    mixer = build_mixer(
         name,
+        options,
+        hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         head_dim=config.head_dim,
         num_kv_heads=config.num_kv_heads,
-        **given,
+    )
+    return TransformerBlock(
+        config.hidden_size,
+        mixer,
+        feedforward_size=config.feedforward_size,
+        norm_epsilon=config.norm_epsilon,
+        rotary=config.rotates(name),
     )

@@ -1,4 +1,4 @@
-"""A transformer block: normalise, attend, add; normalise, feed forward, add."""
+"""A transformer block: normalise, mix tokens, add; normalise, feed forward, add."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from polysketch.attention import Mechanism
 from polysketch.nn.glu import GatedLinearUnit
+from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.multihead import MultiHeadAttention
 from polysketch.nn.rope import Rotation
 
@@ -15,24 +16,30 @@ class TransformerBlock(nn.Module):
 
     Args:
         hidden_size: width of the residual stream.
-        mechanism: what attends.
+        mixer: what attends, or mixes tokens in another way.
         feedforward_size: inner width of the gated linear unit; 8/3 of `hidden_size` when None.
         norm_epsilon: of the layer norms, which have scale and bias.
+        rotary: whether rotary positions, where they are given, are passed on to the mixer.
+
+    Attributes:
+        attention: the mixer, whatever it is: the name that saved weights have.
     """
 
     def __init__(
         self,
         hidden_size: int,
-        mechanism: Mechanism,
+        mixer: TokenMixer,
         *,
         feedforward_size: int | None = None,
         norm_epsilon: float = 1e-5,
+        rotary: bool = True,
     ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
-        self.attention = MultiHeadAttention(hidden_size, mechanism)
+        self.attention = mixer
         self.feedforward_norm = nn.LayerNorm(hidden_size, eps=norm_epsilon)
         self.feedforward = GatedLinearUnit(hidden_size, feedforward_size)
+        self.rotary = rotary
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """Initialise the projections; outputs added to the residual stream are scaled by `residual_scale`."""
@@ -47,21 +54,36 @@ class TransformerBlock(nn.Module):
         causal: bool = True,
         key_mask: Tensor | None = None,
     ) -> Tensor:
-        """(batch, length, hidden_size) -> the same; arguments as for `MultiHeadAttention.forward`."""
+        """(batch, length, hidden_size) -> the same; arguments as for `TokenMixer.forward`."""
         normalized = self.attention_norm(hidden)
-        hidden = hidden + self.attention(normalized, rotation, causal=causal, key_mask=key_mask)
+        hidden = hidden + self.attention(normalized, self._own(rotation), causal=causal, key_mask=key_mask)
         return hidden + self.feedforward(self.feedforward_norm(hidden))
 
     def extend(
         self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """The block for new tokens that follow those in `state`, which is updated in place."""
-        attended, state = self.attention.extend(self.attention_norm(hidden), state, rotation, key_mask=key_mask)
-        hidden = hidden + attended
+        normalized = self.attention_norm(hidden)
+        mixed, state = self.attention.extend(normalized, state, self._own(rotation), key_mask=key_mask)
+        hidden = hidden + mixed
         return hidden + self.feedforward(self.feedforward_norm(hidden)), state
 
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What attends, or None where nothing does."""
+        return self.attention.mechanism if isinstance(self.attention, MultiHeadAttention) else None
+
     def attention_inputs(self, hidden: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The query, key and gate input (batch, length, hidden_size) of the mechanism, for calibration and reports."""
+        """The query, key and gate input (batch, length, hidden_size) of the mechanism, for calibration and reports.
+
+        Raises:
+            TypeError: a block without attention.
+        """
+        if not isinstance(self.attention, MultiHeadAttention):
+            raise TypeError(f"a block of {type(self.attention).__name__} has no queries and keys")
         normalized = self.attention_norm(hidden)
-        query, key, _ = self.attention.project(normalized, rotation)
+        query, key, _ = self.attention.project(normalized, self._own(rotation))
         return query, key, normalized
+
+    def _own(self, rotation: Rotation | None) -> Rotation | None:
+        return rotation if self.rotary else None

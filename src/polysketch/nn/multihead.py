@@ -2,14 +2,16 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polysketch.attention import Mechanism
 from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.rope import Rotation, apply_rotation
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(TokenMixer):
     """Projections to query, key and value, rotary positions, a mechanism, and the output projection; no biases.
 
     Args:
@@ -39,20 +41,16 @@ class MultiHeadAttention(nn.Module):
         causal: bool = True,
         key_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attend over a whole sequence.
-
-        Args:
-            hidden: (batch, length, hidden_size).
-            rotation: of the tokens' positions; no rotary positions when None.
-            causal: a token sees itself and earlier tokens only.
-            key_mask: (batch, length) bool, True for a real token.
-
-        Returns:
-            (batch, length, hidden_size).
-        """
+        """Attend over a whole sequence; as `TokenMixer.forward`."""
         query, key, value = self.project(hidden, rotation)
         attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, hidden=hidden)
         return self.output(_merge_heads(attended))
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Any:
+        """The mechanism's state before the first token."""
+        return self.mechanism.init_state(batch_size, device, dtype)
 
     def extend(
         self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None

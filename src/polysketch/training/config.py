@@ -32,7 +32,7 @@ class TrainingConfig:
 
     preset: str = "tiny"
     """Size of the model: tiny (about 1 million parameters), mini (about 10 million), gpt2-small, gpt2-medium,
-    gpt2-large."""
+    gpt2-large; based-tiny and based-360m interleave linear attention, short windows and short convolutions."""
 
     layers: int | None = None
     """Number of layers, if other than the preset's."""

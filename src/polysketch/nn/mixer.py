@@ -1,0 +1,53 @@
+"""What a block asks of the layer that carries information from token to token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polysketch.nn.rope import Rotation
+
+
+class TokenMixer(nn.Module):
+    """A layer (batch, length, hidden_size) -> the same that mixes tokens: attention, or what stands in its place.
+
+    As for mechanisms: nothing at or before a token depends on a later one, and `forward` on a sequence equals `extend`
+    over any split of it.
+    """
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """Initialise; the standard deviation of what is added to the residual stream is times `residual_scale`."""
+        raise NotImplementedError(f"{type(self).__name__} has no reset_parameters")
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation | None = None,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Mix a whole sequence.
+
+        Args:
+            hidden: (batch, length, hidden_size).
+            rotation: of the tokens' positions; no rotary positions when None.
+            causal: a token sees itself and earlier tokens only.
+            key_mask: (batch, length) bool, True for a real token.
+
+        Returns:
+            (batch, length, hidden_size).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Any:
+        """The state before the first token, with `.position`, `.nbytes`, `.clone()` and `.reorder(indices)`."""
+        raise NotImplementedError(f"{type(self).__name__} has no state")
+
+    def extend(
+        self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Mix new tokens with all tokens so far: arguments as for `forward`, and a state, which is updated in place."""
+        raise NotImplementedError(f"{type(self).__name__} has no extend")

@@ -1,0 +1,76 @@
+"""Layers by name: every attention mechanism, and what may stand in the place of one."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from polysketch import attention
+from polysketch.attention import Mechanism
+from polysketch.nn.mixer import TokenMixer
+from polysketch.nn.multihead import MultiHeadAttention
+from polysketch.nn.short_convolution import ShortConvolution
+
+MIXERS: dict[str, type[ShortConvolution]] = {"short-convolution": ShortConvolution}
+"""Layers that mix tokens without attention; built from the width of the model and their options."""
+
+
+def mixer_class(name: str) -> type[Mechanism] | type[ShortConvolution]:
+    """The class whose constructor takes the options of the layer `name`: a mechanism's, or one of `MIXERS`.
+
+    Raises:
+        ValueError: no such layer; the message lists them.
+    """
+    if name in MIXERS:
+        return MIXERS[name]
+    if name not in attention.MECHANISMS:
+        raise ValueError(
+            f"unknown attention mechanism {name!r}; known mechanisms: {', '.join(sorted(attention.MECHANISMS))}; "
+            f"layers without attention: {', '.join(MIXERS)}"
+        )
+    return attention.mechanism_class(name)
+
+
+def check_mixer(name: str, options: Iterable[str]) -> None:
+    """Refuse options that the layer `name` does not take.
+
+    Raises:
+        ValueError: an unknown layer or option; the message lists those that exist.
+    """
+    if name not in MIXERS:
+        mixer_class(name)
+        return attention.check_options(name, options)
+    known = [option for option in inspect.signature(MIXERS[name]).parameters if option != "hidden_size"]
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ValueError(f"layer {name!r} has no option {', '.join(map(repr, unknown))}; it takes {', '.join(known)}")
+    return None
+
+
+def build_mixer(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    hidden_size: int,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int | None = None,
+) -> TokenMixer:
+    """Make the layer called `name`: attention with its projections, or one of `MIXERS`.
+
+    Args:
+        name: a key of `attention.MECHANISMS` or of `MIXERS`.
+        options: constructor arguments of the mechanism or layer. A mechanism that takes `hidden_size`, because it may
+            gate on the layer's input, is told it.
+        hidden_size: width of input and output.
+        num_heads, head_dim, num_kv_heads: as for `attention.build`; layers without attention have no heads.
+
+    Raises:
+        ValueError: an unknown name or option (the message lists those that exist), or sizes that do not fit.
+        TypeError: an option of another type.
+    """
+    check_mixer(name, options)
+    if name in MIXERS:
+        return MIXERS[name](hidden_size, **options)
+    width = {"hidden_size": hidden_size} if "hidden_size" in attention.option_names(name) else {}
+    sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
+    return MultiHeadAttention(hidden_size, attention.build(name, **{**sizes, **width, **options}))

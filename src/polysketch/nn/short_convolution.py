@@ -1,0 +1,133 @@
+"""Gated short convolutions: the layers of BASED that look a few tokens back."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polysketch import ops
+from polysketch.attention import advance_positions
+from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.nn.mixer import TokenMixer
+from polysketch.nn.rope import Rotation
+
+
+@dataclass
+class ShortConvolutionState:
+    """The last inputs of a short convolution: filter_size - 1 of them, however long the context.
+
+    Attributes:
+        tail: (batch, 1, filter_size - 1, expansion * hidden_size).
+        position: (batch,) int64 in host memory, tokens seen since each row's first real one.
+    """
+
+    tail: Tensor
+    position: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tail and the positions."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.tail, self.position))
+
+    def clone(self) -> "ShortConvolutionState":
+        """An independent copy, to roll back to."""
+        return ShortConvolutionState(self.tail.clone(), self.position.clone())
+
+    def reorder(self, indices: Tensor) -> "ShortConvolutionState":
+        """The state of the rows `indices` (int64), repeats allowed: what beam search needs."""
+        rows = self.tail.index_select(0, indices.to(self.tail.device))
+        return ShortConvolutionState(rows, self.position.index_select(0, indices.cpu()))
+
+
+class ShortConvolution(TokenMixer):
+    """y = (silu(h * (x W1 + b1)) . (x W2 + b2)) W3 + b3, h * a causal convolution of each channel, . entrywise.
+
+    The gated convolution of BASED (Arora et al., arXiv 2402.18668) as its published configurations have it. The
+    BaseConv that the paper takes up (Arora et al., arXiv 2312.04927) is (x W + b1) . (h * x + b2): without the
+    projection before the filter, the silu, and the projection after. Tokens have no positions here but their order:
+    rotary positions are ignored.
+
+    Args:
+        hidden_size: width of input and output.
+        filter_size: taps of h, the token itself the last of them; 3 in BASED.
+        expansion: channels that are convolved, in multiples of hidden_size; 2 in BASED.
+
+    Raises:
+        ValueError: a size below one.
+
+    Cost: (6 * expansion * hidden_size^2 + 2 * filter_size * expansion * hidden_size) operations a token; a state of
+    (filter_size - 1) * expansion * hidden_size numbers.
+    """
+
+    is_causal = True
+
+    def __init__(self, hidden_size: int, *, filter_size: int = 3, expansion: int = 2) -> None:
+        super().__init__()
+        if filter_size < 1 or expansion < 1:
+            raise ValueError(f"filter_size and expansion must be at least 1, got {filter_size} and {expansion}")
+        width = expansion * hidden_size
+        self.filter_size = filter_size
+        self.input_gate = nn.Linear(hidden_size, 2 * width)
+        self.filter = nn.Parameter(torch.empty(width, filter_size))
+        self.output = nn.Linear(width, hidden_size)
+        self.reset_parameters()
+
+    def reset_parameters(self, residual_scale: float = 1.0) -> None:
+        """Truncated normals of variance 1 / fan_in, the filter's fan_in its size; the output's times the scale."""
+        lecun_normal_(self.input_gate.weight, self.input_gate.in_features)
+        lecun_normal_(self.filter, self.filter_size)
+        lecun_normal_(self.output.weight, self.output.in_features, scale=residual_scale)
+        nn.init.zeros_(self.input_gate.bias)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation | None = None,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """As `TokenMixer.forward`.
+
+        Raises:
+            ValueError: `causal=False`.
+        """
+        if not causal:
+            raise ValueError(
+                "short-convolution is causal only: its filter reaches back, and nothing was given for ahead"
+            )
+        return self._mix(hidden, key_mask, None)[0]
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ShortConvolutionState:
+        """Zeros before the first token; on the device and in the dtype of the filter where they are None."""
+        shape = (batch_size, 1, self.filter_size - 1, self.filter.shape[0])
+        tail = torch.zeros(shape, device=device or self.filter.device, dtype=dtype or self.filter.dtype)
+        return ShortConvolutionState(tail, torch.zeros(batch_size, dtype=torch.int64))
+
+    @torch.no_grad()
+    def extend(
+        self,
+        hidden: Tensor,
+        state: ShortConvolutionState,
+        rotation: Rotation | None = None,
+        *,
+        key_mask: Tensor | None = None,
+    ) -> tuple[Tensor, ShortConvolutionState]:
+        """As `TokenMixer.extend`."""
+        output, tail = self._mix(hidden, key_mask, state.tail)
+        state.tail.copy_(tail)
+        _, state.position = advance_positions(state.position, hidden.shape[1], key_mask)
+        return output, state
+
+    def extra_repr(self) -> str:
+        """The size of the filter."""
+        return f"filter_size={self.filter_size}"
+
+    def _mix(self, hidden: Tensor, key_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        convolved, gate = self.input_gate(hidden).chunk(2, dim=-1)
+        convolved, tail = ops.causal_convolution(convolved[:, None], self.filter[None], key_mask=key_mask, tail=tail)
+        return self.output(F.silu(convolved[:, 0]) * gate), tail
