@@ -9,6 +9,7 @@ from torch import Tensor
 from polysketch.ops.linear.alignment import Alignment, align, open_rows
 from polysketch.ops.linear.operators import linear_attention_operator
 from polysketch.ops.linear.plan import Diagonal
+from polysketch.ops.linear.spans import attend_in_spans, num_spans
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
@@ -58,9 +59,10 @@ def aligned_attention(
     if not causal:
         output = _both_directions(*moved[:4], power=power, offset=offset, normalize=normalize, backend=backend)
         return LinearAttentionResult(output if alignment is None else alignment.from_aligned(output), None)
-    output, _, sums, normalizer = call(
+    count = num_spans(moved[1], chunk)
+    causal_call = partial(call, causal=True) if count == 1 else partial(attend_in_spans, call, count)
+    output, _, sums, normalizer = causal_call(
         *moved,
-        causal=True,
         chunk=chunk,
         sums=None if state is None else state.sums,
         normalizer=None if state is None else state.normalizer,

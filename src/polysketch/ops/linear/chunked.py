@@ -65,12 +65,14 @@ def power_(x: Tensor, exponent: int) -> Tensor:
 
 
 def _forward_all(piece: Piece, outputs: Outputs) -> None:
-    """Not causal: every query reads the sums of all keys."""
+    """Not causal: every query, if there are any, reads the sums of all keys."""
     sums = piece.initial_sums()
     for chunk in piece.chunks():
         piece.fold(sums, chunk)
     for rows in piece.queries():
         _write_rows(piece, outputs, rows, *sums.read(piece.query(rows)))
+    if piece.plan.return_sums:
+        piece.write_sums(outputs.sums, outputs.normalizer, sums.packed())
 
 
 def _forward_causal(piece: Piece, outputs: Outputs) -> None:

@@ -73,17 +73,37 @@ class _Call(NamedTuple):
 
 def _all(call: _Call) -> None:
     """Not causal: every query has read the sums of all keys."""
-    piece, sums, carried = call.piece, call.piece.initial_sums(), call.piece.new_sums()
+    piece, carried = call.piece, _upstream_sums(call)
+    _queries_all(call, carried)
+    for chunk in reversed(piece.chunks()):
+        key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
+        piece.write(call.gradients["key"], chunk, key_gradient)
+        piece.write(call.gradients["value"], chunk, value_gradient)
+        _, decay = piece.fold_factors(chunk)
+        if decay is not None:
+            carried.decay(decay)
+
+
+def _queries_all(call: _Call, carried: Sums) -> None:
+    """Query gradients, and the gradient of the sums that the queries have read, added to `carried`."""
+    piece = call.piece
+    if not piece.inputs.query.shape[2]:
+        return
+    sums = piece.initial_sums()
     for chunk in piece.chunks():
         piece.fold(sums, chunk)
     for rows in piece.queries():
         query, upstream = piece.query(rows), call.rows(rows)
         piece.write_queries(call.gradients["query"], rows, sums.read_backward(query, *upstream))
         carried.add_read_gradient(query, *upstream)
-    for chunk in piece.chunks():
-        key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
-        piece.write(call.gradients["key"], chunk, key_gradient)
-        piece.write(call.gradients["value"], chunk, value_gradient)
+
+
+def _upstream_sums(call: _Call) -> Sums:
+    """The gradient of the final sums."""
+    piece, carried = call.piece, call.piece.new_sums()
+    if piece.plan.return_sums:
+        carried.load_gradient(piece.whole(call.upstream.sums), piece.whole(call.upstream.normalizer))
+    return carried
 
 
 def _queries_causal(call: _Call) -> None:
@@ -99,9 +119,7 @@ def _queries_causal(call: _Call) -> None:
 
 def _keys_causal(call: _Call) -> None:
     """In reverse: carry the gradient of the sums; keys and values get theirs, from the sums and inside the chunk."""
-    piece, carried = call.piece, call.piece.new_sums()
-    if piece.plan.return_sums:
-        carried.load_gradient(piece.whole(call.upstream.sums), piece.whole(call.upstream.normalizer))
+    piece, carried = call.piece, _upstream_sums(call)
     for chunk in reversed(piece.chunks()):
         key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
         if piece.plan.diagonal != Diagonal.NONE:

@@ -18,6 +18,7 @@ def decay_gradient(
     accumulate = gradients["query"].dtype
     shared = inputs.query.shape[1] // inputs.key.shape[1]
     of_query = (inputs.query.to(accumulate) * gradients["query"]).sum(-1).unflatten(1, (-1, shared)).sum(2)
+    of_query = of_query if plan.causal else 0.0  # keys are only added up: nothing reads them from inside the sequence
     of_key = (inputs.key.to(accumulate) * gradients["key"]).sum(-1)
     gradient = ((of_query - of_key) / plan.power).flip(-1).cumsum(-1).flip(-1)
     if not plan.return_sums:

@@ -138,8 +138,7 @@ class Backward {
   void keys_in_reverse() {
     const LinearAttentionCall& call = head_.call;
     const int64_t place = head_.unit * expansion_.size;
-    if (call.return_sums)
-      carried_.read_from(call.sums_out_gradient + place * call.value_width, call.normalizer_out_gradient + place);
+    if (call.return_sums) start_carried();
     for (int64_t start = (call.keys - 1) / call.chunk * call.chunk; start >= 0; start -= call.chunk) {
       chunk_.read(head_, start);
       keys_of_chunk(true, !head_.local);
@@ -197,6 +196,18 @@ class Backward {
 
   void all() {
     const LinearAttentionCall& call = head_.call;
+    if (call.return_sums) start_carried();
+    if (call.queries > 0) queries_of_all();
+    for (int64_t start = (call.keys - 1) / call.chunk * call.chunk; start >= 0; start -= call.chunk) {
+      chunk_.read(head_, start);
+      keys_of_chunk(false, false);
+      if (chunk_.decay.any() && is_folded(head_, chunk_) && !carried_.empty()) carried_.scale(chunk_.decay.carried());
+    }
+  }
+
+  // Query gradients, and the gradient of the sums that the queries have read.
+  void queries_of_all() {
+    const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
       chunk_.read(head_, start);
       fold_chunk(head_, chunk_, folder_, sums_);
@@ -208,10 +219,12 @@ class Backward {
         through_sums(shared, first, count);
       }
     fold_queries(0, call.queries, nullptr);
-    for (int64_t start = 0; start < call.keys; start += call.chunk) {
-      chunk_.read(head_, start);
-      keys_of_chunk(false, false);
-    }
+  }
+
+  void start_carried() {
+    const LinearAttentionCall& call = head_.call;
+    const int64_t place = head_.unit * expansion_.size;
+    carried_.read_from(call.sums_out_gradient + place * call.value_width, call.normalizer_out_gradient + place);
   }
 
   Head head_;

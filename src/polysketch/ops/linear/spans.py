@@ -1,0 +1,131 @@
+"""A sequence in several spans at once: the prefix sums over chunks computed in parallel instead of one by one.
+
+PolySketchFormer, section 3.1, names both ways. In order, a head is one chain of chunks, so one or two heads cannot keep
+many cores busy. In spans, each span of chunks first adds up its own keys and values, all at the same time; a scan over
+these sums gives what comes before each span; then all spans attend at the same time. The keys are folded twice: about
+half as much work again, spread over as many times more workers.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.parallel import num_workers
+
+_SHORTEST_ON_A_CPU = 4096
+"""Tokens of a span at least. Measured with one head on two cores: two spans of 2,048 are slower than one after another
+in the backward pass, two of 8,192 take 0.73 of the time forward and 0.78 with the backward pass."""
+_SHORTEST_ON_A_DEVICE = 1024
+_UNITS_ON_A_DEVICE = 128
+"""Heads times spans that keep a GPU's multiprocessors busy; not measured yet, like the length above."""
+
+Call = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+def num_spans(key: Tensor, chunk: int) -> int:
+    """How many spans keep every worker busy; 1 where the key heads (batch, key_heads, length, r) already do."""
+    if torch.compiler.is_compiling():
+        return 1
+    on_cpu = key.device.type == "cpu"
+    workers = num_workers(key.device) if on_cpu else _UNITS_ON_A_DEVICE
+    shortest = max(chunk, _SHORTEST_ON_A_CPU if on_cpu else _SHORTEST_ON_A_DEVICE)
+    units = max(1, key.shape[0] * key.shape[1])
+    return max(1, min(workers // units, key.shape[2] // shortest))
+
+
+def attend_in_spans(
+    call: Call,
+    count: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    local: LocalPolynomial | None,
+    log_decay: Tensor | None,
+    *,
+    chunk: int,
+    sums: Tensor | None,
+    normalizer: Tensor | None,
+    length: Tensor | None,
+    return_sums: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `call` gives for a causal sequence, in at most `count` spans that are worked on together.
+
+    Args:
+        call: the operator on aligned inputs; the other arguments are its own.
+        count: of spans, at least 2; fewer where they would be shorter than a chunk.
+    """
+    tokens = key.shape[2]
+    cut = _Cut.of(tokens, count, chunk)
+    real = _lengths(cut, tokens, length, key)
+    log_decay = None if log_decay is None else log_decay[..., None]
+    query, key, value = cut.split(query), cut.split(key), cut.split(value)
+    if local is not None:
+        local = local._replace(query=cut.split(local.query), key=cut.split(local.key))
+    decay = None if log_decay is None else cut.split(log_decay)[..., 0]
+    folded = real if real is None or local is None else real - real % chunk
+    own = call(query[:, :, :0], key, value, None, decay, causal=False, chunk=chunk, length=folded, return_sums=True)[2:]
+    totals = None if decay is None else _total_decay(decay, folded)
+    before = (_before(cut, x, y, totals) for x, y in zip(own, (sums, normalizer), strict=True))
+    options = dict(zip(("sums", "normalizer"), before, strict=True))
+    found = call(
+        query, key, value, local, decay, causal=True, chunk=chunk, length=real, return_sums=return_sums, **options
+    )
+    output, denominator = cut.join(found[0])[:, :, :tokens], cut.join(found[1])[:, :, :tokens]
+    last = (x.unflatten(0, (-1, cut.count))[:, -1] if return_sums else x for x in found[2:])
+    return output, denominator, *last
+
+
+class _Cut:
+    """`count` spans of `size` tokens; the last is filled up with zeros."""
+
+    def __init__(self, count: int, size: int, missing: int) -> None:
+        self.count, self.size, self.missing = count, size, missing
+
+    @classmethod
+    def of(cls, tokens: int, count: int, chunk: int) -> "_Cut":
+        size = -(-tokens // (count * chunk)) * chunk
+        count = -(-tokens // size)
+        return cls(count, size, count * size - tokens)
+
+    def split(self, x: Tensor) -> Tensor:
+        """(batch, heads, tokens, width) -> (batch * count, heads, size, width); a view where batch is 1."""
+        if self.missing:
+            x = torch.nn.functional.pad(x, (0, 0, 0, self.missing))
+        return x.unflatten(2, (self.count, self.size)).transpose(1, 2).flatten(0, 1)
+
+    def join(self, x: Tensor) -> Tensor:
+        """(batch * count, heads, size, ...) -> (batch, heads, count * size, ...)."""
+        return x.unflatten(0, (-1, self.count)).transpose(1, 2).flatten(2, 3)
+
+
+def _lengths(cut: _Cut, tokens: int, length: Tensor | None, like: Tensor) -> Tensor | None:
+    """(batch * count,) real tokens of each span; None where all are full."""
+    if length is None and not cut.missing:
+        return None
+    whole = torch.full((like.shape[0],), tokens, device=like.device) if length is None else length
+    starts = torch.arange(0, cut.count * cut.size, cut.size, device=whole.device)
+    return (whole[:, None] - starts).clamp(0, cut.size).flatten()
+
+
+def _total_decay(decay: Tensor, folded: Tensor | None) -> Tensor:
+    """(batch * count, heads): log decay of all tokens of a span that are folded."""
+    if folded is not None:
+        decay = decay * (torch.arange(decay.shape[2], device=decay.device) < folded[:, None, None])
+    return decay.sum(-1, dtype=torch.promote_types(decay.dtype, torch.float32))
+
+
+def _before(cut: _Cut, own: Tensor, initial: Tensor | None, totals: Tensor | None) -> Tensor:
+    """The sums before each span, from each span's own (batch * count, heads, ...) and those before the first."""
+    own = own.unflatten(0, (-1, cut.count))
+    first = torch.zeros_like(own[:, :1]) if initial is None else initial[:, None].to(own.dtype)
+    parts = torch.cat([first, own[:, :-1]], 1)
+    if totals is None:
+        return parts.cumsum(1).flatten(0, 1)
+    totals = totals.unflatten(0, (-1, cut.count)).to(own.dtype)
+    since = torch.cat([torch.zeros_like(totals[:, :1]), totals[:, :-1]], 1).cumsum(1).mT  # (batch, heads, count)
+    # Differences, never ratios of exponentials; what is above the diagonal is masked before it could overflow.
+    gaps = since[..., :, None] - since[..., None, :]
+    factors = torch.ones_like(gaps).tril() * gaps.tril().exp()
+    return torch.einsum("bhij,bjh...->bih...", factors, parts).flatten(0, 1)
