@@ -20,11 +20,11 @@ MAY_IMPORT = {
     "attention": {"feature_maps", "ops"},
     "nn": {"attention", "feature_maps", "ops"},
     "models": {"nn", "attention", "feature_maps", "ops"},
-    "evaluation": {"models", "data"},
+    "evaluation": {"models", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data"},
     "training": {"evaluation", "models", "data"},
     "integrations": {"evaluation", "generation", "models", "attention", "data"},
-    "benchmarking": {"training", "models", "nn", "attention", "feature_maps", "ops"},
+    "benchmarking": {"training", "evaluation", "models", "nn", "attention", "feature_maps", "ops"},
     "cli": {
         *("ops", "feature_maps", "attention", "nn", "models", "data"),
         *("evaluation", "generation", "training", "integrations", "benchmarking"),

@@ -1,0 +1,102 @@
+"""Train a feature map on queries and keys alone, to approximate a power of their products (LLOPS, section 4.3)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from polysketch.evaluation.approximation.weights import feature_weights, polynomial_weights
+from polysketch.feature_maps import FeatureMap
+
+__all__ = ["common_scale", "fit_feature_map"]
+
+_WARM_UP = 20
+_SMALLEST_SIZE = 0.02  # of a parameter, for its rate: biases begin at zero
+
+
+def common_scale(query: Tensor, key: Tensor) -> Tensor:
+    """The scale s at which products of query / s and key / s have a mean square of one; a scalar.
+
+    Dividing both by it changes no relative error of a power, and lets maps of all kinds start near the right size.
+
+    Args:
+        query, key: (..., tokens, head_dim), of one number of tokens or of two.
+    """
+    query, key = query.double().flatten(0, -2), key.double().flatten(0, -2)
+    second_moments = [x.mT @ x / x.shape[0] for x in (query, key)]
+    return (second_moments[0] * second_moments[1]).sum() ** 0.25
+
+
+def fit_feature_map(
+    feature_map: FeatureMap,
+    query: Tensor,
+    key: Tensor,
+    *,
+    degree: int,
+    steps: int = 300,
+    batch_size: int = 1024,
+    learning_rate: float = 0.25,
+    seed: int = 0,
+) -> list[float]:
+    """Train `feature_map` in place so that its weights approach (q . k)^degree: least squares over pairs.
+
+    Every step takes `batch_size` queries and as many keys at random, and all pairs of them. Adam, whose rate for each
+    parameter is `learning_rate` times its root mean square at the start, after a warm-up falling to zero as a cosine.
+    Heads, where the map is one for all of them, are more tokens.
+
+    Args:
+        feature_map: with parameters, in the dtype and on the device of query; it starts from where it is.
+        query: (tokens, head_dim).
+        key: (tokens, head_dim); not necessarily as many.
+        degree: p, of the target.
+        steps, batch_size: at least 1; a batch is at most all tokens.
+        learning_rate: relative to the size of the parameters.
+        seed: of the batches.
+
+    Returns:
+        The loss of every step, relative to the batch's mean square: about the square of the relative Frobenius error.
+
+    Raises:
+        ValueError: a map without parameters, sizes below one, or a loss that is not finite.
+
+    Cost: three times batch_size^2 num_features multiply-adds a step, and those of the map.
+    """
+    _check(feature_map, steps=steps, batch_size=batch_size, degree=degree)
+    generator = torch.Generator().manual_seed(seed)
+    groups = [{"params": [each], "lr": learning_rate * _size(each)} for each in feature_map.parameters()]
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_rate(step, steps))
+    losses = []
+    for _ in range(steps):
+        batch = [_sample(x, batch_size, generator)[None, None] for x in (query, key)]
+        exact = polynomial_weights(*batch, degree)
+        loss = (feature_weights(feature_map, *batch) - exact).square().mean() / exact.square().mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss))
+    if not math.isfinite(losses[-1]):
+        raise ValueError(f"the fit diverged: its loss is {losses[-1]}; try a lower learning_rate than {learning_rate}")
+    return losses
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    return min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def _size(parameter: Tensor) -> float:
+    return max(_SMALLEST_SIZE, float(parameter.detach().square().mean().sqrt()))
+
+
+def _sample(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """At random without replacement."""
+    return x[torch.randperm(x.shape[0], generator=generator)[:count].to(x.device)]
+
+
+def _check(feature_map: FeatureMap, **counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"expected {name} of at least 1, found {count}")
+    if not any(True for _ in feature_map.parameters()):
+        raise ValueError(f"{type(feature_map).__name__} has no parameters to fit")

@@ -1,0 +1,68 @@
+"""The matrix of weights of any mechanism or feature map, for looking at: quadratic memory."""
+
+import torch
+from torch import Tensor
+
+from polysketch.attention import Mechanism
+from polysketch.feature_maps import FeatureMap
+
+__all__ = ["feature_weights", "mechanism_weights", "polynomial_weights"]
+
+
+@torch.no_grad()
+def mechanism_weights(
+    mechanism: Mechanism,
+    query: Tensor,
+    key: Tensor,
+    *,
+    causal: bool = True,
+    key_mask: Tensor | None = None,
+    hidden: Tensor | None = None,
+) -> Tensor:
+    """What the mechanism's output multiplies the values with: normalised weights, where it normalises.
+
+    The identity goes in as value, `head_dim` columns at a time, so that mechanisms that know values only of that width
+    are served too. Rows sum to one where there is no offset, to less with one, to anything without a denominator.
+    A mechanism whose weights depend on the values (rows sampled by their norms) shows those of the identity.
+
+    Args:
+        mechanism: any.
+        query, key, causal, key_mask, hidden: as for `Mechanism.forward`.
+
+    Returns:
+        (batch, num_heads, queries, keys), in the dtype of query; no gradient.
+
+    Cost: as many forward passes as the keys hold widths of a head.
+    """
+    length, width = key.shape[2], mechanism.head_dim
+    identity = torch.eye(length, dtype=query.dtype, device=query.device)
+    parts = []
+    for start in range(0, length, width):
+        value = query.new_zeros(length, width)
+        columns = identity[:, start : start + width]
+        value[:, : columns.shape[1]] = columns
+        value = value.expand(key.shape[0], key.shape[1], length, width)
+        output = mechanism(query, key, value, causal=causal, key_mask=key_mask, hidden=hidden)
+        parts.append(output[..., : columns.shape[1]])
+    return torch.cat(parts, -1)
+
+
+def feature_weights(feature_map: FeatureMap, query: Tensor, key: Tensor) -> Tensor:
+    """(phi_q(q_i) . phi_k(k_j))^power for all pairs, not normalised.
+
+    Args:
+        feature_map: any.
+        query: (batch, heads, queries, head_dim).
+        key: (batch, key heads, keys, head_dim), key heads a divisor of heads.
+
+    Returns:
+        (batch, heads, queries, keys).
+    """
+    query_features, key_features = feature_map.map_queries(query), feature_map.map_keys(key)
+    key_features = key_features.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    return (query_features @ key_features.mT) ** feature_map.power
+
+
+def polynomial_weights(query: Tensor, key: Tensor, degree: int) -> Tensor:
+    """(q_i . k_j)^degree for all pairs: (..., queries, head_dim) and (..., keys, head_dim) -> (..., queries, keys)."""
+    return (query @ key.mT) ** degree
