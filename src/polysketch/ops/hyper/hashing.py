@@ -25,7 +25,9 @@ def hash_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:
 
     Cost: 2 * bits * head_dim operations a vector.
     """
-    _check(x, hyperplanes)
+    if not x.is_floating_point():
+        raise TypeError(f"vectors to hash must be floating point, got {x.dtype}")
+    check_hyperplanes(hyperplanes, x.shape[-1])
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         sides = x.to(dtype) @ hyperplanes.to(dtype) > 0
@@ -52,12 +54,15 @@ def gray_rank(codes: Tensor) -> Tensor:
     return rank
 
 
-def _check(x: Tensor, hyperplanes: Tensor) -> None:
-    if not x.is_floating_point():
-        raise TypeError(f"vectors to hash must be floating point, got {x.dtype}")
-    if hyperplanes.dim() != 2 or hyperplanes.shape[0] != x.shape[-1]:
+def check_hyperplanes(hyperplanes: Tensor, head_dim: int) -> None:
+    """Refuse hyperplanes that are not (head_dim, 1 to 62 bits).
+
+    Raises:
+        ValueError: naming the expected and the received shape.
+    """
+    if hyperplanes.dim() != 2 or hyperplanes.shape[0] != head_dim:
         raise ValueError(
-            f"hyperplanes must be (head_dim, bits) with head_dim = {x.shape[-1]}, got {tuple(hyperplanes.shape)}"
+            f"hyperplanes must be (head_dim, bits) with head_dim = {head_dim}, got {tuple(hyperplanes.shape)}"
         )
     if not 1 <= hyperplanes.shape[1] <= MAX_HASH_BITS:
         raise ValueError(f"hyperplanes must be 1 to {MAX_HASH_BITS}, got {hyperplanes.shape[1]}")

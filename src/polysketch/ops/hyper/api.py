@@ -1,0 +1,169 @@
+"""The op: checks, rows with padding, short sequences, and which algorithm."""
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.arguments import check_attention_tensors, check_causal_lengths
+from polysketch.ops.hyper.causal import attend_by_halves
+from polysketch.ops.hyper.cross import Options, attend_approximately
+from polysketch.ops.hyper.hashing import check_hyperplanes
+from polysketch.ops.hyper.partial import Partial
+from polysketch.ops.hyper.sampling import SAMPLING
+from polysketch.ops.linear.alignment import Alignment, leading_padding
+from polysketch.ops.polynomial.reference import real_tokens, working_dtype
+from polysketch.ops.softmax import softmax_attention
+
+
+def hyper_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    hyperplanes: Tensor,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 256,
+    sample_size: int = 256,
+    min_length: int = 4096,
+    sampling: str = "uniform",
+    seed: int = 0,
+) -> Tensor:
+    """Softmax attention in nearly linear time: the largest weights exactly, the others from samples (HyperAttention).
+
+    o_i = (sum over S_i of w_ij v_j + sum over samples l of c_l w_il v_l) / (the same without v), with
+    w_ij = exp(scale * q_i . k_j). S_i is a chunk of keys that are near the query, found by sortLSH (arXiv:2310.05869,
+    algorithm 1): keys are sorted by the Gray-code rank of the hyperplanes' sides on which they lie, and cut into
+    chunks. Samples stand for the keys outside of S_i, those inside S_i count for nothing:
+
+    - "uniform": `sample_size` different keys, each set equally likely, and c = (keys outside S_i) / (samples outside
+      S_i). The paper's draws may repeat, so that no number of them would be exact.
+    - "norm" (Lemma 2): independent draws with P(l) proportional to |v_l|^2, and c_l = 1 / (sample_size P(l)). A value
+      of zero is never drawn, although its key weighs in the denominator. The backward pass takes c as given.
+
+    Either sum is unbiased over seeds for its exact one, their quotient is not. Draws depend on the seed, the key head
+    and positions alone, so the same call gives the same numbers, in recomputation and on any batch too. Hashes and
+    draws are per key head, and have no gradient; queries, keys and values have the exact one of the formula.
+
+    Without `causal`, rows of as many queries as keys follow the paper: query i and key j meet if they are in the same
+    chunk, each of its own order. Else a query goes to the chunk with the middle key of its bucket.
+
+    With `causal` (algorithm 4), tokens are cut into blocks of `min_length` from the row's first real token on. A query
+    attends to its own block exactly, and to each of the spans of 1, 2, 4, ... blocks that make up what is before by a
+    chunk and samples of that span, as above. Departing from the paper, which cuts at half of the length and sorts
+    queries among themselves, places are fixed and a query goes to the chunk with the middle key of its bucket: so later
+    tokens change nothing before them. Rows up to position min_length - 1 are exact, and all rows where every span has
+    no more keys than `sample_size` or `chunk_size`.
+
+    Rows of at most `min_length` real keys are exact. Padding counts for nothing, also in the numbers of keys.
+
+    Args:
+        query: (batch, heads, query_length, head_dim).
+        key: (batch, key_heads, key_length, head_dim); `heads` is a multiple of `key_heads` (grouped queries).
+        value: (batch, key_heads, key_length, value_dim); value_dim may differ from head_dim.
+        hyperplanes: (head_dim, bits) floating point, Gaussian; 7 bits in the paper.
+        causal: query i sees the keys j <= i only; needs equal lengths.
+        key_mask: (batch, key_length) bool, True for a real token. With equal lengths it is taken to be that of the
+            queries, too.
+        scale: factor on q . k; 1 / sqrt(head_dim) when None. The paper has 1, and scaled queries.
+        chunk_size: keys of a chunk.
+        sample_size: keys drawn for each key head, and with `causal` for each span.
+        min_length: up to which rows are exact.
+        sampling: "uniform" or "norm".
+        seed: of the draws; any whole number.
+
+    Returns:
+        (batch, heads, query_length, value_dim) in the dtype of value, computed in float32 or float64 where it is not
+        exact throughout (then as `softmax_attention`). Queries that see no real key get zeros.
+
+    Raises:
+        ValueError: a size below 1, an unknown sampling, hyperplanes of another width, shapes or devices that
+            disagree, or `causal` with different lengths.
+        TypeError: a size that is not an integer, dtypes that are not floating point or not alike, or a mask that is
+            not bool.
+
+    Cost: 2 * (chunk_size + sample_size) * (head_dim + value_dim) operations a query, and twice that for each doubling
+    of `min_length` up to the length, over two, when causal; besides min_length / 2 exact keys then. Memory is linear
+    in the length, forward and backward.
+    """
+    check_attention_tensors(query, key, value, key_mask)
+    check_hyperplanes(hyperplanes, query.shape[3])
+    check_options(chunk_size, sample_size, min_length, sampling, seed)
+    if causal:
+        check_causal_lengths(query, key)
+    if key.shape[2] <= min_length:
+        return softmax_attention(query, key, value, causal=causal, key_mask=key_mask, scale=scale)
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale)
+    with torch.autocast(query.device.type, enabled=False):
+        dtype = working_dtype(query, key, value)
+        wide = query.to(dtype), *(real_tokens(x.to(dtype), key_mask) for x in (key, value))
+        output = _attend_aligned(*wide, causal, key_mask, min_length, options)
+        return output.to(value.dtype)
+
+
+def _attend_aligned(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, min_length: int, options: Options
+) -> Tensor:
+    """Move every row's first real token to the front, so that padding before it changes no position."""
+    if mask is None:
+        return _attend(query, key, value, causal, None, min_length, options)
+    start = leading_padding(mask)
+    alignment = Alignment(start, torch.zeros_like(start), 0, key.shape[2])
+    own_tokens = query.shape[2] == key.shape[2]
+    queries = alignment.to_aligned(query) if own_tokens else query
+    keys, values = alignment.to_aligned(key), alignment.to_aligned(value)
+    real = alignment.to_aligned(mask[:, None, :, None].to(key.dtype))[:, 0, :, 0] > 0
+    output = _attend(queries, keys, values, causal, real, min_length, options)
+    if not causal:
+        output = _with_exact_short_rows(output, queries, keys, values, real, min_length, options.scale)
+    return alignment.from_aligned(output) if own_tokens else output
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, real: Tensor | None, min_length: int, options: Options
+) -> Tensor:
+    """Aligned rows, longer than `min_length`."""
+    query = query.unflatten(1, (key.shape[1], -1))
+    if causal:
+        return attend_by_halves(query, key, value, real, min_length, options).output.flatten(1, 2)
+    result = _attend_freely(query, key, value, real, options)
+    return result.output.flatten(1, 3)
+
+
+def _attend_freely(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, options: Options) -> Partial:
+    """All keys are one node."""
+    real = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if real is None else real
+    start = torch.zeros(1, dtype=torch.int64, device=key.device)
+    by_rank = query.shape[3] == key.shape[2]
+    nodes = (x.unsqueeze(2) for x in (query, key, value))
+    return attend_approximately(*nodes, real.unsqueeze(1), start, by_rank, options)
+
+
+def _with_exact_short_rows(
+    output: Tensor, query: Tensor, key: Tensor, value: Tensor, real: Tensor, min_length: int, scale: float
+) -> Tensor:
+    """Rows of the batch with at most `min_length` real keys, attended exactly."""
+    short = (real.sum(1) <= min_length).nonzero()[:, 0]
+    if short.numel() == 0:
+        return output
+    exact = softmax_attention(query[short], key[short], value[short], key_mask=real[short], scale=scale)
+    return output.index_copy(0, short, exact)
+
+
+def check_options(chunk_size: int, sample_size: int, min_length: int, sampling: str, seed: int) -> None:
+    """Refuse options of `hyper_attention` that mean nothing.
+
+    Raises:
+        ValueError: a size below 1, or an unknown sampling.
+        TypeError: a size or a seed that is not an integer.
+    """
+    sizes = {"chunk_size": chunk_size, "sample_size": sample_size, "min_length": min_length}
+    for name, number in {**sizes, "seed": seed}.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name} must be an integer, got {number!r}")
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    if sampling not in SAMPLING:
+        raise ValueError(f"unknown sampling {sampling!r}; known samplings: {', '.join(SAMPLING)}")

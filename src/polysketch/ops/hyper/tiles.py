@@ -1,0 +1,123 @@
+"""Which queries attend to which keys exactly: tiles of queries, each with the keys that are its own."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.hyper.hashing import gray_rank, hash_codes
+
+_ROWS = 128  # slots of a tile where chunks have any number of queries: more are left empty in wider ones
+
+
+class Tiles(NamedTuple):
+    """Tiles of queries, and the keys of each. `leads` stands for (batch, key_heads, nodes).
+
+    Attributes:
+        query: (leads, tiles, rows) int64, the query in each slot; empty slots repeat one.
+        slot: (leads, queries) int64, the slot, tile * rows + row, of each query.
+        key: (leads, tiles, keys) int64, the keys of each tile.
+        real: (leads, tiles, keys) bool, False where there is no key to attend to.
+        covered: (leads, tiles, m) bool: which samples are among the tile's keys.
+    """
+
+    query: Tensor
+    slot: Tensor
+    key: Tensor
+    real: Tensor
+    covered: Tensor
+
+
+class SortedKeys(NamedTuple):
+    """The keys of a node in the order of their hashes.
+
+    Attributes:
+        order: (leads, chunks, chunk_size) int64, keys by rank; masked keys come last, then places beyond the end.
+        real: (leads, chunks, chunk_size) bool.
+        rank: (leads, n) int64, the sorted ranks; those of masked keys are above every rank.
+        chunk: (leads, n) int64, the chunk of each key.
+    """
+
+    order: Tensor
+    real: Tensor
+    rank: Tensor
+    chunk: Tensor
+
+
+def ranks(x: Tensor, hyperplanes: Tensor, real: Tensor | None) -> Tensor:
+    """Gray-code rank of each vector of (..., n, head_dim); one above them all where not real."""
+    rank = gray_rank(hash_codes(x, hyperplanes))
+    return rank if real is None else rank.masked_fill(~real, 2 ** hyperplanes.shape[1])
+
+
+def sort_keys(key: Tensor, real: Tensor, hyperplanes: Tensor, chunk_size: int) -> SortedKeys:
+    """Sort keys (batch, key_heads, nodes, n, head_dim) by their hashes; real (batch or 1, nodes, n)."""
+    length = key.shape[-2]
+    rank, order = ranks(key, hyperplanes, real.unsqueeze(1)).sort(dim=-1, stable=True)
+    chunk = torch.empty_like(order)
+    chunk.scatter_(-1, order, (torch.arange(length, device=key.device) // chunk_size).expand_as(order))
+    padding = (0, -length % chunk_size)
+    exists = torch.nn.functional.pad(rank < 2 ** hyperplanes.shape[1], padding)
+    order = torch.nn.functional.pad(order, padding)
+    return SortedKeys(order.unflatten(-1, (-1, chunk_size)), exists.unflatten(-1, (-1, chunk_size)), rank, chunk)
+
+
+def tiles_by_rank(query: Tensor, keys: SortedKeys, real: Tensor, hyperplanes: Tensor, sample: Tensor) -> Tiles:
+    """sortLSH (HyperAttention, algorithm 1): query i and key j meet when they have places in the same chunk.
+
+    Queries are sorted among themselves, so that a later one can move an earlier one: not for causal attention.
+
+    Args:
+        query: (batch, key_heads, nodes, groups, n, head_dim), as many as keys.
+        keys: of `sort_keys`.
+        real: (batch or 1, nodes, n) bool; queries that are not real are sorted behind the others.
+        hyperplanes: (head_dim, bits).
+        sample: (leads, m) int64, keys that were drawn.
+    """
+    groups, length = query.shape[-3:-1]
+    chunks, chunk_size = keys.order.shape[-2:]
+    order = ranks(query, hyperplanes, real[:, None, :, None]).sort(dim=-1, stable=True).indices
+    place = torch.empty_like(order)
+    place.scatter_(-1, order, torch.arange(length, device=query.device).expand_as(order))
+    member = torch.arange(groups, device=query.device)[:, None]
+    slot = place // chunk_size * (groups * chunk_size) + member * chunk_size + place % chunk_size
+    padded = torch.nn.functional.pad(order + member * length, (0, -length % chunk_size))
+    tiles = padded.unflatten(-1, (chunks, chunk_size)).transpose(-3, -2).flatten(-2)
+    number = torch.arange(chunks, device=query.device)[:, None]
+    covered = keys.chunk.gather(-1, sample).unsqueeze(-2) == number
+    return Tiles(tiles, slot.flatten(-2), keys.order, keys.real, covered)
+
+
+def tiles_by_code(query: Tensor, keys: SortedKeys, hyperplanes: Tensor, sample: Tensor) -> Tiles:
+    """Each query goes to the chunk with the middle one of the keys in its bucket, or that where they would be.
+
+    No query depends on another. A chunk may get any number of queries: they fill tiles, of which at most one for each
+    chunk is not full. Arguments as in `tiles_by_rank`, queries of any number.
+    """
+    groups, length = query.shape[-3:-1]
+    chunks, chunk_size = keys.order.shape[-2:]
+    rank = ranks(query, hyperplanes, None).flatten(-2)
+    first, behind = (torch.searchsorted(keys.rank, rank, right=right) for right in (False, True))
+    # Behind the last real key there may be masked ones: no bucket of theirs.
+    last = (keys.real.flatten(-2).sum(-1, keepdim=True) - 1).clamp(min=0)
+    chunk = torch.minimum((first + behind) // 2, last) // chunk_size
+    rows = min(_ROWS, chunk_size)
+    count = groups * length
+    size = count // rows + min(chunks, count)  # tiles that are enough, however the queries fall
+    ordered, order = chunk.sort(dim=-1, stable=True)
+    edges = torch.searchsorted(ordered, _numbers(chunks + 1, rank))
+    last_tile = ((edges.diff() + rows - 1) // rows).cumsum(-1)  # the tiles of chunk c end before last_tile[c]
+    first_tile = torch.nn.functional.pad(last_tile[..., :-1], (1, 0))
+    steps = torch.arange(count, device=query.device)
+    slot_of_ordered = first_tile.gather(-1, ordered) * rows + steps - edges.gather(-1, ordered)
+    slot = torch.empty_like(order).scatter_(-1, order, slot_of_ordered)
+    tiles = order.new_zeros(*order.shape[:-1], size * rows).scatter_(-1, slot_of_ordered, order)
+    owner = torch.searchsorted(last_tile, _numbers(size, rank), right=True).clamp(max=chunks - 1)
+    key, real = (x.gather(-2, owner[..., None].expand(*owner.shape, chunk_size)) for x in (keys.order, keys.real))
+    covered = keys.chunk.gather(-1, sample).unsqueeze(-2) == owner[..., None]
+    return Tiles(tiles.unflatten(-1, (size, rows)), slot, key, real, covered)
+
+
+def _numbers(count: int, like: Tensor) -> Tensor:
+    """0 .. count - 1 for each lead of `like`, contiguous, as searchsorted wants it."""
+    return torch.arange(count, device=like.device).expand(*like.shape[:-1], -1).contiguous()
