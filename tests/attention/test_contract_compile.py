@@ -1,0 +1,44 @@
+"""Compiled into one graph, every mechanism computes what it computes without, and so do its gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention.cases import CASES, Case
+from polysketch import attention
+
+ONE_CASE_EACH = [next(case for case in CASES if case.name == name) for name in {c.name: 0 for c in CASES}]
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def output_and_gradients(mechanism: attention.Mechanism, attend, case: Case) -> list[Tensor]:
+    """The output, then the gradients of query, key, value and every parameter."""
+    query, key, value, hidden = (x.requires_grad_() for x in case.inputs(dtype=torch.float32, batch=1))
+    output = attend(query, key, value, hidden=hidden, causal=mechanism.is_causal)
+    inputs = (query, key, value, *mechanism.parameters())
+    return [output, *torch.autograd.grad(output.square().sum(), inputs)]
+
+
+def assert_compiled_equals_eager(case: Case, backend: str) -> None:
+    mechanism = case.build(dtype=torch.float32)
+    torch.compiler.reset()
+    compiled = torch.compile(mechanism, backend=backend, fullgraph=True)
+    found, expected = (output_and_gradients(mechanism, attend, case) for attend in (compiled, mechanism))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("case", ONE_CASE_EACH, ids=str)
+def test_one_graph_computes_the_same(case: Case):
+    assert_compiled_equals_eager(case, "aot_eager")
+
+
+@pytest.mark.full
+def test_one_graph_of_any_options_computes_the_same(case: Case):
+    assert_compiled_equals_eager(case, "aot_eager")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ONE_CASE_EACH, ids=str)
+def test_generated_code_computes_the_same(case: Case):
+    assert_compiled_equals_eager(case, "inductor")
