@@ -67,6 +67,7 @@ PUBLIC_NAMES = {
         "LlopsAttention",
         "MECHANISMS",
         "LinearAttention",
+        "LinearizedAttention",
         "LocalAttention",
         "Mechanism",
         "NystromAttention",

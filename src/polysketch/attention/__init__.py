@@ -12,6 +12,7 @@ from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.landmark import NystromAttention, SkyformerAttention
 from polysketch.attention.linear import LinearAttention
+from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.llops import LlopsAttention
 from polysketch.attention.local import LocalAttention
 from polysketch.attention.performer import PerformerAttention
@@ -33,6 +34,7 @@ __all__ = [
     "HedgehogAttention",
     "KeyValueState",
     "LinearAttention",
+    "LinearizedAttention",
     "LlopsAttention",
     "LocalAttention",
     "Mechanism",
