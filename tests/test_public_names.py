@@ -55,6 +55,7 @@ PUBLIC_NAMES = {
         "SymmetricPowers",
         "SymmetricSquare",
         "Taylor",
+        "TwoLayerNetwork",
         "lecun_normal_",
     ],
     "attention": [

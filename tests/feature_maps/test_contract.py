@@ -17,6 +17,8 @@ CASES = [
     ("llops", {"num_features": 5}),
     ("llops", {"num_features": 5, "degree": 3, "rank": 2, "share": "head"}),
     ("llops", {"num_features": 5, "degree": 2, "nonnegative": True}),
+    ("two-layer-network", {"num_features": 5}),
+    ("two-layer-network", {"num_features": 5, "hidden_size": 7}),
     ("learned-sketch", {"sketch_size": 5}),
     ("learned-sketch", {"sketch_size": 5, "degree": 8, "share": "head"}),
     ("hedgehog", {}),

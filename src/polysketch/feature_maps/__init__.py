@@ -15,12 +15,14 @@ from polysketch.feature_maps.random_sketch import RandomSketch
 from polysketch.feature_maps.srht_sketch import SRHTSketch
 from polysketch.feature_maps.symmetric_square import SymmetricSquare
 from polysketch.feature_maps.taylor import Taylor
+from polysketch.feature_maps.two_layer_network import TwoLayerNetwork
 
 FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "identity": Identity,
     "gaussian-sketch": GaussianSketch,
     "srht-sketch": SRHTSketch,
     "llops": LowRankSketch,
+    "two-layer-network": TwoLayerNetwork,
     "learned-sketch": LearnedSketch,
     "hedgehog": Hedgehog,
     "symmetric-square": SymmetricSquare,
@@ -47,5 +49,6 @@ __all__ = [
     "SRHTSketch",
     "SymmetricSquare",
     "Taylor",
+    "TwoLayerNetwork",
     "lecun_normal_",
 ]

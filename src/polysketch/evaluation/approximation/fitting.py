@@ -75,7 +75,7 @@ def fit_feature_map(
         loss.backward()
         optimizer.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     if not math.isfinite(losses[-1]):
         raise ValueError(f"the fit diverged: its loss is {losses[-1]}; try a lower learning_rate than {learning_rate}")
     return losses
