@@ -57,12 +57,16 @@ class LandmarkAttention(Mechanism):
 class NystromAttention(LandmarkAttention):
     """softmax(Q Kl^T) pinv(softmax(Ql Kl^T)) softmax(Ql K^T) V, landmarks being means of segments (Nystromformer).
 
-    Exact, as near as six iterations come to an inverse, where there are as many landmarks as tokens. Linear in the
-    length; bidirectional only, without a state. See `ops.nystrom_attention` for departures from the authors' code.
+    Xiong et al., arXiv:2102.03902, section 3. Exact, as near as six iterations come to an inverse, where there are as
+    many landmarks as tokens. Linear in the length; bidirectional only, without a state. See `ops.nystrom_attention` for
+    departures from the authors' code.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         num_landmarks: segments whose means are the landmarks; 32 to 64 in the paper.
+
+    Cost: 4 num_landmarks (head_dim + value_dim) operations a token and head, and 48 num_landmarks^3 a head for the
+    inverse.
     """
 
     def __init__(
@@ -77,13 +81,17 @@ class NystromAttention(LandmarkAttention):
 class SkyformerAttention(LandmarkAttention):
     """kap(Q, S) (kap(S, S) + 0.1 I)^(-1) kap(S, K) V with kap(x, y) = exp(-|x - y|^2 / 2) (Skyformer, section 4).
 
-    No denominator. Linear in the length; bidirectional only, without a state. The landmarks S are queries and keys
-    drawn once, by fractions of a row's real tokens that are saved with the module; the authors draw anew in every
-    forward: call `resample` for that. See `ops.skyformer_attention` for other departures from their code.
+    Chen et al., arXiv:2111.00035. No denominator. Linear in the length; bidirectional only, without a state. The
+    landmarks S are queries and keys drawn once, by fractions of a row's real tokens that are saved with the module; the
+    authors draw anew in every forward: call `resample` for that. See `ops.skyformer_attention` for other departures
+    from their code.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         num_landmarks: half of them queries, half keys; 128 in the paper.
+
+    Cost: 4 num_landmarks (head_dim + value_dim) operations a token and head, and 48 num_landmarks^3 a head for the
+    inverse.
     """
 
     samples: Tensor

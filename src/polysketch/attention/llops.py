@@ -7,10 +7,11 @@ from polysketch.feature_maps import LowRankSketch
 class LlopsAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j, w_ij = phi_Q(q_i) . phi_K(k_j), with phi products of `degree` learned projections.
 
-    As in the paper, by default there is no denominator: weights are of either sign, and their sum may be anything,
-    zero too. With `nonnegative` features are squared entrywise, so that weights are never negative and may be
-    normalised: with `normalize`, o_i = sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys are taken as they are,
-    without layer norm or 1 / sqrt(head_dim). Each key/value head has factors of its own (`LowRankSketch`).
+    As in the paper (LLOPS, equations 2 and 17), by default there is no denominator: weights are of either sign, and
+    their sum may be anything, zero too. With `nonnegative` features are squared entrywise, so that weights are never
+    negative and may be normalised: with `normalize`, o_i = sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys are
+    taken as they are, without layer norm or 1 / sqrt(head_dim). Each key/value head has factors of its own
+    (`LowRankSketch`).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
@@ -62,5 +63,5 @@ class LlopsAttention(LinearizedAttention):
         self.normalize = normalize
 
     def extra_repr(self) -> str:
-        """Sizes and options; the map beside it names its own."""
-        return f"{super().extra_repr()}, normalize={self.normalize}"
+        """Sizes and options; the map beside it names its degree, rank and sign."""
+        return f"{super().extra_repr()}, num_features={self.feature_map.feature_dim}, normalize={self.normalize}"

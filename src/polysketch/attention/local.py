@@ -25,6 +25,9 @@ class LocalAttention(Mechanism):
 
     Raises:
         ValueError: an odd degree.
+
+    Cost: (head_dim + value_dim) local_chunk operations a token and head, half a chunk being seen on average; the state
+    is local_chunk (head_dim + value_dim) numbers a key/value head.
     """
 
     def __init__(

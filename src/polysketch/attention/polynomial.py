@@ -14,8 +14,9 @@ _OFFSET = 1.0  # added to the sum of weights: a row that sees only zero weights 
 class PolynomialAttention(Mechanism):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = <LN(q_i), LN(k_j)>^degree, without a factor 1/sqrt(head_dim).
 
-    The two layer norms (one for queries, one for keys, shared by the heads) have a learned scale and bias. Weights
-    and sums are float32 or better. Quadratic in the length; when decoding it keeps every key and value.
+    PolySketchFormer, section 2.1. The two layer norms (one for queries, one for keys, shared by the heads) have a
+    learned scale and bias. Weights and sums are float32 or better. Quadratic in the length; when decoding it keeps
+    every key and value.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
@@ -23,6 +24,9 @@ class PolynomialAttention(Mechanism):
 
     Raises:
         ValueError: an odd degree.
+
+    Cost: 2 (head_dim + value_dim) operations a token and head for each token it sees; the state is head_dim + value_dim
+    numbers a token and key/value head.
     """
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, degree: int = 4) -> None:

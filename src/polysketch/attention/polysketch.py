@@ -20,9 +20,10 @@ PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht"
 class PolysketchAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), in time linear in the length and with a state of constant size.
 
-    w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk of `local_chunk` tokens, and (phi(q_i) .
-    phi(k_j))^2 elsewhere. The random sketch takes the layer-normed queries and keys, the learned one takes them as
-    they are, for it begins with a norm of its own. One norm for queries and one for keys, shared by the heads.
+    PolySketchFormer, sections 2.2 to 3.2. w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk of
+    `local_chunk` tokens, and (phi(q_i) . phi(k_j))^2 elsewhere. The random sketch takes the layer-normed queries and
+    keys, the learned one takes them as they are, for it begins with a norm of its own. One norm for queries and one for
+    keys, shared by the heads.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`. Heads of 64 or wider: the contrast of a degree-4 weight
@@ -43,6 +44,11 @@ class PolysketchAttention(LinearizedAttention):
     Raises:
         TypeError: an option of another type.
         ValueError: an option out of range, or options that do not go together.
+
+    Cost, a token and head, r = sketch_size: 2 r (r + 1) (value_dim + 1) operations for the sums, (head_dim + value_dim)
+    local_chunk for the exact part, and at degree 4 the sketch of a query or key, 16 head_dim r + 48 r^2 multiply-adds
+    where learned and 2 head_dim r where Gaussian. The state is about r^2 / 2 (value_dim + 1) numbers a key/value head,
+    and local_chunk (r + head_dim + value_dim) of the open chunk.
     """
 
     offset = 1.0
@@ -77,6 +83,8 @@ class PolysketchAttention(LinearizedAttention):
         self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=gate) if needs_gain else None
         self.gate = DecayGate(hidden_size, self.num_kv_heads) if gate and hidden_size is not None else None
         self.prefix_removed = False
+        self._options = {"degree": degree, "sketch_size": sketch_size, "learned": learned, "projection": projection}
+        self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain, "gate": gate}
 
     @property
     def has_prefix(self) -> bool:
@@ -126,9 +134,9 @@ class PolysketchAttention(LinearizedAttention):
 
     def extra_repr(self) -> str:
         """Sizes and options."""
-        kind = "learned" if self.learned else "random"
         removed = ", prefix removed" if self.prefix_removed else ""
-        return f"{super().extra_repr()}, degree={self.degree}, {kind}, local_chunk={self.local_chunk}{removed}"
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"{super().extra_repr()}, {options}{removed}"
 
     def operands(
         self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None, *, with_gain: bool = True

@@ -18,6 +18,9 @@ class SlidingWindowAttention(Mechanism):
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         window: tokens that a token sees, itself included.
+
+    Cost: 2 (head_dim + value_dim) window operations a token and head; the state is window (head_dim + value_dim)
+    numbers a key/value head.
     """
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, window: int = 1024) -> None:
