@@ -83,7 +83,12 @@ class PolysketchAttention(LinearizedAttention):
         self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=gate) if needs_gain else None
         self.gate = DecayGate(hidden_size, self.num_kv_heads) if gate and hidden_size is not None else None
         self.prefix_removed = False
-        self._options = {"degree": degree, "sketch_size": sketch_size, "learned": learned, "projection": projection}
+        self._options: dict[str, Any] = {
+            "degree": degree,
+            "sketch_size": sketch_size,
+            "learned": learned,
+            "projection": projection,
+        }
         self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain, "gate": gate}
 
     @property
