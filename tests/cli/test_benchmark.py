@@ -114,6 +114,9 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
         (["attention", "--repeats", "0"], "expected --repeats of at least 1"),
         (["attention", "--threads", "0"], "expected --threads of at least 1"),
         (["attention", "--variants", "nonsense"], "unknown variant 'nonsense'"),
+        (["attention", "--mechanisms", "nonsense"], "unknown attention mechanism 'nonsense'"),
+        (["attention", "--mechanisms", "linear:size=3"], "'linear' has no option 'size'"),
+        (["attention", "--budget-seconds", "0"], "expected a budget of more than 0 seconds"),
         (["training", "--models", "nonsense"], "unknown model 'nonsense'"),
         (["attention", "--dtype", "float8"], "float8"),
     ],
@@ -121,6 +124,18 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
 def test_wrong_usage_has_the_exit_status_two(arguments, message, capsys):
     assert main(["benchmark", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_mechanisms_by_name_are_timed_and_those_over_budget_keep_their_row(tmp_path, capsys):
+    out = tmp_path / "record.json"
+    sizes = ["--lengths", "32", "4096", "--heads", "1", "--local", "16", "--budget-seconds", "1e-6"]
+    names = ["--mechanisms", "linear:kind=relu", "nystrom"]
+    assert main(["benchmark", "attention", *sizes, *names, *COMMON, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "linear:kind=relu" in shown
+    assert "nystrom (bidirectional)" in shown
+    assert shown.count("over budget") == 3
+    assert [one["over_budget"] for one in json.loads(out.read_text())["measurements"]] == [False] * 3 + [True] * 3
 
 
 def test_a_plot_without_matplotlib_names_the_extra(monkeypatch, capsys, tmp_path):

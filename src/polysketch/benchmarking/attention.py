@@ -1,7 +1,7 @@
 """Attention alone at several lengths, against `scaled_dot_product_attention`, in alternating calls of one run."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,11 +11,13 @@ import torch
 from polysketch import ops
 from polysketch.benchmarking import calls, memory
 from polysketch.benchmarking.agreement import require_agreement
+from polysketch.benchmarking.budget import Budget
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.timing import ratio
-from polysketch.benchmarking.variants import BASELINE, Sizes, Variant, variant
+from polysketch.benchmarking.variants import BASELINE, Sizes, Variant, mechanism_names, variant
 from polysketch.benchmarking.workbench import Workbench, check_positive
 
+DEFAULT_VARIANTS = ("given", "learned", "random")
 _CHECKED_HEADS = 4
 
 
@@ -25,9 +27,13 @@ class AttentionSettings:
 
     lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
     """tokens"""
-    variants: tuple[str, ...] = ("given", "learned", "random")
+    variants: tuple[str, ...] | None = None
     """what to compare with scaled_dot_product_attention: given (features given, the op alone), learned, random (whole
-    mechanisms with a learned or a random sketch), polynomial (exact, quadratic)"""
+    mechanisms with a learned or a random sketch), polynomial (exact, quadratic); default: given learned random, or none
+    of them where mechanisms are named"""
+    mechanisms: tuple[str, ...] = ()
+    """mechanisms of the library's table to compare too: all, or names, each with its default options, or
+    name:option=value,option=value; bidirectional, and marked so, where they cannot be causal"""
     batch: int = 1
     """sequences at once"""
     heads: int = 12
@@ -40,6 +46,8 @@ class AttentionSettings:
     """tokens of a chunk with exact weights"""
     backend: str = "auto"
     """of the op with features given: auto, chunked, native or reference; whole mechanisms choose their own"""
+    budget_seconds: float | None = None
+    """end a series before the length at which a call would take longer than this, by its growth so far"""
     backward: bool = False
     """time the gradients of all inputs and weights too"""
     memory: bool = False
@@ -48,8 +56,16 @@ class AttentionSettings:
     def __post_init__(self) -> None:
         check_positive(lengths=self.lengths, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
         check_positive(sketch_size=self.sketch_size, local=self.local)
-        for name in self.variants:
+        if self.budget_seconds is not None and not self.budget_seconds > 0:
+            raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
+        for name in self.names:
             variant(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is timed besides the baseline, as `variants.variant` knows it."""
+        usual = () if self.mechanisms else DEFAULT_VARIANTS
+        return (*(usual if self.variants is None else self.variants), *mechanism_names(self.mechanisms))
 
     @property
     def direction(self) -> str:
@@ -72,13 +88,21 @@ def time_attention(bench: Workbench, settings: AttentionSettings) -> list[dict[s
     Returns:
         A measurement for each length and variant, the baseline first: length, series, seconds (the median),
         all_seconds, ratio (times as fast as the baseline: the median over neighbours in time), floor_seconds,
-        operations, bytes, backend, peak_bytes beyond the inputs (None unless asked for).
+        operations, bytes (None where they are not counted), backend, peak_bytes beyond the inputs (None unless asked
+        for). Beyond the budget `over_budget` is true, and all that would have been measured is None.
 
     Raises:
         ValueError: a result that disagrees with the reference; nothing has been timed then.
     """
     check_agreement(bench, settings)
-    return [one for length in settings.lengths for one in _time_length(bench, settings, length)]
+    budget = Budget(settings.budget_seconds)
+    timed = {length: _time_length(bench, settings, length, budget) for length in settings.lengths}
+    peaks = _peaks(bench, settings, timed) if settings.memory else {}
+    return [
+        _measurement(bench, settings, length, name, seconds, peaks.get((name, length)))
+        for length, seconds in timed.items()
+        for name in _names(settings.names)
+    ]
 
 
 def check_agreement(bench: Workbench, settings: AttentionSettings) -> None:
@@ -90,11 +114,11 @@ def check_agreement(bench: Workbench, settings: AttentionSettings) -> None:
         ValueError: naming the error and the tolerance.
     """
     backends = picked_backends(settings, bench)
-    for name in settings.variants:
-        # A mechanism takes "auto"; what that means at the timed lengths is checked with features given.
-        for backend in backends if name == "given" else [settings.backend]:
+    for name in settings.names:
+        # A mechanism takes "auto"; what that means at the timed lengths is checked where a backend can be asked for.
+        for backend in backends if variant(name).any_backend else [settings.backend]:
             _check(bench, settings, variant(name), backend)
-    if "given" not in settings.variants and any(variant(name).linear for name in settings.variants):
+    if "given" not in settings.names and any(variant(name).linear for name in settings.names):
         for backend in backends:
             _check(bench, settings, variant("given"), backend)
 
@@ -105,7 +129,7 @@ def picked_backends(settings: AttentionSettings, bench: Workbench) -> list[str]:
     Raises:
         ValueError: an unknown backend.
     """
-    asked = [settings.backend] + (["auto"] if any(name != "given" for name in settings.variants) else [])
+    asked = [settings.backend] + (["auto"] if any(name != "given" for name in settings.names) else [])
     return list(dict.fromkeys(_picked(settings, bench, backend, n) for backend in asked for n in settings.lengths))
 
 
@@ -127,17 +151,33 @@ def _check(bench: Workbench, settings: AttentionSettings, one: Variant, backend:
     bench.progress(f"{what} agrees with the reference: relative error {error:.1e}")
 
 
-def _time_length(bench: Workbench, settings: AttentionSettings, length: int) -> list[dict[str, Any]]:
+def _time_length(bench: Workbench, settings: AttentionSettings, length: int, budget: Budget) -> dict[str, list[float]]:
+    """Every time of every variant that is within the budget, by name."""
     torch.manual_seed(0)
-    names = _names(settings.variants)
+    names = [name for name in _names(settings.names) if budget.allows(name, length)]
     shape, prepare = settings.shape(length), calls.forward_backward if settings.backward else calls.forward
     functions = {
         name: prepare(variant(name).prepare(shape, bench.device, bench.dtype, settings.sizes)) for name in names
     }
     say = partial(_say, bench, f"{settings.direction} at {length:,}")
     seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=say)
-    del functions
-    return [_measurement(bench, settings, length, name, seconds) for name in names]
+    for name in names:
+        budget.note(name, length, statistics.median(seconds[name]))
+    return seconds
+
+
+def _peaks(
+    bench: Workbench, settings: AttentionSettings, timed: Mapping[int, Mapping[str, list[float]]]
+) -> dict[tuple[str, int], int]:
+    """Peak bytes of every variant at every length at which it was timed."""
+    found = {}
+    for name in _names(settings.names):
+        shapes = [settings.shape(length) for length, seconds in timed.items() if name in seconds]
+        peaks = memory.attention_by_shape(bench, name, shapes, settings.sizes, backward=settings.backward)
+        for shape, peak in zip(shapes, peaks, strict=True):
+            found[name, shape.length] = peak
+            bench.progress(f"memory at {shape.length:,}: {name}: {peak / 1e6:,.1f} MB")
+    return found
 
 
 def _names(variants: Sequence[str]) -> list[str]:
@@ -146,11 +186,10 @@ def _names(variants: Sequence[str]) -> list[str]:
 
 
 def _measurement(
-    bench: Workbench, settings: AttentionSettings, length: int, name: str, seconds: dict[str, list[float]]
+    bench: Workbench, settings: AttentionSettings, length: int, name: str, seconds: dict[str, list[float]], peak: Any
 ) -> dict[str, Any]:
-    one, median, shape = variant(name), statistics.median(seconds[name]), settings.shape(length)
+    one, shape = variant(name), settings.shape(length)
     floor = one.floor(shape, settings.sizes, backward=settings.backward, itemsize=bench.dtype.itemsize)
-    peak = memory.attention(bench, name, shape, settings.sizes, backward=settings.backward) if settings.memory else None
     asked = settings.backend if name == "given" else "auto"
     return {
         "direction": settings.direction,
@@ -158,15 +197,26 @@ def _measurement(
         "variant": name,
         "series": one.title,
         "backend": _picked(settings, bench, asked, length) if one.linear else None,
+        "tokens": shape.tokens,
+        **_times(name, seconds, shape.tokens),
+        "operations": floor and floor.operations,
+        "bytes": floor and floor.bytes,
+        "floor_seconds": floor and floor.seconds(bench.rates),
+        "peak_bytes": peak,
+    }
+
+
+def _times(name: str, seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
+    """Median, every time, ratio and rate; None of what the budget left out."""
+    if name not in seconds:
+        return dict.fromkeys(("seconds", "all_seconds", "ratio", "tokens_per_second")) | {"over_budget": True}
+    median = statistics.median(seconds[name])
+    return {
         "seconds": median,
         "all_seconds": seconds[name],
-        "ratio": ratio(seconds[BASELINE], seconds[name]),
-        "tokens": shape.tokens,
-        "tokens_per_second": shape.tokens / median,
-        "operations": floor.operations,
-        "bytes": floor.bytes,
-        "floor_seconds": floor.seconds(bench.rates),
-        "peak_bytes": peak,
+        "ratio": ratio(seconds[BASELINE], seconds[name]) if BASELINE in seconds else None,
+        "tokens_per_second": tokens / median,
+        "over_budget": False,
     }
 
 

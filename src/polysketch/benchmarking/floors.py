@@ -58,6 +58,12 @@ def exact_attention(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
     return _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
 
 
+def nearby_attention(shape: Shape, seen: float, *, backward: bool, itemsize: int) -> Floor:
+    """Causal attention of every token to `seen` others in the mean, at most half of the sequence."""
+    products = 2 * 2 * shape.rows * min(seen, shape.length / 2) * shape.head_dim
+    return _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
+
+
 def linear_attention(shape: Shape, sketch_size: int, local: int, *, backward: bool, itemsize: int) -> Floor:
     """Causal attention over given features, power 2, exact in chunks of `local`."""
     read = 2 * sketch_size + 3 * shape.head_dim

@@ -1,4 +1,4 @@
-"""Peak memory of one computation, in a process of its own: `python -m polysketch.benchmarking.memory_probe JSON`.
+"""Peak memory of computations, each in a process of its own: `python -m polysketch.benchmarking.memory_probe JSON`.
 
 How: the process allocates and touches the inputs and, as stand-ins, as much as outputs and gradients will take; the
 peak of its resident memory so far is the baseline. The stand-ins are freed and the computation runs; what the peak has
@@ -8,6 +8,7 @@ the process that started this one.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -93,10 +94,39 @@ _COMPUTATIONS = {"attention": _attention, "training": _training}
 
 
 def main(text: str) -> None:
-    """Measure what the JSON asks for and print the figures as JSON."""
-    asked = json.loads(text)
+    """Measure every case of the JSON list and print a line of JSON for each.
+
+    Several are measured in copies of this process made before anything was computed: they share the time that
+    importing PyTorch takes, and no memory that another case has touched.
+    """
+    cases = json.loads(text)
+    measure = _measure if len(cases) == 1 else _measure_in_a_copy
+    for asked in cases:
+        measure(asked)
+
+
+def _measure(asked: dict[str, Any]) -> None:
     torch.set_num_threads(asked["threads"])
-    print(json.dumps(_COMPUTATIONS[asked["computation"]](asked)))
+    print(json.dumps(_COMPUTATIONS[asked["computation"]](asked)), flush=True)
+
+
+def _measure_in_a_copy(asked: dict[str, Any]) -> None:
+    """Measure in a copy of this process, whose peak starts from what it holds now; end with it if it fails."""
+    copy = os.fork()
+    if copy == 0:
+        status = 1
+        try:
+            _measure(asked)
+            status = 0
+        except Exception as error:  # noqa: BLE001 - the copy must end here, whatever happens
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(copy, 0)
+    if os.WIFSIGNALED(status):
+        print(f"killed by signal {os.WTERMSIG(status)}; was it out of memory?", file=sys.stderr, flush=True)
+    if status:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Time per token against length, on logarithmic axes: flat is linear time, a rising line of slope one is quadratic."""
+"""Time per token, and peak memory where it was measured, against length, on logarithmic axes.
+
+In time per token flat is linear time, and a rising line of slope one is quadratic.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +9,19 @@ from typing import Any
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 6.0, 4.5  # inches of a panel
+_MANY = 8  # series; more of them get one legend beside all panels, and a marker for each of the colours' rounds
+_LEGEND_WIDTH = 3.0  # inches
+_COLOURS, _MARKERS = 10, "osD^vPX"
 
 
 def plot_time_per_token(measurements: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """Draw all series of a direction (forward, a training step, ...) in one panel, with their floors, into `path`.
 
+    A second panel beside it shows peak memory, where it was measured at several lengths.
+
     Args:
-        measurements: as the benchmarks return them: direction, series, length or position, seconds,
-            floor_seconds, and tokens, how many took so long.
+        measurements: as the benchmarks return them: direction, series, length or position, seconds, floor_seconds,
+            tokens, how many took so long, and peak_bytes; what was not measured is None, and not drawn.
         title: of the whole picture: machine, dtype, commit.
         path: its suffix (.png, .pdf, .svg) gives the format.
 
@@ -21,35 +29,79 @@ def plot_time_per_token(measurements: Sequence[dict[str, Any]], title: str, path
         ValueError: nothing to draw.
         ImportError: no matplotlib; it comes with the extra `plot`.
     """
-    if not measurements:
+    drawn = [one for one in measurements if one["seconds"] is not None]
+    if not drawn:
         raise ValueError("expected measurements to plot, found none")
     from matplotlib.figure import Figure
 
-    directions = list(dict.fromkeys(one["direction"] for one in measurements))
-    columns = min(_COLUMNS, len(directions))
-    rows = -(-len(directions) // columns)
-    figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, direction in zip(panels, directions, strict=False):
-        _draw(axes, [one for one in measurements if one["direction"] == direction])
-        axes.set_title(direction)
-    for axes in panels[len(directions) :]:
+    panels = _panels(drawn)
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    many = len({one["series"] for one in drawn}) > _MANY
+    size = (_WIDTH * columns + _LEGEND_WIDTH * many, _HEIGHT * rows * (1.3 if many else 1))
+    figure = Figure(figsize=size, layout="constrained")
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, (name, draw, points) in zip(places, panels, strict=False):
+        draw(axes, points)
+        axes.set_title(name)
+        if not many:
+            axes.legend()
+    for axes in places[len(panels) :]:
         axes.remove()
+    if many:
+        figure.legend(*places[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=120)
 
 
-def _draw(axes: Any, measurements: list[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(one["series"] for one in measurements):
-        points = sorted((one for one in measurements if one["series"] == name), key=_place)
+def _panels(measurements: list[dict[str, Any]]) -> list[tuple[str, Any, list[dict[str, Any]]]]:
+    """Title, drawing function and measurements of each panel."""
+    panels: list[tuple[str, Any, list[dict[str, Any]]]] = []
+    for direction in dict.fromkeys(one["direction"] for one in measurements):
+        points = [one for one in measurements if one["direction"] == direction]
+        panels.append((direction, _draw_times, points))
+        measured = [one for one in points if one.get("peak_bytes") is not None]
+        if len({_place(one) for one in measured}) > 1:
+            panels.append((f"{direction}: memory", _draw_memory, measured))
+    return panels
+
+
+def _draw_times(axes: Any, measurements: list[dict[str, Any]]) -> None:
+    for points, style in _series(measurements):
         places = [_place(one) for one in points]
-        (line,) = axes.loglog(places, _microseconds(points, "seconds"), "o-", label=name)
-        axes.loglog(places, _microseconds(points, "floor_seconds"), ":", color=line.get_color())
+        axes.loglog(places, _microseconds(points, "seconds"), **style)
+        if all(one["floor_seconds"] is not None for one in points):
+            axes.loglog(places, _microseconds(points, "floor_seconds"), ":", color=style["color"])
+    _label(axes, measurements, "microseconds per token", "tokens (dotted: floor)")
+
+
+def _draw_memory(axes: Any, measurements: list[dict[str, Any]]) -> None:
+    for points, style in _series(measurements):
+        kept = [one for one in points if one["peak_bytes"] > 0]  # a logarithm cannot show none
+        axes.loglog([_place(one) for one in kept], [one["peak_bytes"] / 1e6 for one in kept], **style)
+    _label(axes, measurements, "peak memory beyond inputs and outputs, MB", "tokens")
+
+
+def _series(measurements: list[dict[str, Any]]) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """The points of each series by length, and how its line looks."""
+    names = list(dict.fromkeys(one["series"] for one in measurements))
+    return [
+        (sorted((one for one in measurements if one["series"] == name), key=_place), _style(name, number))
+        for number, name in enumerate(names)
+    ]
+
+
+def _style(name: str, number: int) -> dict[str, Any]:
+    marker = _MARKERS[number // _COLOURS % len(_MARKERS)]
+    dashed = "--" if number // _COLOURS % 2 else "-"
+    return {"label": name, "color": f"C{number % _COLOURS}", "marker": marker, "linestyle": dashed}
+
+
+def _label(axes: Any, measurements: list[dict[str, Any]], what: str, along: str) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("position in tokens (dotted: floor)" if "position" in measurements[0] else "tokens (dotted: floor)")
-    axes.set_ylabel("microseconds per token")
+    axes.set_xlabel(f"position in {along}" if "position" in measurements[0] else along)
+    axes.set_ylabel(what)
     axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def _microseconds(points: list[dict[str, Any]], key: str) -> list[float]:

@@ -39,7 +39,7 @@ class CommonFlags:
     out: Path | None = None
     """write that JSON object to this file"""
     plot: Path | None = None
-    """write a plot of the time per token to this file (.png, .pdf or .svg)"""
+    """write a plot of the time per token, and of memory where it is measured, to this file (.png, .pdf or .svg)"""
 
     def __post_init__(self) -> None:
         for name in ("threads", "repeats"):
@@ -134,13 +134,14 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def time_columns(one: dict[str, Any], baseline: str) -> Row:
-    """The columns that every benchmark has: time, ratio, floor, tokens per second."""
+    """The columns that every benchmark has: time, ratio, floor, tokens per second; empty where there is no figure."""
+    floor, seconds = one["floor_seconds"], one["seconds"]
     return {
-        "milliseconds": f"{one['seconds'] * 1e3:,.3f}",
-        f"times as fast as {baseline}": f"{one['ratio']:.2f}",
-        "floor, ms": f"{one['floor_seconds'] * 1e3:,.3f}",
-        "of the floor": f"{one['floor_seconds'] / one['seconds']:.0%}",
-        "tokens/s": f"{one['tokens_per_second']:,.0f}",
+        "milliseconds": "over budget" if seconds is None else f"{seconds * 1e3:,.3f}",
+        f"times as fast as {baseline}": "" if one["ratio"] is None else f"{one['ratio']:.2f}",
+        "floor, ms": "" if floor is None else f"{floor * 1e3:,.3f}",
+        "of the floor": "" if floor is None or seconds is None else f"{floor / seconds:.0%}",
+        "tokens/s": "" if seconds is None else f"{one['tokens_per_second']:,.0f}",
     }
 
 

@@ -1,0 +1,153 @@
+"""Every mechanism of the table can be timed by name: it is right, it says what it is, and none takes too long."""
+
+import pytest
+import torch
+
+from polysketch import attention as library
+from polysketch import ops
+from polysketch.benchmarking import AttentionSettings, mechanisms, memory, time_attention
+from polysketch.benchmarking.agreement import disagreement
+from polysketch.benchmarking.budget import Budget
+from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.plot import plot_time_per_token
+from polysketch.benchmarking.timing import Clock
+from polysketch.benchmarking.variants import BASELINE, Sizes, mechanism_names, variant
+from polysketch.ops.linear import api
+
+CPU = torch.device("cpu")
+SMALL = {"lengths": (32, 64), "heads": 2, "head_dim": 16, "local": 16}
+
+
+@pytest.mark.parametrize("name", library.MECHANISMS)
+def test_every_mechanism_agrees_with_itself_in_float64_forward_and_backward(name):
+    torch.manual_seed(0)
+    call = variant(*mechanism_names([name])).prepare_check(Shape(1, 41, 2, 16), CPU, torch.float32, Sizes(8, 16))
+    errors = disagreement(call, backward=True)
+    assert errors["output"] < 1e-4
+    assert max(errors.values()) < 1e-3
+
+
+def test_all_stands_for_every_name_of_the_table_once():
+    assert mechanisms.expanded(["linear", "all"]) == ("linear", *(n for n in library.MECHANISMS if n != "linear"))
+    assert mechanisms.expanded(["performer:num_features=32,kind=relu"]) == ("performer:num_features=32,kind=relu",)
+
+
+def test_options_are_numbers_none_truths_and_words():
+    options = mechanisms.parsed("polysketch:local_chunk=none,learned=false,projection=srht,sketch_size=8")[1]
+    assert options == {"local_chunk": None, "learned": False, "projection": "srht", "sketch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "unknown attention mechanism 'nonsense'; known mechanisms: "),
+        ("linear:window=3", "'linear' has no option 'window'; it takes kind"),
+        ("linear:kind", "expected mechanism:option=value,option=value, found 'kind' in 'linear:kind'"),
+    ],
+)
+def test_an_unknown_mechanism_or_option_is_refused_with_those_that_exist(text, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionSettings(mechanisms=(text,))
+
+
+def test_options_reach_the_mechanism_that_is_timed():
+    name = mechanism_names(["hedgehog:num_features=40"])[0]
+    call = variant(name).prepare(Shape(1, 8, 2, 16), CPU, torch.float32, Sizes())
+    assert any(20 in leaf.shape for leaf in call.leaves[3:])
+
+
+def test_mechanisms_are_timed_beside_the_baseline_alone_unless_variants_are_named():
+    assert AttentionSettings(mechanisms=("linear",)).names == mechanism_names(["linear"])
+    assert AttentionSettings(mechanisms=("linear",), variants=("given",)).names[0] == "given"
+    assert AttentionSettings().names == ("given", "learned", "random")
+
+
+def test_what_cannot_be_causal_is_timed_bidirectionally_and_says_so(bench):
+    found = time_attention(bench, AttentionSettings(**SMALL, mechanisms=("nystrom:num_landmarks=8", "local")))
+    titles = {one["series"]: one["floor_seconds"] for one in found}
+    assert list(titles) == ["sdpa", "nystrom:num_landmarks=8 (bidirectional)", "local"]
+    assert titles["local"] > 0
+    assert titles["nystrom:num_landmarks=8 (bidirectional)"] is None
+
+
+def test_a_wrong_backend_behind_a_mechanism_is_refused_before_anything_is_timed(bench, monkeypatch):
+    intact = api.BACKENDS["chunked"]
+
+    def wrong(*tensors, **options):
+        result = intact(*tensors, **options)
+        return result._replace(output=result.output * 1.001)
+
+    monkeypatch.setitem(api.BACKENDS, "wrong", wrong)
+    monkeypatch.setattr(ops, "linear_attention_backend", lambda *_, **__: "wrong")
+    monkeypatch.setattr(Clock, "alternate", lambda *_, **__: pytest.fail("timed"))
+    with pytest.raises(ValueError, match=r"linear \(backend 'wrong'\) is wrong and is not timed"):
+        time_attention(bench, AttentionSettings(**SMALL, mechanisms=("linear",)))
+
+
+def test_a_mechanism_that_is_wrong_in_float32_is_refused(bench, monkeypatch):
+    intact = library.SoftmaxAttention.forward
+
+    def rough(module, query, *tensors, **options):
+        return intact(module, query, *tensors, **options) * (1.001 if query.dtype == torch.float32 else 1)
+
+    monkeypatch.setattr(library.SoftmaxAttention, "forward", rough)
+    with pytest.raises(ValueError, match=r"softmax is wrong and is not timed: its output is off by 0\.001"):
+        time_attention(bench, AttentionSettings(**SMALL, mechanisms=("softmax",)))
+
+
+def test_a_series_ends_where_its_own_growth_would_exceed_the_budget():
+    budget = Budget(1.0)
+    assert budget.allows("new", 10**9)
+    for length in (1_000, 2_000):
+        budget.note("linear", length, length / 10_000)
+        budget.note("quadratic", length, (length / 10_000) ** 2 * 10)
+    assert budget.allows("linear", 9_900)
+    assert not budget.allows("linear", 10_100)
+    assert budget.allows("quadratic", 3_100)
+    assert not budget.allows("quadratic", 3_200)
+    budget.note("once", 1_000, 0.3)
+    assert not budget.allows("once", 2_000)
+    assert Budget(None).allows("once", 10**9)
+
+
+def test_what_is_over_budget_keeps_its_row_and_is_not_drawn(bench, monkeypatch, tmp_path):
+    linear, softmax = mechanism_names(["linear", "softmax"])
+    slow = {softmax: 5.0, linear: 0.1, BASELINE: 0.1}
+    alternate = lambda _, functions, **__: {name: [slow[name]] for name in functions}  # noqa: E731
+    monkeypatch.setattr(Clock, "alternate", alternate)
+    settings = AttentionSettings(**SMALL, mechanisms=("softmax", "linear"), budget_seconds=1.0)
+    found = time_attention(bench, settings)
+    left_out = [(one["length"], one["series"]) for one in found if one["over_budget"]]
+    assert len(found) == 6
+    assert left_out == [(64, "softmax")]
+    assert all((one["seconds"] is None) == (one["ratio"] is None) == one["over_budget"] for one in found)
+    plot_time_per_token(found, "title", tmp_path / "plot.svg")
+
+
+def test_many_series_share_a_legend_and_memory_has_a_panel_of_its_own(tmp_path):
+    names = [f"series {number}" for number in range(20)]
+    found = [
+        {"direction": "forward", "series": name, "length": length, "tokens": length, "seconds": 1.0}
+        | {"floor_seconds": None, "peak_bytes": length * 1_000}
+        for name in names
+        for length in (64, 128)
+    ]
+    plot_time_per_token(found, "title", tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert drawn.count('<g id="axes_') == 2
+    assert drawn.count('<g id="legend_') == 1
+    assert all(drawn.count(f"<!-- {name} -->") == 1 for name in names)
+
+
+def test_memory_of_a_shape_does_not_depend_on_those_measured_before(bench):
+    large, small = Shape(1, 4_096, 2), Shape(1, 512, 2)
+    name = mechanism_names(["llops"])[0]
+    found = memory.attention_by_shape(bench, name, [large, small, large], Sizes(), backward=False)
+    assert found[2] == pytest.approx(found[0], rel=0.2)
+    assert found[1] < found[0] / 3
+
+
+def test_a_copy_that_fails_is_reported_with_its_error(bench):
+    shapes = [Shape(1, 8), Shape(1, 16)]
+    with pytest.raises(RuntimeError, match=r"memory of nonsense failed: ValueError: unknown variant 'nonsense'"):
+        memory.attention_by_shape(bench, "nonsense", shapes, Sizes(), backward=False)
