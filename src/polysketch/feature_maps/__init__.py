@@ -13,6 +13,7 @@ from polysketch.feature_maps.performer import PerformerFeatures
 from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.random_sketch import RandomSketch
 from polysketch.feature_maps.srht_sketch import SRHTSketch
+from polysketch.feature_maps.symmetric_powers import SymmetricPowers
 from polysketch.feature_maps.symmetric_square import SymmetricSquare
 from polysketch.feature_maps.taylor import Taylor
 from polysketch.feature_maps.two_layer_network import TwoLayerNetwork
@@ -26,6 +27,7 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "learned-sketch": LearnedSketch,
     "hedgehog": Hedgehog,
     "symmetric-square": SymmetricSquare,
+    "symmetric-powers": SymmetricPowers,
     "taylor": Taylor,
     "elementwise": Elementwise,
     "performer": PerformerFeatures,
@@ -47,6 +49,7 @@ __all__ = [
     "PolarityFeatures",
     "RandomSketch",
     "SRHTSketch",
+    "SymmetricPowers",
     "SymmetricSquare",
     "Taylor",
     "TwoLayerNetwork",

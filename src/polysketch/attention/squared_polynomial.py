@@ -1,0 +1,165 @@
+"""Attention weights that are squares of polynomials of q . k (Reizin, "Fast Algorithms for Attention", section 4.3)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polysketch import ops
+from polysketch.attention.base import check_positive_int
+from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.linearized import LinearizedAttention
+from polysketch.feature_maps import SymmetricPowers
+from polysketch.ops.polynomial import check_coefficients
+
+_NORM_EPSILON = 1e-5
+_LARGEST_START = 50.0  # of learned coefficients, section 5.3: wider and narrower ranges did significantly worse there
+
+
+class SquaredPolynomialAttention(LinearizedAttention):
+    """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = (a_0 + a_1 s + ... + a_D s^D)^2, s = <LN(q_i), LN(k_j)>.
+
+    Reizin, "Fast Algorithms for Attention Computation" (2024), sections 4.3 and 5.2 to 5.4. No weight is negative,
+    whatever the coefficients. Layer norms and the 1 as in `PolynomialAttention`, which the coefficients 0, ..., 0, 1
+    give, of degree 2 D; the thesis has no 1, and its encoder no norm of queries and keys. One polynomial for all heads.
+
+    Quadratic in the length, and every key and value kept when decoding. With `linear` the same function, exactly, in
+    linear time and with a state of constant size, for small heads: with the features phi(x) = [1, x, packed x (x) x,
+    ...] up to D factors, w_ij = ((a * phi(q_i)) . phi(k_j))^2, squared inside the op. Written out that is the thesis's
+    sum_r b_r <q^(x)r, k^(x)r> up to r = 2 D, b the coefficients of the squared polynomial; but there are C(h + D, D)
+    features in place of C(h + 2 D, 2 D), and no weight is below zero by rounding where some b_r are.
+
+    Args:
+        num_heads, head_dim, num_kv_heads: as for `Mechanism`.
+        coefficients: a_0 to a_D, at least two; or the degree D alone, which means all ones (section 5.2) or, where
+            they are learned, numbers drawn from U(-50, 50) (section 5.3) by PyTorch's default generator.
+        learned: train the coefficients, from where `coefficients` starts them; else they are fixed. Either way they
+            are in the state_dict, so that a learned polynomial can be taken over as a fixed one (section 5.4).
+        linear: the linear form, up to 2,100 features: D = 1 at any head, D = 2 up to heads of 63, D = 3 up to 21.
+
+    Raises:
+        TypeError: an option of another type.
+        ValueError: fewer than two coefficients, one that is not finite, a degree below one, or `linear` with too many
+            features.
+
+    Cost: quadratic, 2 length (head_dim + value_dim + D) operations a token and head. Linear, with m features,
+    2 m^2 (value_dim + 1) operations a token and head and a state of m^2 / 2 (value_dim + 1) numbers a key/value head.
+    """
+
+    offset = 1.0
+    coefficients: Tensor
+    feature_map: SymmetricPowers  # in the linear form; the other one has no features
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        *,
+        coefficients: int | tuple[float, ...] = 3,
+        learned: bool = False,
+        linear: bool = False,
+    ) -> None:
+        super().__init__(num_heads, head_dim, num_kv_heads)
+        for name, flag in (("learned", learned), ("linear", linear)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {flag!r}")
+        start = _starting_coefficients(coefficients, learned)
+        self.learned, self.linear = learned, linear
+        self._given = coefficients  # as the option was given, for the representation
+        if learned:
+            self.coefficients = nn.Parameter(start)
+        else:
+            self.register_buffer("coefficients", start)
+        if linear:
+            self.feature_map = SymmetricPowers(head_dim, degree=len(start) - 1, num_kv_heads=self.num_kv_heads)
+        self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
+        self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
+
+    def operands(
+        self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        """As `LinearizedAttention.operands`, of the layer-normed query and key; queries carry the coefficients."""
+        normed = self.query_norm(query).to(dtype), self.key_norm(key).to(dtype)
+        (query_features, key_features), options = super().operands(*normed, dtype, hidden)
+        terms = [
+            coefficient.expand(part.stop - part.start)
+            for coefficient, part in zip(self.coefficients.to(dtype), self.feature_map.slices, strict=True)
+        ]
+        return (query_features * torch.cat(terms), key_features), options
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """As `Mechanism.forward`; `hidden` is ignored."""
+        if self.linear:
+            return super().forward(query, key, _widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
+        self.check_inputs(query, key, value)
+        query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
+        return ops.squared_polynomial_attention(
+            query, key, value, self.coefficients, offset=self.offset, causal=causal, key_mask=key_mask
+        )
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> Any:
+        """An empty store of normalised keys and of values, or in the linear form sums of zero (for `value_dim`)."""
+        if self.linear:
+            return super().init_state(batch_size, device, dtype, value_dim=value_dim)
+        return KeyValueState(batch_size, device, dtype)
+
+    @torch.no_grad()
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: Any,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """As `Mechanism.extend`; a new token costs one product with every stored key and value, or with the sums."""
+        if self.linear:
+            output, state = super().extend(query, key, _widened(value), state, key_mask=key_mask)
+            return output.to(value.dtype), state
+        self.check_inputs(query, key, value)
+        keys, values, mask = state.append(self.key_norm(key).to(value.dtype), value, key_mask)
+        query = self.query_norm(query).to(keys.dtype)
+        output = ops.squared_polynomial_attention_with_cache(
+            query, keys, values, self.coefficients, offset=self.offset, key_mask=mask
+        )
+        return output.to(value.dtype), state
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        return f"{super().extra_repr()}, coefficients={self._given}, learned={self.learned}, linear={self.linear}"
+
+
+def _starting_coefficients(coefficients: int | Sequence[float], learned: bool) -> Tensor:
+    """(D + 1,) float32: those given, or for a degree ones, or where they are learned draws from U(-50, 50)."""
+    if isinstance(coefficients, Sequence) and not isinstance(coefficients, str):
+        check_coefficients(coefficients)
+        return torch.tensor(coefficients, dtype=torch.float32)
+    check_positive_int("coefficients (where it is a degree)", coefficients)
+    if learned:
+        return torch.empty(coefficients + 1).uniform_(-_LARGEST_START, _LARGEST_START)
+    return torch.ones(coefficients + 1)
+
+
+def _widened(value: Tensor) -> Tensor:
+    """In float32 at least: products of several entries lose in half precision what makes the linear form exact."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
