@@ -140,3 +140,17 @@ CASES = [
 ]
 
 CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]
+    Case("squared-polynomial", kv_heads=2, norm_scale=0.3),
+    Case("squared-polynomial", {"coefficients": (0.7, -1.1, 0.4)}, norm_scale=0.3),
+    Case("squared-polynomial", {"coefficients": 2, "learned": True}, kv_heads=1, norm_scale=0.3),
+    Case("squared-polynomial", {"coefficients": (0.7, -1.1, 0.4), "linear": True}, norm_scale=0.3, widest_head=16),
+    Case("squared-polynomial", {"coefficients": 1, "learned": True, "linear": True}, kv_heads=2, norm_scale=0.3),
+    # Enough samples for every token: sorted chunks and samples together are softmax attention.
+    Case("hyper", {"min_length": 8, "chunk_size": 4, "sample_size": 1024}, kv_heads=2, draws_matter=False),
+    Case("hyper", {"min_length": 8, "chunk_size": 4, "sample_size": 5}, kv_heads=2, leaves_out=True),
+    Case(
+        "hyper",
+        {"min_length": 8, "chunk_size": 4, "sample_size": 5, "sampling": "norm"},
+        leaves_out=True,
+        not_smooth="the weights of samples drawn by the norms of values are constants to the backward pass",
+    ),

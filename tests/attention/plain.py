@@ -53,6 +53,15 @@ def _polynomial(mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor,
     return (weights @ value.to(wide) / (1 + weights.sum(-1, keepdim=True))).to(value.dtype)
 
 
+def _squared_polynomial(mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    query, key = mechanism.query_norm(query), mechanism.key_norm(key)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(wide) @ key.to(wide).mT
+    roots = sum(coefficient * scores**power for power, coefficient in enumerate(mechanism.coefficients.to(wide)))
+    weights = roots.square().tril()
+    return (weights @ value.to(wide) / (1 + weights.sum(-1, keepdim=True))).to(value.dtype)
+
+
 def _newton(matrix: Tensor) -> Tensor:
     scale = matrix.abs().sum(-1).amax(-1) * matrix.abs().sum(-2).amax(-1)
     inverse, identity = matrix.mT / scale[..., None, None], torch.eye(matrix.shape[-1], dtype=matrix.dtype)
@@ -96,6 +105,7 @@ FORMULAS: dict[str, Callable[[Mechanism, Tensor, Tensor, Tensor], Tensor]] = {
     "sliding-window": lambda mechanism, *inputs: _softmax(mechanism, *inputs, window=mechanism.window),
     "polynomial": _polynomial,
     "local": lambda mechanism, *inputs: _polynomial(mechanism, *inputs, chunk=mechanism.local_chunk),
+    "squared-polynomial": _squared_polynomial,
     "nystrom": _nystrom,
     "skyformer": _skyformer,
 }

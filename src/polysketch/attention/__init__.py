@@ -25,6 +25,7 @@ from polysketch.attention.registry import MECHANISMS, build, check_options, mech
 from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.attention.symmetric_power import SymmetricPowerAttention
+from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
 
 __all__ = [
     "MECHANISMS",
@@ -49,6 +50,7 @@ __all__ = [
     "SoftmaxAttention",
     "SymmetricPowerAttention",
     "advance_positions",
+    "SquaredPolynomialAttention",
     "build",
     "check_options",
     "mechanism_class",

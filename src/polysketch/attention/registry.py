@@ -19,11 +19,13 @@ from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.attention.symmetric_power import SymmetricPowerAttention
+from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": SoftmaxAttention,
     "polynomial": PolynomialAttention,
     "polysketch": PolysketchAttention,
+    "squared-polynomial": SquaredPolynomialAttention,
     "llops": LlopsAttention,
     "sliding-window": SlidingWindowAttention,
     "local": LocalAttention,
