@@ -91,8 +91,46 @@ def test_all_heads_share_one_matrix_and_layers_have_their_own():
     assert not torch.equal(one.feature_map.weight, other.feature_map.weight)
 
 
+def test_it_redraws_before_the_multiples_of_its_interval_the_next_of_its_seed():
+    mechanism, other = build(redraw_interval=3, seed=5), build(seed=5)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    draws = [other.feature_map.weight.clone()]
+    for _ in range(2):
+        other.feature_map.resample()
+        draws.append(other.feature_map.weight.clone())
+    for step in range(9):
+        mechanism.redraw(step)
+        assert torch.equal(mechanism.feature_map.weight, draws[step // 3])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(draws[1], draws[2])
+
+
+def test_without_an_interval_nothing_is_redrawn():
+    mechanism = build()
+    weight = mechanism.feature_map.weight.clone()
+    for step in range(5):
+        mechanism.redraw(step)
+    assert torch.equal(mechanism.feature_map.weight, weight)
+
+
+def test_a_reloaded_mechanism_redraws_alike():
+    mechanism, other = build(redraw_interval=1, seed=1), build(redraw_interval=1, seed=2)
+    mechanism.redraw(1)
+    other.load_state_dict(mechanism.state_dict())
+    for one in (mechanism, other):
+        one.redraw(2)
+    assert torch.equal(other.feature_map.weight, mechanism.feature_map.weight)
+
+
+@pytest.mark.parametrize(("interval", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_an_interval_is_a_positive_integer(interval, error):
+    with pytest.raises(error, match="redraw_interval must be"):
+        build(redraw_interval=interval)
+
+
 def test_options_are_refused_by_name():
     with pytest.raises(ValueError, match="unknown kind 'elu'"):
         build(kind="elu")
-    with pytest.raises(ValueError, match="has no option 'local_chunk'; it takes num_features, kind, seed"):
+    with pytest.raises(ValueError, match="no option 'local_chunk'; it takes num_features, kind, seed, redraw_interval"):
         build(local_chunk=8)

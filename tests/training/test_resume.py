@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from polysketch.feature_maps import PerformerFeatures
 from polysketch.models import TransformerLM
 from polysketch.training import train
 from polysketch.training.run_folder import RunFolder
@@ -99,6 +100,25 @@ def test_it_ends_the_same_when_training_draws_random_numbers(
     assert kill_at(disk, config, 70)
     train(config, progress=False)
     assert_same_outcome(config.out, expected)
+
+
+def test_it_ends_the_same_when_features_are_redrawn_between_and_after_checkpoints(
+    disk, make_config, tmp_path, left_alone, assert_same_outcome, outcome
+):
+    """Steps 3 and 6 begin with a draw; checkpoints are of steps 2, 4, 6 and 8."""
+    options = {"num_features": 8, "seed": 1, "redraw_interval": 3}
+    changes = {"attention": "performer", "attention_options": options, "steps": 8}
+    expected = left_alone(**changes)
+    features = PerformerFeatures(64, num_features=8, seed=1)
+    first = features.weight.clone()
+    features.resample()
+    features.resample()
+    tensors = outcome(expected)["tensors"]
+    (name,) = (name for name in tensors if name.endswith("feature_map.weight"))
+    assert torch.equal(tensors[name], features.weight)
+    assert not torch.equal(tensors[name], first)
+    count = operations_of_a_run(disk, make_config(out=tmp_path / "counted", **changes))
+    check_killed_runs(disk, make_config(**changes), expected, range(60, count, count // 5), assert_same_outcome)
 
 
 def test_resuming_a_finished_run_changes_nothing(make_config, left_alone, assert_same_outcome, tmp_path):

@@ -101,6 +101,12 @@ class Mechanism(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
 
+    def redraw(self, step: int) -> None:
+        """Draw random weights anew, in place, if the mechanism's schedule has it before training step `step` (from 0).
+
+        A trainer calls it before every step. Mechanisms without random weights, or without a schedule, do nothing.
+        """
+
     def check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Refuse tensors of other heads or widths than the mechanism was built for, and mixed devices or dtypes.
 

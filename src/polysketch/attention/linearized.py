@@ -21,12 +21,15 @@ class LinearizedAttention(Mechanism):
         offset: added to the denominator.
         normalize: false leaves out the denominator.
         local_chunk: tokens of a chunk with exact weights, if there are any.
+        redraw_interval: training steps between draws of the feature map's random weights; None for never. Only for maps
+            whose `resample` draws from a seed of their own, saved with them.
     """
 
     feature_map: FeatureMap
     offset: float = 0.0
     normalize: bool = True
     local_chunk: int | None = None
+    redraw_interval: int | None = None
 
     def operands(
         self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None
@@ -35,6 +38,11 @@ class LinearizedAttention(Mechanism):
         query_features, key_features = self.feature_map.map_both(query, key)
         options = {"power": self.feature_map.power, "offset": self.offset, "normalize": self.normalize}
         return (query_features.to(dtype), key_features.to(dtype)), options
+
+    def redraw(self, step: int) -> None:
+        """As `Mechanism.redraw`: the next draw of the feature map, at every multiple of `redraw_interval` but 0."""
+        if self.redraw_interval is not None and step > 0 and step % self.redraw_interval == 0:
+            self.feature_map.resample()
 
     def forward(
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polysketch.attention import advance_positions
+from polysketch.attention import Mechanism, advance_positions
 from polysketch.models.config import ModelConfig
 from polysketch.models.cross_entropy import token_losses
 from polysketch.models.state import ModelState
@@ -181,6 +181,12 @@ class TransformerLM(nn.Module):
             )
         for mechanism in with_prefix:
             mechanism.remove_prefix()
+
+    def redraw(self, step: int) -> None:
+        """Draw random features anew in the layers whose schedule has it before training step `step` (from 0)."""
+        for module in self.modules():
+            if isinstance(module, Mechanism):
+                module.redraw(step)
 
     def num_parameters(self) -> int:
         """Learned numbers; the tied embedding counts once, fixed sketches not at all."""

@@ -125,6 +125,7 @@ class TrainingLoop:
 
     def _make_step(self, progress: Progress, board: Board) -> None:
         started = time.perf_counter()
+        self._model.redraw(self.step)
         gradient = self._updater.compute_gradient(self._windows.batch(self.step, self._config.batch_size))
         self._refuse_non_finite(gradient)
         rate = self._updater.apply(self.step)
