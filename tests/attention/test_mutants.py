@@ -1,0 +1,265 @@
+"""The mistakes that published codes make, put into ours: for each, the tests named here turn red."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from attention import test_contract as contract
+from attention import test_exact_features as exact_features
+from attention import test_focused as focused
+from attention import test_formulas as formulas
+from attention import test_llops as llops
+from attention import test_performer as performer
+from attention import test_squared_polynomial as squared_polynomial
+from attention.cases import CASES, HEADS, Case
+from attention.mutation import Mutant, apply
+from feature_maps import test_elementwise as elementwise
+from feature_maps import test_exact_features as packing
+from feature_maps import test_focused as focused_features
+from feature_maps import test_gaussian_sketch as gaussian_sketch
+from feature_maps import test_performer as performer_features
+from feature_maps import test_polarity as polarity_features
+from feature_maps import test_srht_sketch as srht_sketch
+from feature_maps import test_symmetric_powers as symmetric_powers
+from ops import test_hyper_hashing as hashing
+from ops import test_landmark as landmarks
+from ops import test_squared_polynomial as squares
+from polysketch import attention
+from polysketch.attention import PolynomialAttention, PolysketchAttention
+from polysketch.attention.convolved import ConvolvedAttention
+from polysketch.feature_maps import FocusedFeatures, GaussianSketch, LowRankSketch, PerformerFeatures, SRHTSketch
+from polysketch.feature_maps import elementwise as elementwise_map
+from polysketch.feature_maps import focused as focused_map
+from polysketch.feature_maps import hedgehog as hedgehog_map
+from polysketch.feature_maps import packing as packing_map
+from polysketch.feature_maps import performer as performer_map
+from polysketch.feature_maps import taylor as taylor_map
+from polysketch.feature_maps.polarity import PolarityFeatures
+from polysketch.feature_maps.symmetric_powers import SymmetricPowers
+from polysketch.ops import landmark, softmax, window
+from polysketch.ops.hyper import hashing as hyper_hashing
+from polysketch.ops.polynomial import squared_reference
+
+
+def case_of(name: str, **options) -> Case:
+    """The contract case with these options."""
+    return next(case for case in CASES if case.name == name and case.options == options)
+
+
+MUTANTS = {
+    "softmax: scores without 1 / sqrt(head_dim)": Mutant(
+        softmax.masked_attention,
+        "query.shape[3] ** -0.5 if scale is None",
+        "1.0 if scale is None",
+        (formulas.test_softmax_attention_is_its_formula,),
+    ),
+    "polynomial: no 1 in the denominator": Mutant(
+        PolynomialAttention.forward,
+        "offset=_OFFSET",
+        "offset=0.0",
+        (partial(formulas.test_polynomial_attention_is_its_formula, 4, 0.1),),
+    ),
+    "polysketch: 1 / r for sqrt(1 / r), Gaussian": Mutant(
+        GaussianSketch.project,
+        "self.feature_dim**-0.25",
+        "self.feature_dim**-0.5",
+        (partial(gaussian_sketch.test_the_features_follow_the_recursion_of_algorithm_1, 4),),
+    ),
+    "polysketch: 1 / r for sqrt(1 / r), Hadamard": Mutant(
+        SRHTSketch.project,
+        "self.feature_dim**-0.25",
+        "self.feature_dim**-0.5",
+        (partial(srht_sketch.test_the_features_follow_the_definition_with_matrices, degree=4, share="layer"),),
+    ),
+    "polysketch: one sketch for both factors": Mutant(
+        GaussianSketch.project,
+        "list(joined.chunk(matrices.shape[1], dim=-1))",
+        "[joined.chunk(matrices.shape[1], dim=-1)[0]] * matrices.shape[1]",
+        (partial(gaussian_sketch.test_the_features_follow_the_recursion_of_algorithm_1, 4),),
+    ),
+    "polysketch: the learned sketch takes normed vectors": Mutant(
+        PolysketchAttention.operands,
+        "((query, key) if self.learned else normed)",
+        "normed",
+        (partial(formulas.test_polysketch_attention_is_its_formula, True),),
+    ),
+    "polysketch: the random sketch takes vectors as they are": Mutant(
+        PolysketchAttention.operands,
+        "((query, key) if self.learned else normed)",
+        "(query, key)",
+        (partial(formulas.test_polysketch_attention_is_its_formula, False),),
+    ),
+    "llops: keys mapped by the queries' factors": Mutant(
+        LowRankSketch.map_keys,
+        "self.key_factors",
+        "self.query_factors",
+        (
+            partial(
+                llops.test_the_papers_attention_is_a_sum_of_values_with_weights_of_either_sign,
+                degree=4,
+                rank=2,
+                kv_heads=HEADS,
+            ),
+        ),
+    ),
+    "sliding-window: one token too many": Mutant(
+        window._sliding_window,
+        "min(window - 1, key.shape[2] - 1)",
+        "min(window, key.shape[2] - 1)",
+        (
+            partial(
+                contract.test_the_last_token_sees_every_token_it_should_and_no_other,
+                case_of("sliding-window", window=9),
+            ),
+        ),
+    ),
+    "local: chunks from the tensor's start, not a row's first real token": Mutant(
+        window.local_attention,
+        "align(key_mask, None, key) if opened is None",
+        "None if opened is None",
+        (partial(contract.test_left_padding_changes_nothing, case_of("local", local_chunk=8), 5),),
+    ),
+    "nystrom: the inverse's scale taken over the batch": Mutant(
+        landmark.iterative_inverse,
+        "size.sum(-1).amax(-1) * size.sum(-2).amax(-1)",
+        "(size.sum(-1).amax() * size.sum(-2).amax()).expand(matrix.shape[:-2])",
+        (
+            landmarks.test_the_scale_of_the_inverse_is_that_of_each_matrix_so_rows_do_not_change_one_another,
+            partial(contract.test_rows_of_the_batch_do_not_influence_one_another, case_of("nystrom", num_landmarks=6)),
+        ),
+    ),
+    "skyformer: 32^(-1/4) whatever the head": Mutant(
+        landmark.skyformer_attention,
+        "query * query.shape[3] ** -0.25, key * key.shape[3] ** -0.25",
+        "query * 32**-0.25, key * 32**-0.25",
+        (landmarks.test_skyformer_is_its_formula,),
+    ),
+    "based: packed products without sqrt(2)": Mutant(
+        packing_map.pack_square,
+        "math.sqrt(2.0) * ",
+        "",
+        (
+            partial(packing.test_packed_products_have_the_squared_inner_product, 5),
+            partial(exact_features.test_based_attention_is_its_formula, feature_dim=5, kv_heads=2, causal=True),
+        ),
+    ),
+    "based: 16^(-1/4) whatever the width": Mutant(
+        taylor_map._expand,
+        "x.shape[-1] ** -0.25",
+        "16**-0.25",
+        (partial(exact_features.test_based_attention_is_its_formula, feature_dim=5, kv_heads=2, causal=True),),
+    ),
+    "symmetric-power: packed products without sqrt(2)": Mutant(
+        packing_map.pack_square,
+        "math.sqrt(2.0) * ",
+        "",
+        (
+            partial(
+                exact_features.test_the_symmetric_power_is_polynomial_attention_of_its_degree,
+                degree=4,
+                kv_heads=HEADS,
+                causal=True,
+            ),
+        ),
+    ),
+    "hedgehog: one softmax over both signs": Mutant(
+        hedgehog_map._both_signs,
+        "torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)",
+        "torch.cat([x, -x], -1).softmax(-1)",
+        (partial(exact_features.test_hedgehog_attention_is_its_formula, num_features=None, kv_heads=4, causal=True),),
+    ),
+    "linear: one added to elu": Mutant(
+        elementwise_map.elu_plus_one,
+        "torch.where(x > 0, x + 1, x.clamp(max=0).exp())",
+        "torch.nn.functional.elu(x) + 1",
+        (elementwise.test_elu_plus_one_stays_positive_where_adding_one_would_round_to_zero,),
+    ),
+    "performer: keys less their maximum over all positions": Mutant(
+        performer_map._softmax_features,
+        "exponent - key_constant",
+        "exponent - exponent.amax()",
+        (
+            partial(performer.test_a_loud_key_to_come_changes_nothing_before_it, 1.0),
+            performer_features.test_a_keys_features_depend_on_it_alone_whatever_the_scale,
+        ),
+    ),
+    "performer: signs of R not given to Q": Mutant(
+        performer_map.orthogonal_rows,
+        " * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]",
+        "",
+        (performer_features.test_the_directions_of_a_block_are_uniform,),
+    ),
+    "performer: all rows of the length sqrt(head_dim)": Mutant(
+        performer_map.orthogonal_rows,
+        "gaussian_rows(rows, width, generator).norm(dim=-1, keepdim=True)",
+        "width**0.5",
+        (partial(performer_features.test_every_row_is_gaussian, True),),
+    ),
+    "performer: redrawn from the global generator": Mutant(
+        PerformerFeatures.resample,
+        "self._draw_from_seed(int(self.next_seed))",
+        "self._draw(torch.default_generator)",
+        (performer_features.test_a_seed_gives_the_function_and_each_redraw_another,),
+    ),
+    "focused: norms over the channels of one head": Mutant(
+        focused_map._norm,
+        "(1, 4)",
+        "4",
+        (
+            focused_features.test_a_tokens_heads_share_one_length,
+            partial(focused_features.test_features_are_their_formula_over_the_whole_token, 3.0),
+        ),
+    ),
+    "focused: cubes in half precision": Mutant(
+        FocusedFeatures.map,
+        "x.to(torch.promote_types(x.dtype, torch.float32))",
+        "x",
+        (partial(focused_features.test_cubes_of_half_precision_are_taken_in_float32, torch.float16),),
+    ),
+    "focused: masked tokens counted in the mean": Mutant(
+        ConvolvedAttention.forward,
+        "_keys_seen(wide, key_mask) if causal",
+        "_keys_seen(wide, None) if causal",
+        (partial(focused.test_masked_tokens_are_not_counted_in_the_mean, "focused"),),
+    ),
+    "squared-polynomial: packed products without the root of their number": Mutant(
+        SymmetricPowers.map,
+        " * self.orders.to(x.dtype).sqrt()",
+        "",
+        (
+            partial(symmetric_powers.test_the_products_of_each_slice_are_a_power_of_the_inner_product, 6, 3),
+            partial(squared_polynomial.test_all_ones_are_the_naive_formula, linear=True, degree=2),
+        ),
+    ),
+    "squared-polynomial: a masked key weighs the square of the constant term": Mutant(
+        squared_reference.reference_squared_polynomial_attention,
+        "if key_mask is not None:  # a masked key",
+        "if False:  # a masked key",
+        (partial(squares.test_masked_tokens_change_nothing_whatever_stands_in_them, "reference"),),
+    ),
+    "polarity: opposite signs read as the same": Mutant(
+        PolarityFeatures.opposed,
+        "features.roll(self.head_dim, -1)",
+        "features",
+        (polarity_features.test_opposed_features_are_those_of_the_opposite_vector,),
+    ),
+    "hyper: sorted by the Gray code, not by its inverse": Mutant(
+        hyper_hashing.gray_rank,
+        "(1, 2, 4, 8, 16, 32)",
+        "(1,)",
+        (partial(hashing.test_buckets_sorted_by_their_rank_differ_from_the_next_in_one_bit, 7),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_seen(name: str, monkeypatch: pytest.MonkeyPatch):
+    apply(MUTANTS[name], monkeypatch)
+    for test in MUTANTS[name].seen_by:
+        with pytest.raises(AssertionError):
+            test()
+
+
+def test_every_mechanism_has_a_mutant():
+    assert {name.split(":")[0] for name in MUTANTS} >= set(attention.MECHANISMS)
