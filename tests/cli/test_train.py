@@ -221,7 +221,8 @@ def test_the_hybrid_preset_trains_with_its_own_pattern_and_some_options_changed(
     assert main([*given, "--no-tensorboard", "--attention-options", "sliding-window.window=8"]) == 0
     config = load_model(tmp_path / "run")[0].config
     assert [name for name, _ in config.layers()] == [name for name, _ in preset("based-tiny").layers()]
-    assert (config.layers()[2], config.rotary) == (("sliding-window", {"window": 8}), ("sliding-window",))
+    assert config.layers()[1:3] == [("based", {"feature_dim": 16}), ("sliding-window", {"window": 8})]
+    assert config.rotary == ("sliding-window",)
 
 
 def test_without_a_mechanism_the_presets_own_is_trained_with_options_changed(tmp_path):

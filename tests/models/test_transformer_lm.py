@@ -264,6 +264,11 @@ def test_the_model_is_its_parts_in_order(model: TransformerLM):
     torch.testing.assert_close(model(ids), normed @ model.embedding.weight.T + model.output_bias)
 
 
+def test_only_the_named_mechanisms_are_rotated():
+    assert [block.rotary for block in build("hybrid").blocks] == [False, False, True]
+    assert [block.rotary for block in build("mixed", rotary=False).blocks] == [False, False]
+
+
 def test_without_any_positions_only_the_order_of_earlier_tokens_is_lost():
     ids = tokens()
     other = torch.cat([ids[:, :20].flip(1), ids[:, 20:]], 1)
