@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from polysketch.cli.benchmark import attention, cumulative_sums, decoding, training
+from polysketch.cli.benchmark import approximation, attention, cumulative_sums, decoding, training
 
 __all__ = ["BENCHMARKS", "BenchmarkFlags", "run"]
 
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[Any], int]] = {
     "training": training.run,
     "decoding": decoding.run,
     "cumulative-sums": cumulative_sums.run,
+    "approximation": approximation.run,
 }
 """Every benchmark; the flags of one are the dataclass that its function takes."""
 
@@ -40,7 +41,8 @@ class BenchmarkFlags:
     """Time attention, training steps or decoding on this machine, against PyTorch's softmax attention.
 
     Speeds are ratios of alternating calls in one run; a result that disagrees with its definition is not timed. Beside
-    every time stands the floor: counted operations and bytes over the rates of this machine.
+    every time stands the floor: counted operations and bytes over the rates of this machine. `approximation` measures
+    errors instead: of feature maps and mechanisms, against what they approximate.
     """
 
     benchmark: Annotated[_ANY_FLAGS, tyro.conf.arg(name="")]

@@ -76,7 +76,7 @@ def run_benchmark(
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
     asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})  # type: ignore[arg-type]
-    with _threads(flags.threads):
+    with use_threads(flags.threads):
         bench = _workbench(flags)
         found = record(name, bench, asked, measure(bench, asked))
     _print_machine(found)
@@ -87,7 +87,8 @@ def run_benchmark(
 
 
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def use_threads(count: int | None) -> Iterator[None]:
+    """Compute with so many cores inside; with PyTorch's choice when None."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:
