@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.checks import linear
+from benchmarks.checks import linear, mechanisms
 from benchmarks.gpu import attention as timed_attention
 
 from benchmarks import gpu_check
+from polysketch import attention as library
 from polysketch.ops.linear import api
 
 
@@ -24,7 +25,7 @@ def test_the_whole_script_passes_and_records_every_part(tmp_path, capsys):
     kinds = Counter(record["kind"] for record in records)
     assert status == 0
     assert kinds["environment"] == kinds["rates"] == 1
-    assert kinds["check"] > 200
+    assert kinds["check"] > 300
     assert kinds["train"] == 4
     assert kinds["decode"] == 8
     assert kinds["floor"] == len(timed_attention.cases(quick=True))
@@ -70,6 +71,32 @@ def test_a_broken_backend_is_detected_and_the_rest_goes_on(change, tmp_path, mon
 def test_the_intact_backend_passes_the_same_checks():
     some = [check for check in linear.checks(quick=True) if check.name.startswith("linear: power")][::9]
     assert all(gpu_check.run_check(check, torch.device("cpu"))["passed"] for check in some)
+
+
+def test_every_mechanism_of_the_table_is_checked_in_every_dtype_and_decodes_where_it_can():
+    kinds = {name: kind for name, (kind, _) in mechanisms._MECHANISMS.items()}
+    assert set(kinds.values()) == library.MECHANISMS.keys()
+    names = {check.name for check in mechanisms.checks(quick=True)}
+    for name, kind in kinds.items():
+        assert {f"mechanism: {name}, {dtype}" for dtype in ("float32", "bfloat16", "float16")} <= names
+        assert (f"decoding: {name}, float32" in names) == library.mechanism_class(kind).is_causal
+
+
+def forgetful(module, query, key, value, state, **options):
+    """Starts anew when it is given a single token."""
+    if query.shape[2] == 1:
+        state = module.init_state(query.shape[0])
+    return INTACT_EXTEND(module, query, key, value, state, **options)
+
+
+INTACT_EXTEND = library.HedgehogAttention.extend
+
+
+def test_decoding_that_forgets_is_detected(monkeypatch):
+    one = next(check for check in mechanisms.checks(quick=True) if check.name == "decoding: hedgehog, float32")
+    assert gpu_check.run_check(one, torch.device("cpu"))["passed"]
+    monkeypatch.setattr(library.HedgehogAttention, "extend", forgetful)
+    assert not gpu_check.run_check(one, torch.device("cpu"))["passed"]
 
 
 def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, monkeypatch):

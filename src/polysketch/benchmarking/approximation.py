@@ -89,7 +89,7 @@ def _measure_degree(
     found = []
     for length in settings.lengths:
         parts = {"fitted": _take(inputs.fitted, length), "held_out": _take(inputs.held_out, length)}
-        exact = {part: evaluation.polynomial_weights(*_double(pair), degree) for part, pair in parts.items()}
+        exact = {part: evaluation.polynomial_weights(*_double(pair), degree=degree) for part, pair in parts.items()}
         ranks = sorted({rank_of(maps[0]) for _, _, maps, _ in built})
         optima = {
             part: dict(zip(ranks, evaluation.optimal_frobenius_error(weights, ranks).tolist(), strict=True))

@@ -90,14 +90,23 @@ def prepare_check(
         backend: of `linear_attention`, where the mechanism is over features.
     """
     name, options = parsed(text)
+    return _prepare(name, checked_options(name, options, local), shape, device, dtype, backend=backend)
+
+
+def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str, Any]:
+    """The options with which each part of a mechanism carries weight in a sequence longer than two chunks.
+
+    Args:
+        name: of the mechanism.
+        options: those that are asked for.
+        local: tokens of a chunk or window at most.
+    """
     parameters = inspect.signature(attention.mechanism_class(name)).parameters
-    for option, part in _NEARBY.items():
-        usual = options.get(option, parameters[option].default if option in parameters else None)
-        if usual is not None:
-            options[option] = min(usual, max(1, local // part))
-    if "prefix_gain" in parameters and options.get("local_chunk") is not None:
-        options.setdefault("prefix_gain", _CHECKED_SHARE)
-    return _prepare(name, options, shape, device, dtype, backend=backend)
+    usual = {option: options.get(option, one.default) for option, one in parameters.items()}
+    counted = {option: part for option, part in _NEARBY.items() if usual.get(option) is not None}
+    options = {**options, **{option: min(usual[option], max(1, local // part)) for option, part in counted.items()}}
+    gain = {"prefix_gain": _CHECKED_SHARE} if "prefix_gain" in parameters and "local_chunk" in counted else {}
+    return {**gain, **options}
 
 
 def _prepare(
