@@ -89,7 +89,10 @@ def _measure_degree(
     found = []
     for length in settings.lengths:
         parts = {"fitted": _take(inputs.fitted, length), "held_out": _take(inputs.held_out, length)}
-        exact = {part: evaluation.polynomial_weights(*_double(pair), degree=degree) for part, pair in parts.items()}
+        exact = {
+            part: evaluation.polynomial_weights(pair[0].double(), pair[1].double(), degree)
+            for part, pair in parts.items()
+        }
         ranks = sorted({rank_of(maps[0]) for _, _, maps, _ in built})
         optima = {
             part: dict(zip(ranks, evaluation.optimal_frobenius_error(weights, ranks).tolist(), strict=True))
@@ -161,10 +164,6 @@ def _take(pair: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"expected at least {length} tokens, found {pair[0].shape[0]}: give more, or a shorter length")
     places = torch.arange(length, device=pair[0].device) * pair[0].shape[0] // length
     return pair[0][places], pair[1][places]
-
-
-def _double(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    return [tensor.double() for tensor in tensors]
 
 
 @torch.no_grad()

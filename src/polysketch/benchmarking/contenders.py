@@ -65,8 +65,8 @@ def _low_rank(head_dim: int, degree: int, features: int) -> LowRankSketch:
 @torch.no_grad()
 def _scale_factors(feature_map: FeatureMap, query: Tensor, key: Tensor, degree: int) -> None:
     """Give all weights the common factor that suits them best: smaller than the kernel's, as they are noisy."""
-    some = [x[:_SCALED_ON][None, None] for x in (query, key)]
-    weights, exact = feature_weights(feature_map, *some), polynomial_weights(*some, degree=degree)
+    query, key = (x[:_SCALED_ON][None, None] for x in (query, key))
+    weights, exact = feature_weights(feature_map, query, key), polynomial_weights(query, key, degree)
     factor = (weights * exact).sum().abs() / weights.square().sum()
     for factors in feature_map.parameters():
         factors.mul_(factor ** (0.5 / degree))

@@ -51,11 +51,9 @@ class TwoLayerNetwork(FeatureMap):
 
 
 def _network(inputs: int, hidden_size: int, outputs: int) -> nn.Sequential:
-    network = nn.Sequential(
-        nn.Linear(inputs, hidden_size), nn.GELU(approximate="tanh"), nn.Linear(hidden_size, outputs)
-    )
+    first, second = nn.Linear(inputs, hidden_size), nn.Linear(hidden_size, outputs)
     with torch.no_grad():
-        for linear, scale in ((network[0], 1.0), (network[2], outputs**-0.25)):
+        for linear, scale in ((first, 1.0), (second, outputs**-0.25)):
             lecun_normal_(linear.weight, linear.in_features, scale=scale)
             linear.bias.zero_()
-    return network
+    return nn.Sequential(first, nn.GELU(approximate="tanh"), second)

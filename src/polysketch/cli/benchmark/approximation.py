@@ -82,6 +82,7 @@ def run(flags: ApproximationFlags) -> int:
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
     device, started = resolve_device(flags.device), time.monotonic()
+    machine = environment(device)  # before anything is measured: the source may change meanwhile
     settings = ApproximationSettings(
         **{field.name: getattr(flags, field.name) for field in dataclasses.fields(ApproximationSettings)}
     )
@@ -90,7 +91,7 @@ def run(flags: ApproximationFlags) -> int:
         measurements = measure_maps(vectors, settings, _progress) + measure_mechanisms(vectors, settings, _progress)
         found = {
             "benchmark": "approximation",
-            "environment": environment(device),
+            "environment": machine,
             "inputs": about,
             "settings": dataclasses.asdict(settings),
             "measurements": measurements,

@@ -41,7 +41,7 @@ def attention_inputs(model: TransformerLM, ids: Tensor) -> list[AttentionInputs]
         found.append(AttentionInputs(*(tensor.clone() for tensor in tensors[:3])))
 
     device = next(model.parameters()).device
-    handles = [block.attention.mechanism.register_forward_pre_hook(keep) for block in model.blocks]  # type: ignore[union-attr, operator]
+    handles = [block.attention.mechanism.register_forward_pre_hook(keep) for block in model.blocks]  # type: ignore[union-attr]
     try:
         with evaluation_mode(model), torch.inference_mode(False), torch.no_grad():  # usable in training afterwards
             model.hidden_states(ids.to(device))

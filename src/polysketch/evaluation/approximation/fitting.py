@@ -68,9 +68,9 @@ def fit_feature_map(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_rate(step, steps))
     losses = []
     for _ in range(steps):
-        batch = [_sample(x, batch_size, generator)[None, None] for x in (query, key)]
-        exact = polynomial_weights(*batch, degree)
-        loss = (feature_weights(feature_map, *batch) - exact).square().mean() / exact.square().mean()
+        queries, keys = (_sample(x, batch_size, generator)[None, None] for x in (query, key))
+        exact = polynomial_weights(queries, keys, degree)
+        loss = (feature_weights(feature_map, queries, keys) - exact).square().mean() / exact.square().mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
