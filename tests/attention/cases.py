@@ -26,6 +26,8 @@ class Case:
         last_sees: how many the last one of `LENGTH` sees.
         widest_head: the widest head the options are for, or that is cheap enough to run; None for any.
         not_smooth: why gradients by differences do not apply, where they do not.
+        leaves_out: whether forward leaves out tokens that decoding sees, and jumps where the hash of one changes.
+        draws_matter: whether another draw of the saved random numbers gives another function.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Case:
     last_sees: int = LENGTH
     widest_head: int | None = None
     not_smooth: str = ""
+    leaves_out: bool = False
+    draws_matter: bool = True
 
     def __str__(self) -> str:
         options = " ".join(f"{key}={value}" for key, value in self.options.items() if key != "hidden_size")
@@ -127,6 +131,8 @@ CASES = [
     Case("linear", {"kind": "squared-relu"}, kv_heads=2, lean=1.0),
     Case("performer", {"num_features": 20}, kv_heads=2),
     Case("performer", {"num_features": 20, "kind": "relu"}),
+    Case("performer", {"num_features": 16, "local_chunk": 8}, kv_heads=2),
+    Case("performer", {"num_features": 16, "local_chunk": 12}),
     Case("focused"),
     Case("focused", {"focus": 2.0, "convolution_size": 3}, kv_heads=2, lean=1.0),
     Case("polarity", {"gate": True, "hidden_size": HIDDEN}),
@@ -137,16 +143,13 @@ CASES = [
     Case("hedgehog", {"num_features": 24}, kv_heads=2, widest_head=12),
     Case("symmetric-power", norm_scale=0.3),
     Case("symmetric-power", {"degree": 4}, kv_heads=2, norm_scale=0.3, widest_head=16),
-]
-
-CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]
     Case("squared-polynomial", kv_heads=2, norm_scale=0.3),
     Case("squared-polynomial", {"coefficients": (0.7, -1.1, 0.4)}, norm_scale=0.3),
     Case("squared-polynomial", {"coefficients": 2, "learned": True}, kv_heads=1, norm_scale=0.3),
     Case("squared-polynomial", {"coefficients": (0.7, -1.1, 0.4), "linear": True}, norm_scale=0.3, widest_head=16),
     Case("squared-polynomial", {"coefficients": 1, "learned": True, "linear": True}, kv_heads=2, norm_scale=0.3),
     # Enough samples for every token: sorted chunks and samples together are softmax attention.
-    Case("hyper", {"min_length": 8, "chunk_size": 4, "sample_size": 1024}, kv_heads=2, draws_matter=False),
+    Case("hyper", {"min_length": 8, "chunk_size": 12, "sample_size": 1024}, kv_heads=2, draws_matter=False),
     Case("hyper", {"min_length": 8, "chunk_size": 4, "sample_size": 5}, kv_heads=2, leaves_out=True),
     Case(
         "hyper",
@@ -154,3 +157,8 @@ CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).i
         leaves_out=True,
         not_smooth="the weights of samples drawn by the norms of values are constants to the backward pass",
     ),
+]
+
+CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]
+COMPLETE_CASES = [case for case in CASES if not case.leaves_out]
+COMPLETE_CAUSAL_CASES = [case for case in CAUSAL_CASES if not case.leaves_out]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention.cases import CASES, CAUSAL_CASES, Case
+from attention.cases import CASES, CAUSAL_CASES, COMPLETE_CASES, COMPLETE_CAUSAL_CASES, Case
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -14,4 +14,16 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(params=CAUSAL_CASES, ids=str)
 def causal_case(request: pytest.FixtureRequest) -> Case:
     """One mechanism that can be causal, and then decode."""
+    return request.param
+
+
+@pytest.fixture(params=COMPLETE_CASES, ids=str)
+def complete_case(request: pytest.FixtureRequest) -> Case:
+    """One mechanism whose forward leaves out no token by chance."""
+    return request.param
+
+
+@pytest.fixture(params=COMPLETE_CAUSAL_CASES, ids=str)
+def complete_causal_case(request: pytest.FixtureRequest) -> Case:
+    """One mechanism that can be causal, and whose forward is what decoding gives."""
     return request.param

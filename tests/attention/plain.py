@@ -102,10 +102,11 @@ def _skyformer(mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor) 
 
 FORMULAS: dict[str, Callable[[Mechanism, Tensor, Tensor, Tensor], Tensor]] = {
     "softmax": _softmax,
+    "hyper": _softmax,
     "sliding-window": lambda mechanism, *inputs: _softmax(mechanism, *inputs, window=mechanism.window),
     "polynomial": _polynomial,
-    "local": lambda mechanism, *inputs: _polynomial(mechanism, *inputs, chunk=mechanism.local_chunk),
     "squared-polynomial": _squared_polynomial,
+    "local": lambda mechanism, *inputs: _polynomial(mechanism, *inputs, chunk=mechanism.local_chunk),
     "nystrom": _nystrom,
     "skyformer": _skyformer,
 }

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention.cases import BATCH, CASES, CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case
+from attention.cases import BATCH, CASES, CAUSAL_CASES, COMPLETE_CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case
 from polysketch import attention, ops
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
@@ -76,37 +76,37 @@ def test_appending_tokens_changes_nothing_before_them(causal_case: Case, length:
     torch.testing.assert_close(run(mechanism, shorter), run(mechanism, inputs)[:, :, :length], **TIGHT)
 
 
-def test_the_last_token_sees_every_token_it_should_and_no_other(causal_case: Case):
-    mechanism, inputs = causal_case.build(), causal_case.inputs()
+def test_the_last_token_sees_every_token_it_should_and_no_other(complete_causal_case: Case):
+    mechanism, inputs = complete_causal_case.build(), complete_causal_case.inputs()
     value = inputs[2].clone().requires_grad_()
     output = run(mechanism, (*inputs[:2], value, inputs[3]))
     (grad,) = torch.autograd.grad(output[:, :, -1].square().sum(), value)
     seen = grad.abs().sum(-1) > 0
-    assert seen[:, :, LENGTH - causal_case.last_sees :].all()
-    assert not seen[:, :, : LENGTH - causal_case.last_sees].any()
+    assert seen[:, :, LENGTH - complete_causal_case.last_sees :].all()
+    assert not seen[:, :, : LENGTH - complete_causal_case.last_sees].any()
 
 
-def test_without_causal_the_first_token_sees_later_ones(case: Case):
-    mechanism, inputs, others = case.build(), case.inputs(), case.inputs(seed=2)
+def test_without_causal_the_first_token_sees_later_ones(complete_case: Case):
+    mechanism, inputs, others = complete_case.build(), complete_case.inputs(), complete_case.inputs(seed=2)
     if getattr(mechanism, "gate", None) is not None:
         with pytest.raises(ValueError, match="causal"):
             run(mechanism, inputs, causal=False)
         return
-    for token in range(case.first_sees - 1, min(case.first_sees + 1, LENGTH)):
+    for token in range(complete_case.first_sees - 1, min(complete_case.first_sees + 1, LENGTH)):
         only = (torch.arange(LENGTH) == token)[:, None]
         changed = (inputs[0], *(torch.where(only, y, x) for x, y in zip(inputs[1:3], others[1:3], strict=True)))
         first = [run(mechanism, (*x[:3], inputs[3]), causal=False)[:, :, 0] for x in (inputs, changed)]
         difference = (first[0] - first[1]).abs().amax(-1)
-        assert bool((difference > 1e-7).all()) if token < case.first_sees else not difference.any()
+        assert bool((difference > 1e-7).all()) if token < complete_case.first_sees else not difference.any()
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [LENGTH], [8, 8, 8, 8, 5], [1, 7, 1, 1, 20, 7], [9, 1, 1, 1, 25]])
-def test_forward_equals_extend_over_a_split(causal_case: Case, sizes: list[int]):
-    mechanism, inputs = causal_case.build(), causal_case.inputs()
+def test_forward_equals_extend_over_a_split(complete_causal_case: Case, sizes: list[int]):
+    mechanism, inputs = complete_causal_case.build(), complete_causal_case.inputs()
     torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
 
 
-@pytest.mark.parametrize("case", CAUSAL_CASES, ids=str)
+@pytest.mark.parametrize("case", COMPLETE_CAUSAL_CASES, ids=str)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=9))
 def test_forward_equals_extend_over_any_split(case: Case, cuts: set[int]):
@@ -145,8 +145,8 @@ def test_left_padding_changes_nothing(case: Case, count: int):
 
 
 @pytest.mark.parametrize("prefill", [6, 20])
-def test_left_padding_changes_nothing_when_decoding(causal_case: Case, prefill: int):
-    mechanism, inputs, count = causal_case.build(), causal_case.inputs(), 5
+def test_left_padding_changes_nothing_when_decoding(complete_causal_case: Case, prefill: int):
+    mechanism, inputs, count = complete_causal_case.build(), complete_causal_case.inputs(), 5
     padded, mask = pad_left(inputs, row=0, count=count)
     state, outputs = mechanism.init_state(BATCH, dtype=torch.float64), []
     for start, end in ((0, prefill), *((i, i + 1) for i in range(prefill, LENGTH + count))):
@@ -161,8 +161,8 @@ def test_left_padding_changes_nothing_when_decoding(causal_case: Case, prefill: 
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_masked_tokens_of_a_row_that_has_started_keep_their_places_when_decoding(causal_case: Case, size: int):
-    mechanism, (query, key, value, hidden) = causal_case.build(), causal_case.inputs()
+def test_masked_tokens_of_a_row_that_has_started_keep_their_places_when_decoding(complete_causal_case: Case, size: int):
+    mechanism, (query, key, value, hidden) = complete_causal_case.build(), complete_causal_case.inputs()
     mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     mask[0, 18:20] = mask[1, 31:] = False
     state, outputs = mechanism.init_state(BATCH, dtype=query.dtype), []
@@ -200,7 +200,7 @@ def test_grouped_queries_equal_each_query_head_with_its_own_key_head(case: Case)
 
 def test_a_reloaded_mechanism_computes_the_same(case: Case):
     mechanism, other, inputs = case.build(), case.build(seed=5), case.inputs()
-    if mechanism.state_dict():
+    if mechanism.state_dict() and case.draws_matter:
         assert not torch.allclose(run(other, inputs), run(mechanism, inputs))
     other.load_state_dict(mechanism.state_dict())
     assert torch.equal(run(other, inputs), run(mechanism, inputs))
@@ -227,8 +227,8 @@ def test_the_output_has_the_dtype_and_the_width_of_value(case: Case, dtype: torc
     assert output.isfinite().all()
 
 
-def test_autocast_gives_the_autocast_dtype_close_to_full_precision(case: Case):
-    mechanism, inputs = case.build(dtype=torch.float32), case.inputs(dtype=torch.float32)
+def test_autocast_gives_the_autocast_dtype_close_to_full_precision(complete_case: Case):
+    mechanism, inputs = complete_case.build(dtype=torch.float32), complete_case.inputs(dtype=torch.float32)
     exact = run(mechanism, inputs)
     query, key, value = (x.bfloat16() for x in inputs[:3])
     with torch.autocast("cpu", torch.bfloat16):
@@ -237,8 +237,11 @@ def test_autocast_gives_the_autocast_dtype_close_to_full_precision(case: Case):
     assert (output.float() - exact).norm() < 0.05 * exact.norm()
 
 
-def test_decoding_under_autocast_is_close_to_full_precision(causal_case: Case):
-    mechanism, inputs = causal_case.build(dtype=torch.float32), causal_case.inputs(dtype=torch.float32)
+def test_decoding_under_autocast_is_close_to_full_precision(complete_causal_case: Case):
+    mechanism, inputs = (
+        complete_causal_case.build(dtype=torch.float32),
+        complete_causal_case.inputs(dtype=torch.float32),
+    )
     exact = run(mechanism, inputs)
     query, key, value = (x.bfloat16() for x in inputs[:3])
     with torch.autocast("cpu", torch.bfloat16):

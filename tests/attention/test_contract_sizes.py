@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention.cases import CASES, Case
+from attention.cases import COMPLETE_CASES, Case
 from attention.covering import Row, full_product, pairwise_covering
 from attention.plain import plain_output
 from polysketch import attention
@@ -35,7 +35,7 @@ ROUNDING = {
 
 def named(rows: list[Row], name: str) -> list:
     """A run for every row, with the name's cases in turn; those for narrow heads alone where heads are narrow."""
-    cases, runs = [case for case in CASES if case.name == name], []
+    cases, runs = [case for case in COMPLETE_CASES if case.name == name], []
     for index, row in enumerate(rows):
         fitting = [case for case in cases if case.widest_head is None or row["head_dim"] <= case.widest_head]
         if not fitting:

@@ -9,6 +9,7 @@ from polysketch.attention.based import BasedAttention
 from polysketch.attention.convolved_state import ConvolvedState
 from polysketch.attention.focused import FocusedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
+from polysketch.attention.hyper import HyperAttention
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.landmark import NystromAttention, SkyformerAttention
 from polysketch.attention.linear import LinearAttention
@@ -24,8 +25,8 @@ from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
 from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
-from polysketch.attention.symmetric_power import SymmetricPowerAttention
 from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
+from polysketch.attention.symmetric_power import SymmetricPowerAttention
 
 __all__ = [
     "MECHANISMS",
@@ -33,6 +34,7 @@ __all__ = [
     "ConvolvedState",
     "FocusedAttention",
     "HedgehogAttention",
+    "HyperAttention",
     "KeyValueState",
     "LinearAttention",
     "LinearizedAttention",
@@ -48,9 +50,9 @@ __all__ = [
     "SkyformerAttention",
     "SlidingWindowAttention",
     "SoftmaxAttention",
+    "SquaredPolynomialAttention",
     "SymmetricPowerAttention",
     "advance_positions",
-    "SquaredPolynomialAttention",
     "build",
     "check_options",
     "mechanism_class",

@@ -8,6 +8,7 @@ from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
 from polysketch.attention.focused import FocusedAttention
 from polysketch.attention.hedgehog import HedgehogAttention
+from polysketch.attention.hyper import HyperAttention
 from polysketch.attention.landmark import NystromAttention, SkyformerAttention
 from polysketch.attention.linear import LinearAttention
 from polysketch.attention.llops import LlopsAttention
@@ -18,15 +19,16 @@ from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
-from polysketch.attention.symmetric_power import SymmetricPowerAttention
 from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
+from polysketch.attention.symmetric_power import SymmetricPowerAttention
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": SoftmaxAttention,
     "polynomial": PolynomialAttention,
-    "polysketch": PolysketchAttention,
     "squared-polynomial": SquaredPolynomialAttention,
+    "polysketch": PolysketchAttention,
     "llops": LlopsAttention,
+    "hyper": HyperAttention,
     "sliding-window": SlidingWindowAttention,
     "local": LocalAttention,
     "nystrom": NystromAttention,

@@ -2,6 +2,7 @@
 
 from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
 from polysketch.ops.hadamard import hadamard_transform
+from polysketch.ops.hyper import gray_rank, hash_codes, hyper_attention
 from polysketch.ops.landmark import nystrom_attention, skyformer_attention
 from polysketch.ops.linear import (
     LinearAttentionResult,
@@ -37,7 +38,10 @@ __all__ = [
     "centred_convolution",
     "combine",
     "depthwise_convolution_2d",
+    "gray_rank",
     "hadamard_transform",
+    "hash_codes",
+    "hyper_attention",
     "linear_attention",
     "linear_attention_backend",
     "linear_attention_extend_",

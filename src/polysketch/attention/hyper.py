@@ -1,0 +1,132 @@
+"""HyperAttention: softmax attention in nearly linear time, by hashing and by sampling."""
+
+import torch
+from torch import Tensor
+
+from polysketch import ops
+from polysketch.attention.base import Mechanism, check_positive_int
+from polysketch.attention.key_value_state import KeyValueState
+from polysketch.feature_maps.random_sketch import draw_normal_
+from polysketch.ops.hyper import check_hyperplanes, check_options
+
+
+class HyperAttention(Mechanism):
+    """o_i = sum_j softmax_j(scale q_i . k_j) v_j: near keys exactly, the others from samples (arXiv:2310.05869).
+
+    Keys are near a query where they share its chunk of `chunk_size` in the order of their hashes (sortLSH); each of
+    `sample_size` sampled keys stands for many of the others. Causal attention is exact inside blocks of `min_length`
+    tokens and goes back to earlier ones by spans of 1, 2, 4, ... blocks. Time n log n, memory n. See
+    `ops.hyper_attention` for formulas, for what is exact and for where this departs from the paper.
+
+    Decoding keeps every key and value and attends to them exactly. So on sequences beyond `min_length`, `forward`
+    approximates what `extend` computes, and up to there they agree. A mechanism to patch into trained models:
+    it has no parameters, and approximates softmax attention whatever the queries and keys are.
+
+    Cost: 2 (chunk_size + sample_size) (head_dim + value_dim) operations a token and head, half of that for every
+    doubling of `min_length` when causal, and exact attention to min_length / 2 tokens on average then.
+
+    Args:
+        num_heads, head_dim, num_kv_heads: as for `Mechanism`.
+        chunk_size: keys attended exactly; 256 in the paper.
+        sample_size: keys sampled for each key head, in causal attention for each span; 256 in the paper.
+        min_length: up to how many tokens attention is exact; 4096 in the paper.
+        hash_bits: hyperplanes, 1 to 62; 7 in the authors' code.
+        sampling: "uniform", as the paper's experiments, or "norm", by the norms of the values (Lemma 2).
+        scale: factor on q . k; 1 / sqrt(head_dim) when None.
+        seed: of the samples; they depend on it, on the head and on positions only.
+
+    Attributes:
+        hyperplanes: (head_dim, hash_bits) buffer, the same for all heads, queries and keys; saved with the module.
+    """
+
+    hyperplanes: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        *,
+        chunk_size: int = 256,
+        sample_size: int = 256,
+        min_length: int = 4096,
+        hash_bits: int = 7,
+        sampling: str = "uniform",
+        scale: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(num_heads, head_dim, num_kv_heads)
+        check_options(chunk_size, sample_size, min_length, sampling, seed)
+        check_positive_int("hash_bits", hash_bits)
+        self.chunk_size = chunk_size
+        self.sample_size = sample_size
+        self.min_length = min_length
+        self.sampling = sampling
+        self.scale = scale
+        self.seed = seed
+        self.register_buffer("hyperplanes", torch.empty(head_dim, hash_bits))
+        check_hyperplanes(self.hyperplanes, head_dim)
+        self.resample()
+
+    @torch.no_grad()
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        """Draw other hyperplanes, from the default generator when none is given."""
+        draw_normal_(self.hyperplanes, generator)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """As `Mechanism.forward`; `hidden` is ignored."""
+        self.check_inputs(query, key, value)
+        return ops.hyper_attention(
+            query,
+            key,
+            value,
+            hyperplanes=self.hyperplanes,
+            causal=causal,
+            key_mask=key_mask,
+            scale=self.scale,
+            chunk_size=self.chunk_size,
+            sample_size=self.sample_size,
+            min_length=self.min_length,
+            sampling=self.sampling,
+            seed=self.seed,
+        )
+
+    def init_state(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> KeyValueState:
+        """An empty store of keys and values."""
+        return KeyValueState(batch_size, device, dtype)
+
+    @torch.no_grad()
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: KeyValueState,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, KeyValueState]:
+        """As `Mechanism.extend`, exactly: a new token costs one product with every stored key and value."""
+        self.check_inputs(query, key, value)
+        keys, values, mask = state.append(key, value, key_mask)
+        output = ops.softmax_attention_with_cache(query.to(keys.dtype), keys, values, key_mask=mask, scale=self.scale)
+        return output.to(value.dtype), state
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        return (
+            f"{super().extra_repr()}, chunk_size={self.chunk_size}, sample_size={self.sample_size}, "
+            f"min_length={self.min_length}, hash_bits={self.hyperplanes.shape[1]}, sampling={self.sampling}, "
+            f"scale={self.scale}, seed={self.seed}"
+        )
