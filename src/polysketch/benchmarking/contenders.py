@@ -118,6 +118,12 @@ def _sketched(size: int) -> dict[str, Any]:
     return {"degree": 4, "learned": False, "local_chunk": None, "sketch_size": size}
 
 
+def _hashed(size: int) -> dict[str, Any]:
+    """Half of the keys near by, half sampled; nothing attended exactly for being short."""
+    half = max(1, size // 2)
+    return {"chunk_size": half, "sample_size": half, "min_length": half}
+
+
 APPROXIMATIONS: dict[str, Approximation] = {
     "polysketch": Approximation(exact=("polynomial", {"degree": 4}), options=_sketched),
     "local": Approximation(
@@ -125,6 +131,7 @@ APPROXIMATIONS: dict[str, Approximation] = {
     ),
     "performer": Approximation(exact=("softmax", {}), options=lambda size: {"num_features": size}),
     "sliding-window": Approximation(exact=("softmax", {}), options=lambda size: {"window": size}),
+    "hyper": Approximation(exact=("softmax", {}), options=_hashed, causal=False),
     "nystrom": Approximation(exact=("softmax", {}), options=lambda size: {"num_landmarks": size}, causal=False),
 }
 """Mechanisms by name, with what they approximate."""
