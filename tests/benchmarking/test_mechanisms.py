@@ -27,6 +27,15 @@ def test_every_mechanism_agrees_with_itself_in_float64_forward_and_backward(name
     assert max(errors.values()) < 1e-3
 
 
+def test_in_a_check_chunks_and_windows_are_far_shorter_than_the_sequence_and_the_sketch_has_its_share():
+    assert mechanisms.checked_options("sliding-window", {}, 16) == {"window": 16}
+    assert mechanisms.checked_options("sliding-window", {"window": 4}, 16) == {"window": 4}
+    assert mechanisms.checked_options("polysketch", {}, 16) == {"local_chunk": 16, "prefix_gain": 0.5}
+    assert mechanisms.checked_options("polysketch", {"local_chunk": None}, 16) == {"local_chunk": None}
+    hyper = mechanisms.checked_options("hyper", {}, 16)
+    assert hyper == {"min_length": 16, "chunk_size": 2, "sample_size": 2}
+
+
 def test_all_stands_for_every_name_of_the_table_once():
     assert mechanisms.expanded(["linear", "all"]) == ("linear", *(n for n in library.MECHANISMS if n != "linear"))
     assert mechanisms.expanded(["performer:num_features=32,kind=relu"]) == ("performer:num_features=32,kind=relu",)
