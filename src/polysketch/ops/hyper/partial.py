@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.hyper.fused import FusedAttention, can_fuse
-from polysketch.ops.hyper.plain import PlainAttention, PlainCausalAttention
+from polysketch.ops.hyper.operators import attend_part
 
 
 class Partial(NamedTuple):
@@ -45,10 +44,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float
     leads = 1 if key.shape[-3] == query.shape[-3] else shape[:-2].numel()  # tiles with keys of their own are one list
     query, key, value = (x.reshape(leads, -1, *x.shape[-2:]) for x in (query, key, value))
     bias = bias.reshape(leads, -1, bias.shape[-1])
-    if can_fuse(query):
-        output, log_sum = FusedAttention.apply(query, key, value, bias, False, scale)
-    else:
-        output, log_sum = PlainAttention.apply(query, key, value, bias, scale)
+    output, log_sum = attend_part(query, key, value, bias, False, scale)
     return Partial(output.view(*shape, -1), log_sum.view(shape))
 
 
@@ -62,7 +58,6 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, real: Tensor | No
         real: (blocks, n) bool, False for keys that nobody sees; None when all are seen.
         scale: factor on q . k.
     """
-    if real is None and can_fuse(query):
-        return Partial(*FusedAttention.apply(query, key.unsqueeze(1), value.unsqueeze(1), None, True, scale))
     bias = None if real is None else torch.zeros_like(real, dtype=query.dtype).masked_fill(~real, -torch.inf)
-    return Partial(*PlainCausalAttention.apply(query, key, value, bias, scale))
+    bias = None if bias is None else bias.unsqueeze(1)
+    return Partial(*attend_part(query, key.unsqueeze(1), value.unsqueeze(1), bias, True, scale))
