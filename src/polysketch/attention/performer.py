@@ -1,6 +1,6 @@
 """Performer attention (FAVOR+): softmax attention estimated by positive random features."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -8,7 +8,9 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention.base import check_positive_int
 from polysketch.attention.linearized import LinearizedAttention
+from polysketch.attention.prefix_gain import mean_share
 from polysketch.feature_maps import PerformerFeatures
+from polysketch.ops.local_softmax import RemainingSums, local_softmax_attention
 
 
 class PerformerAttention(LinearizedAttention):
@@ -21,6 +23,10 @@ class PerformerAttention(LinearizedAttention):
     the next draw of its seed, or by `.resample(generator)`. Draw number k depends on the seed and k, never on a
     generator that others use, and the seed of the next one is saved with W: a resumed run draws as one left alone.
 
+    With `local_chunk`, weights are exp(q_i . k_j / sqrt(head_dim)) exactly where i and j share an aligned chunk, and
+    estimated elsewhere: one numerator, one denominator. Both are on one scale, for what a query's and the keys'
+    constants took from the estimates is given back (as a logarithm, so that nothing overflows).
+
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         num_features: m; the error of a weight falls as 1 / sqrt(m) and grows exponentially with |q'|^2 and |k'|^2.
@@ -28,14 +34,20 @@ class PerformerAttention(LinearizedAttention):
         seed: of W; None takes one from PyTorch's default generator. Layers with the same seed have the same W.
         redraw_interval: training steps between draws of W; None keeps the first. What decodes from a state of before
             a draw would mix features: start a new state.
+        local_chunk: tokens of a chunk with exact weights; None for estimates everywhere. For kind "softmax" alone: the
+            relu kind's weights are the products of its features, in a chunk as anywhere, and estimate nothing that
+            attention is known by.
 
     Raises:
-        TypeError, ValueError: options of another type or out of range.
+        TypeError, ValueError: options of another type or out of range, or `local_chunk` with kind "relu".
 
     Cost: 2 head_dim m operations for each query and key and about 4 m (value_dim + 1) for the sums, a token and head;
-    the state is m (value_dim + 1) numbers per key/value head. Features and values are float32 inside, whatever the
-    inputs, for features span a range that float16 does not have.
+    the state is m (value_dim + 1) numbers per key/value head. A local part adds local_chunk (head_dim + 2 value_dim)
+    operations, and to the state the features, keys and values of one chunk. Features and values are float32 inside,
+    whatever the inputs, for features span a range that float16 does not have.
     """
+
+    feature_map: PerformerFeatures
 
     def __init__(
         self,
@@ -47,18 +59,59 @@ class PerformerAttention(LinearizedAttention):
         kind: Literal["softmax", "relu"] = "softmax",
         seed: int | None = None,
         redraw_interval: int | None = None,
+        local_chunk: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         if redraw_interval is not None:
             check_positive_int("redraw_interval", redraw_interval)
-        self.redraw_interval = redraw_interval
+        if local_chunk is not None:
+            check_positive_int("local_chunk", local_chunk)
+            if kind != "softmax":
+                raise ValueError(f"local_chunk needs kind='softmax', whose exact weights are known, got kind={kind!r}")
+        self.redraw_interval, self.local_chunk = redraw_interval, local_chunk
+        self.prefix_removed = False
         self.feature_map = PerformerFeatures(
             head_dim, num_features=num_features, kind=kind, seed=seed, num_kv_heads=self.num_kv_heads
         )
 
+    @property
+    def has_prefix(self) -> bool:
+        """Whether there is a local part, so that the estimated rest is a prefix."""
+        return self.local_chunk is not None
+
+    @torch.no_grad()
+    def prefix_share(
+        self, query: Tensor, key: Tensor, *, key_mask: Tensor | None = None, hidden: Tensor | None = None
+    ) -> Tensor:
+        """The mean share of the attention mass that estimated weights hold, over tokens beyond the first chunk.
+
+        Args:
+            query, key, key_mask, hidden: as for `forward`.
+
+        Returns:
+            (num_heads,) in [0, 1]; 0 in a sequence of one chunk.
+
+        Raises:
+            ValueError: without a local part all weights are estimated.
+        """
+        self._expect_local("the share of the prefix")
+        _, share = self._attend_locally(query, key, key[..., :0], causal=True, key_mask=key_mask)
+        return mean_share(share, 1.0 - share)
+
+    def remove_prefix(self) -> None:
+        """Give estimated weights no mass from now on, so that only the local chunk is attended to: an ablation.
+
+        Raises:
+            ValueError: there is no local part, so nothing would be left.
+        """
+        self._expect_local("remove_prefix")
+        self.prefix_removed = True
+
     def extra_repr(self) -> str:
         """Sizes and options; the map beside it names its own."""
-        return f"{super().extra_repr()}, redraw_interval={self.redraw_interval}"
+        removed = ", prefix removed" if self.prefix_removed else ""
+        options = f"redraw_interval={self.redraw_interval}, local_chunk={self.local_chunk}{removed}"
+        return f"{super().extra_repr()}, {options}"
 
     def forward(
         self,
@@ -70,9 +123,27 @@ class PerformerAttention(LinearizedAttention):
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """As `Mechanism.forward`."""
-        return super().forward(query, key, _widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
+        """As `Mechanism.forward`; without `causal` a local chunk is exact on both sides of a token."""
+        if self.local_chunk is None:
+            return super().forward(query, key, _widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
+        self.check_inputs(query, key, value)
+        output, _ = self._attend_locally(query, key, value, causal=causal, key_mask=key_mask)
+        return output.to(value.dtype)
 
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> ops.LinearAttentionState:
+        """As `LinearizedAttention.init_state`; with a local part values carry a column of ones."""
+        value_dim = self.head_dim if value_dim is None else value_dim
+        columns = value_dim + (self.local_chunk is not None)
+        return super().init_state(batch_size, device, dtype, value_dim=columns)
+
+    @torch.no_grad()
     def extend(
         self,
         query: Tensor,
@@ -84,10 +155,65 @@ class PerformerAttention(LinearizedAttention):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
-        output, state = super().extend(query, key, _widened(value), state, key_mask=key_mask)
+        if self.local_chunk is None:
+            output, state = super().extend(query, key, _widened(value), state, key_mask=key_mask)
+        else:
+            self.check_inputs(query, key, value)
+            output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state)
         return output.to(value.dtype), state
 
+    def _attend_locally(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        state: ops.LinearAttentionState | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The output and the prefix's share of the mass of every token; a state moves on in place."""
+        query, key, value = (_widened(x) for x in (query, key, value))
+        value = torch.cat([value, torch.ones_like(key[..., :1])], -1)
+        value = value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)
+        opened = None
+        if state is not None:  # copies, for the state moves on before they are used
+            opened = ops.OpenChunk(state.open_key.clone(), state.open_value.clone(), state.position.clone())
+        sums = self._prefix_sums(query, key, value, causal, key_mask, state)
+        return local_softmax_attention(
+            query * self.head_dim**-0.5,
+            key,
+            value,
+            RemainingSums(torch.zeros_like(sums) if self.prefix_removed else sums, self.feature_map.log_scale(query)),
+            chunk=self.local_chunk or 0,
+            causal=causal,
+            key_mask=key_mask,
+            opened=opened,
+        )
 
-def _widened(value: Tensor) -> Tensor:
+    def _prefix_sums(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+        key_mask: Tensor | None,
+        state: ops.LinearAttentionState | None,
+    ) -> Tensor:
+        """Numerators over all chunks but a token's own: inside it, powers of queries of zeros stand for its weights."""
+        features, chunk = self.feature_map.map_both(query, key), self.local_chunk or 0
+        options: dict[str, Any] = {"normalize": False, "key_mask": key_mask}
+        if state is not None:
+            local = ops.LocalPolynomial(torch.zeros_like(query), key, 2, chunk)
+            return ops.linear_attention_extend_(*features, value, state, local=local, **options)
+        local = ops.LocalPolynomial(torch.zeros_like(query[..., :1]), key[..., :1], 2, chunk)
+        return ops.linear_attention(*features, value, causal=causal, local=local, **options).output
+
+    def _expect_local(self, what: str) -> None:
+        if self.local_chunk is None:
+            raise ValueError(f"{what} needs a local part: with local_chunk=None every weight is estimated")
+
+
+def _widened(x: Tensor) -> Tensor:
     """In float32 at least: the op wants features and values in one dtype."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
+    return x.to(torch.promote_types(x.dtype, torch.float32))

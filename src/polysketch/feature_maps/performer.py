@@ -101,18 +101,43 @@ class PerformerFeatures(FeatureMap):
         """phi with the constant of all keys."""
         return self._map(x, self.key_constant)
 
+    def log_scale(self, query: Tensor) -> Tensor:
+        """What the constants of a query and of keys take from the exponents of their products, kind "softmax" alone.
+
+        phi(q) . phi(k) exp(log_scale(q)) estimates exp(q . k / sqrt(head_dim)) itself: on one scale for all queries.
+
+        Args:
+            query: (batch, heads, length, head_dim).
+
+        Returns:
+            (batch, heads, length), float32 or float64.
+
+        Raises:
+            ValueError: another kind, whose features have no constants.
+        """
+        if self.kind != "softmax":
+            raise ValueError(f"log_scale needs kind='softmax': features of kind {self.kind!r} have no constants")
+        projected, scaled = self._project(query)
+        with torch.autocast(query.device.type, enabled=False):
+            return projected.amax(-1) - scaled.square().sum(-1) / 2 + self.key_constant.to(projected.dtype)
+
     def extra_repr(self) -> str:
         """Sizes and kind."""
         return f"{super().extra_repr()}, kind={self.kind!r}, orthogonal={self.orthogonal}"
 
     def _map(self, x: Tensor, constant: Tensor | None) -> Tensor:
+        projected, scaled = self._project(x)
+        with torch.autocast(x.device.type, enabled=False):
+            constant = None if constant is None else constant.to(projected.dtype)
+            return PERFORMER_KINDS[self.kind](projected, scaled, constant) * self.feature_dim**-0.5
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """u = W x' and x', in float32 or better."""
         self.check_input(x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             scaled = x.to(dtype) * self.head_dim**-0.25
-            projected = scaled @ self.weight.to(dtype).mT
-            constant = None if constant is None else constant.to(dtype)
-            return PERFORMER_KINDS[self.kind](projected, scaled, constant) * self.feature_dim**-0.5
+            return scaled @ self.weight.to(dtype).mT, scaled
 
     def _draw_from_seed(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

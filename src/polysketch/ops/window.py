@@ -137,7 +137,7 @@ def local_attention(
     if opened is not None and not causal:
         raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
     options = {"degree": degree, "offset": offset, "causal": causal}
-    alignment = align(key_mask, None, key) if opened is None else _behind(opened, key_mask, key, chunk)
+    alignment = align(key_mask, None, key) if opened is None else behind_open_chunk(opened, key_mask, key, chunk)
     if key_mask is not None:
         key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
     if alignment is None:
@@ -170,7 +170,7 @@ def _sliding_window(
     return torch.cat(outputs, 2)
 
 
-def _behind(opened: OpenChunk, key_mask: Tensor | None, new: Tensor, chunk: int) -> Alignment:
+def behind_open_chunk(opened: OpenChunk, key_mask: Tensor | None, new: Tensor, chunk: int) -> Alignment:
     """New tokens go behind those of the open chunk, without what padding precedes a row's first real token."""
     position = opened.position.to(new.device)
     start = torch.zeros_like(position) if key_mask is None else leading_padding(key_mask)
