@@ -96,6 +96,12 @@ def polysketch(kv_heads: int = HEADS, norm_scale: float = 1.0, **options: Any) -
     return Case("polysketch", {"sketch_size": 6, "local_chunk": 8, **options}, kv_heads, norm_scale)
 
 
+def heavy(kv_heads: int = HEADS, **options: Any) -> Case:
+    """Polysketch with heavy entries; sketched weights, those of a chunk and of heavy entries hold a third each."""
+    options = {"sketch_size": 6, "local_chunk": 8, "heavy_size": 6, "hash_bits": 2, "prefix_gain": 0.4, **options}
+    return Case("polysketch-heavy", options, kv_heads)
+
+
 CASES = [
     Case("softmax"),
     Case("softmax", kv_heads=2),
