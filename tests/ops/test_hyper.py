@@ -1,0 +1,198 @@
+"""HyperAttention's theorems: what is exact, what is unbiased over seeds, how errors fall, and what must not count."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polysketch import ops
+from polysketch.ops.hyper.cross import Options, attend_approximately
+
+TOLERANCE = {"rtol": 1e-8, "atol": 1e-9}
+HYPERPLANES = torch.randn(8, 5, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def tensors(length=64, batch=1, heads=2, key_heads=1, head_dim=8, value_dim=5, seed=0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(heads, length, head_dim), (key_heads, length, head_dim), (key_heads, length, value_dim)]
+    return [torch.randn(batch, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def clusters(length=512, size=16, seed=0, strength=2.5) -> list[Tensor]:
+    """Every query is near the `size` keys of its cluster, far more than all other keys weigh, in mixed order."""
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(length // size, 8, generator=generator, dtype=torch.float64)
+    centre = strength * 8**0.5 * centre / centre.norm(dim=-1, keepdim=True)
+    member = torch.arange(length) % len(centre)
+
+    def near() -> Tensor:
+        noise = torch.randn(length, 8, generator=generator, dtype=torch.float64)
+        return centre[member[torch.randperm(length, generator=generator)]] + 0.1 * noise
+
+    return [near()[None, None], near()[None, None], torch.randn(1, 1, length, 5, generator=generator).double()]
+
+
+def hyper(inputs: list[Tensor], **options) -> Tensor:
+    given = {"hyperplanes": HYPERPLANES, "min_length": 8, "chunk_size": 8, "sample_size": 8, **options}
+    return ops.hyper_attention(*inputs, **given)
+
+
+def log_sums(inputs: list[Tensor], seed: int, *, sampling="uniform", by_rank=True, chunk_size=8, sample_size=16):
+    """(heads, length): the log of each query's estimated denominator, of all keys at once."""
+    query, key, value = inputs
+    real, start = torch.ones(1, 1, key.shape[2], dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+    options = Options(HYPERPLANES, chunk_size, sample_size, sampling, seed, query.shape[3] ** -0.5)
+    nodes = (query[:, None, None], key[:, :, None], value[:, :, None])
+    return attend_approximately(*nodes, real, start, by_rank, options).log_sum[0, 0, 0]
+
+
+def exact_sums(inputs: list[Tensor]) -> Tensor:
+    return (inputs[0] @ inputs[1].mT * inputs[0].shape[3] ** -0.5).exp().sum(-1)[0]
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "norm"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("covering", [{"chunk_size": 100}, {"sample_size": 100}, {"min_length": 100}])
+@pytest.mark.parametrize("length", [9, 63, 65, 100])
+def test_it_is_softmax_where_a_chunk_or_the_samples_hold_every_key(sampling, causal, covering, length):
+    inputs = tensors(length, batch=2, heads=4, key_heads=2)
+    exact = ops.softmax_attention(*inputs, causal=causal)
+    torch.testing.assert_close(hyper(inputs, causal=causal, sampling=sampling, **covering), exact, **TOLERANCE)
+
+
+@pytest.mark.parametrize("keys", [30, 64, 101])
+def test_queries_of_another_number_than_keys_are_placed_by_their_code(keys):
+    (query, _, _), (_, key, value) = tensors(64), tensors(keys)
+    exact = ops.softmax_attention(query, key, value)
+    torch.testing.assert_close(hyper([query, key, value], sample_size=101), exact, **TOLERANCE)
+    assert hyper([query, key, value]).isfinite().all()
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "norm"])
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_the_estimated_denominator_is_unbiased_over_seeds(sampling, by_rank):
+    """Uniform: (n - chunk) / (samples outside) a sample; norm: 1 / (m P). Keys in the chunk must not count twice."""
+    inputs, exact = tensors(), exact_sums(tensors())
+    estimates = torch.stack([log_sums(inputs, s, sampling=sampling, by_rank=by_rank).exp() for s in range(600)])
+    deviation = estimates.std(0) / len(estimates) ** 0.5
+    assert ((estimates.mean(0) - exact) / deviation).abs().max() < 4.5  # of 128 normal numbers
+    assert (deviation / exact).max() < 0.05
+    assert abs(float((estimates.mean(0) / exact).mean()) - 1) < 0.01
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "norm"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_error_falls_with_the_root_of_the_sample_size(sampling, causal):
+    inputs = tensors(1024, heads=1)
+    exact = ops.softmax_attention(*inputs, causal=causal)
+    options = {"causal": causal, "sampling": sampling, "min_length": 512}
+
+    def error(size: int) -> float:
+        outputs = [hyper(inputs, sample_size=size, seed=seed, **options) for seed in range(40)]
+        return float(torch.stack([(x - exact)[:, :, 512:].square().mean() for x in outputs]).mean().sqrt())
+
+    errors = [error(size) for size in (8, 32, 128)]
+    # Four times the samples halve the error; of 512 keys, drawing 128 different ones is a little better still.
+    assert 1.7 < errors[0] / errors[1] < 2.5
+    assert 1.7 < errors[1] / errors[2] < 2.6
+
+
+def operator_norm_ratio(inputs: list[Tensor], output: Tensor, causal: bool = False) -> float:
+    """|Att - approximation| / (|D^-1 A| |V|) in operator norms: the epsilon of the paper's theorem 1."""
+    scores = (inputs[0] @ inputs[1].mT * inputs[0].shape[3] ** -0.5)[0, 0]
+    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf) if causal else scores
+    weights, value = scores.softmax(-1), inputs[2][0, 0]
+    norm = lambda x: torch.linalg.matrix_norm(x, 2)  # noqa: E731
+    return float(norm(weights @ value - output[0, 0]) / (norm(weights) * norm(value)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sorting_by_hashes_finds_the_heavy_keys_that_samples_miss(causal, record_property):
+    inputs = clusters()
+    options = {"causal": causal, "min_length": 32, "sample_size": 32}
+    with_hashes = operator_norm_ratio(inputs, hyper(inputs, chunk_size=32, **options), causal)
+    sampled_only = operator_norm_ratio(inputs, hyper(inputs, chunk_size=1, **options | {"sample_size": 63}), causal)
+    record_property("epsilon of sortLSH and samples, of samples alone", (with_hashes, sampled_only))
+    assert with_hashes < 0.5 * sampled_only
+    assert with_hashes < 0.5
+
+
+def test_a_query_hears_the_planted_key_of_a_long_time_ago():
+    query, key, value = tensors(512, heads=1, seed=3)
+    value = torch.zeros_like(value)
+    for late, early in ((511, 3), (400, 100), (300, 255), (129, 60)):
+        key[0, 0, early] = 6 * torch.nn.functional.normalize(key[0, 0, early], dim=-1)
+        query[0, 0, late] = 6 * key[0, 0, early]
+        value[0, 0, early] = 1.0
+    output = hyper([query, key, value], causal=True, min_length=32, chunk_size=16, sample_size=8)
+    assert output[0, 0, [511, 400, 300, 129]].min() > 0.9
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "norm"])
+def test_later_tokens_move_no_earlier_row_beyond_the_exact_ones_either(sampling):
+    inputs, others = tensors(200, heads=4, key_heads=2), tensors(200, heads=4, key_heads=2, seed=1)
+    before = hyper(inputs, causal=True, sampling=sampling)
+    for start in (1, 8, 9, 16, 100, 128, 199):
+        mixed = [torch.cat([x[:, :, :start], y[:, :, start:]], 2) for x, y in zip(inputs, others, strict=True)]
+        torch.testing.assert_close(hyper(mixed, causal=True, sampling=sampling)[:, :, :start], before[:, :, :start])
+        shorter = [x[:, :, :start] for x in inputs]
+        torch.testing.assert_close(hyper(shorter, causal=True, sampling=sampling), before[:, :, :start])
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "norm"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_counts_for_nothing(causal, sampling):
+    inputs = tensors(90)
+    expected = hyper(inputs, causal=causal, sampling=sampling)
+    for left, right in ((7, 0), (0, 13), (40, 40)):
+        padded = [torch.nn.functional.pad(x, (0, 0, left, right), value=9.0) for x in inputs]
+        mask = torch.zeros(1, left + 90 + right, dtype=torch.bool)
+        mask[:, left : left + 90] = True
+        output = hyper(padded, causal=causal, sampling=sampling, key_mask=mask)
+        torch.testing.assert_close(output[:, :, left : left + 90], expected, **TOLERANCE)
+
+
+def test_a_row_with_no_more_real_keys_than_the_exact_length_is_softmax_in_any_batch():
+    inputs, mask = tensors(60, batch=3), torch.ones(3, 60, dtype=torch.bool)
+    mask[0, :52] = mask[2, 8:] = False
+    output, exact = (f(mask) for f in (lambda m: hyper(inputs, key_mask=m), lambda m: softmax(inputs, m)))
+    torch.testing.assert_close(output[0, :, 52:], exact[0, :, 52:], **TOLERANCE)
+    torch.testing.assert_close(output[2], exact[2], **TOLERANCE)
+    assert (output[1] - exact[1]).norm() > 0.1 * exact[1].norm()
+
+
+def softmax(inputs: list[Tensor], mask: Tensor) -> Tensor:
+    return ops.softmax_attention(*inputs, key_mask=mask)
+
+
+def test_another_seed_gives_other_samples_and_the_same_seed_the_same():
+    inputs = tensors()
+    assert torch.equal(hyper(inputs, seed=3), hyper(inputs, seed=3))
+    assert not torch.allclose(hyper(inputs, seed=3), hyper(inputs, seed=4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_half_precision_inputs_have_the_gradients_of_their_float32_copies(dtype, causal):
+    half = [x.to(dtype).requires_grad_() for x in tensors()]
+    wide = [x.detach().float().requires_grad_() for x in half]
+    for inputs in (half, wide):
+        output = hyper(inputs, causal=causal, hyperplanes=HYPERPLANES.float())
+        assert output.dtype == inputs[0].dtype
+        output.float().square().sum().backward()
+    for one, other in zip(half, wide, strict=True):
+        assert (one.grad.float() - other.grad).norm() < 0.01 * other.grad.norm()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"sample_size": 2.0}, TypeError, "sample_size must be an integer"),
+        ({"sampling": "norms"}, ValueError, "unknown sampling 'norms'; known samplings: uniform, norm"),
+        ({"seed": None}, TypeError, "seed must be an integer"),
+        ({"hyperplanes": HYPERPLANES[:5]}, ValueError, "head_dim = 8"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        hyper(tensors(), **options)
