@@ -56,8 +56,10 @@ class LinearizedAttention(Mechanism):
     ) -> Tensor:
         """As `Mechanism.forward`."""
         self.check_inputs(query, key, value)
-        features, options = self.operands(query, key, value.dtype, hidden)
-        return ops.linear_attention(*features, value, causal=causal, key_mask=key_mask, **options).output
+        wide = _in_range(value)
+        features, options = self.operands(query, key, wide.dtype, hidden)
+        output = ops.linear_attention(*features, wide, causal=causal, key_mask=key_mask, **options).output
+        return output.to(value.dtype)
 
     def init_state(
         self,
@@ -100,6 +102,12 @@ class LinearizedAttention(Mechanism):
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
         self.check_inputs(query, key, value)
-        features, options = self.operands(query, key, value.dtype, hidden)
-        output = ops.linear_attention_extend_(*features, value, state, key_mask=key_mask, **options)
-        return output, state
+        wide = _in_range(value)
+        features, options = self.operands(query, key, wide.dtype, hidden)
+        output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options)
+        return output.to(value.dtype), state
+
+
+def _in_range(value: Tensor) -> Tensor:
+    """float16 as float32: features leave its range, and the op takes features and values of one dtype."""
+    return value.float() if value.dtype == torch.float16 else value

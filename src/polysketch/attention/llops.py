@@ -8,10 +8,10 @@ class LlopsAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j, w_ij = phi_Q(q_i) . phi_K(k_j), with phi products of `degree` learned projections.
 
     As in the paper (LLOPS, equations 2 and 17), by default there is no denominator: weights are of either sign, and
-    their sum may be anything, zero too. With `nonnegative` features are squared entrywise, so that weights are never
-    negative and may be normalised: with `normalize`, o_i = sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys are
-    taken as they are, without layer norm or 1 / sqrt(head_dim). Each key/value head has factors of its own
-    (`LowRankSketch`).
+    their sum may be anything, zero too; outputs beyond the range of a float16 value are infinite. With `nonnegative`
+    features are squared entrywise, so that weights are never negative and may be normalised: with `normalize`, o_i =
+    sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys are taken as they are, without layer norm or 1 / sqrt(head_dim).
+    Each key/value head has factors of its own (`LowRankSketch`).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

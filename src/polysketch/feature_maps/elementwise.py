@@ -19,7 +19,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2."""
-    return x.relu().square()
+    return (x.float() if x.dtype == torch.float16 else x).relu().square()
 
 
 ELEMENTWISE_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,7 +37,7 @@ class Elementwise(FeatureMap):
 
     Args:
         head_dim: width of one head, and of the features.
-        kind: "elu" (elu + 1), "relu" or "squared-relu". In float16 the last overflows from entries of 256 on.
+        kind: "elu" (elu + 1), "relu" or "squared-relu", whose squares of float16 are float32.
         num_kv_heads: accepted so that every map is built alike.
 
     Raises:
@@ -58,7 +58,7 @@ class Elementwise(FeatureMap):
         self.feature_dim = head_dim
 
     def map(self, x: Tensor) -> Tensor:
-        """f(x), in the dtype of x."""
+        """f(x), in the dtype of x but for squares of float16."""
         self.check_input(x)
         return ELEMENTWISE_KINDS[self.kind](x)
 

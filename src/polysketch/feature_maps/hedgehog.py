@@ -56,6 +56,7 @@ class Hedgehog(FeatureMap):
 
 
 def _both_signs(x: Tensor) -> Tensor:
+    x = x.float() if x.dtype == torch.float16 else x  # exponentials leave the range of float16
     return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)
 
 

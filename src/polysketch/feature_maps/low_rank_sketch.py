@@ -79,6 +79,7 @@ class LowRankSketch(FeatureMap):
 
     def _map(self, x: Tensor, factors: Tensor) -> Tensor:
         self.check_input(x)
+        x = x.float() if x.dtype == torch.float16 else x  # products leave the range of float16
         grouped = x.unflatten(1, (self.num_maps, -1))
         products = (_product(grouped, term) for term in factors.to(x.dtype).unbind(1))
         features = reduce(torch.add, products).flatten(1, 2)
