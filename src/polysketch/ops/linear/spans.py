@@ -73,8 +73,8 @@ def attend_in_spans(
         query, key, value, local, decay, causal=True, chunk=chunk, length=real, return_sums=return_sums, **options
     )
     output, denominator = cut.join(found[0])[:, :, :tokens], cut.join(found[1])[:, :, :tokens]
-    last = (x.unflatten(0, (-1, cut.count))[:, -1] if return_sums else x for x in found[2:])
-    return output, denominator, *last
+    final_sums, final_normalizer = (x.unflatten(0, (-1, cut.count))[:, -1] if return_sums else x for x in found[2:])
+    return output, denominator, final_sums, final_normalizer
 
 
 class _Cut:
