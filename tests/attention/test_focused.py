@@ -111,7 +111,7 @@ def test_the_state_is_updated_at_its_addresses_and_does_not_grow(name: str):
     assert before == (state.nbytes, state.tail.data_ptr(), state.count.data_ptr(), state.attention.sums.data_ptr())
     assert torch.equal(state.tail, tokens[2][:, :, -(SIZE - 1) :])
     copies = state.clone(), state.reorder(torch.tensor([1, 0]))
-    mechanism.extend(*tokens, state)
+    mechanism.extend(*inputs(seed=2), state)
     assert torch.equal(copies[0].tail, tokens[2][:, :, -(SIZE - 1) :])
     assert copies[0].count.tolist() == [LENGTH] * BATCH
     assert torch.equal(copies[1].tail, copies[0].tail.flip(0))
