@@ -56,7 +56,7 @@ def _draw_maps(axes: Any, points: list[dict[str, Any]], along: str) -> None:
         _line(axes, own, along, lambda one: one["held_out"]["frobenius"], "o-", f"C{number}", name)
         _line(axes, own, along, lambda one: one["fitted"]["frobenius"], ":", f"C{number}", None)
     full = [one for one in points if one["rank"] == one["features"]]
-    _line(axes, full, along, lambda one: one["held_out"]["optimum"], "k--", None, _OPTIMUM)
+    _line(axes, full, along, lambda one: one["held_out"]["optimum"], "ks--", None, _OPTIMUM)
 
 
 def _draw_mechanisms(axes: Any, points: list[dict[str, Any]], along: str) -> None:
