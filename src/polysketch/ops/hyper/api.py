@@ -6,6 +6,7 @@ from torch import Tensor
 from polysketch.ops.arguments import check_attention_tensors, check_causal_lengths
 from polysketch.ops.hyper.causal import attend_by_halves
 from polysketch.ops.hyper.cross import Options, attend_approximately
+from polysketch.ops.hyper.given import check_heavy_mask
 from polysketch.ops.hyper.hashing import check_hyperplanes
 from polysketch.ops.hyper.partial import Partial
 from polysketch.ops.hyper.sampling import SAMPLING
@@ -28,6 +29,7 @@ def hyper_attention(
     min_length: int = 4096,
     sampling: str = "uniform",
     seed: int = 0,
+    heavy_mask: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention in nearly linear time: the largest weights exactly, the others from samples (HyperAttention).
 
@@ -55,6 +57,9 @@ def hyper_attention(
     tokens change nothing before them. Rows up to position min_length - 1 are exact, and all rows where every span has
     no more keys than `sample_size` or `chunk_size`.
 
+    With `heavy_mask` (not causal) the caller names the large entries instead: pairs of aligned chunks of queries and
+    of keys, counted from a row's first real token, in place of S_i.
+
     Rows of at most `min_length` real keys are exact. Padding counts for nothing, also in the numbers of keys.
 
     Args:
@@ -71,6 +76,9 @@ def hyper_attention(
         min_length: up to which rows are exact.
         sampling: "uniform" or "norm".
         seed: of the draws; any whole number.
+        heavy_mask: (batch or 1, heads or 1, query chunks, key chunks) bool, of chunks of `chunk_size` tokens, the last
+            one perhaps shorter: True where a chunk of queries attends to a chunk of keys exactly. Costs what the query
+            chunk with the most would cost in all; chunk_size=1 makes it a mask of entries, for short sequences.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of value, computed in float32 or float64 where it is not
@@ -79,6 +87,7 @@ def hyper_attention(
     Raises:
         ValueError: a size below 1, an unknown sampling, hyperplanes of another width, shapes or devices that
             disagree, or `causal` with different lengths.
+        NotImplementedError: `heavy_mask` with `causal`.
         TypeError: a size that is not an integer, dtypes that are not floating point or not alike, or a mask that is
             not bool.
 
@@ -89,12 +98,16 @@ def hyper_attention(
     check_attention_tensors(query, key, value, key_mask)
     check_hyperplanes(hyperplanes, query.shape[3])
     check_options(chunk_size, sample_size, min_length, sampling, seed)
+    if heavy_mask is not None:
+        check_heavy_mask(heavy_mask, query, key, chunk_size)
     if causal:
         check_causal_lengths(query, key)
+        if heavy_mask is not None:
+            raise NotImplementedError("heavy_mask is for attention without causal; got causal=True: leave one out")
     if key.shape[2] <= min_length:
         return softmax_attention(query, key, value, causal=causal, key_mask=key_mask, scale=scale)
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale)
+    options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask)
     with torch.autocast(query.device.type, enabled=False):
         dtype = working_dtype(query, key, value)
         wide = query.to(dtype), *(real_tokens(x.to(dtype), key_mask) for x in (key, value))

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polysketch.ops.hyper.given import tiles_by_mask
 from polysketch.ops.hyper.partial import Partial, attend, merge
 from polysketch.ops.hyper.rows import take_rows
 from polysketch.ops.hyper.sampling import SAMPLING
-from polysketch.ops.hyper.tiles import sort_keys, tiles_by_code, tiles_by_rank
+from polysketch.ops.hyper.tiles import Tiles, sort_keys, tiles_by_code, tiles_by_rank
 
 
 class Options(NamedTuple):
@@ -20,6 +21,7 @@ class Options(NamedTuple):
     sampling: str
     seed: int
     scale: float
+    heavy: Tensor | None = None
 
 
 def attend_approximately(
@@ -41,11 +43,7 @@ def attend_approximately(
     """
     groups, length = query.shape[-3:-1]
     samples = SAMPLING[options.sampling](value, real, start, options.sample_size, options.seed)
-    keys = sort_keys(key, real, options.hyperplanes, options.chunk_size)
-    if by_rank:
-        tiles = tiles_by_rank(query, keys, real, options.hyperplanes, samples.index)
-    else:
-        tiles = tiles_by_code(query, keys, options.hyperplanes, samples.index)
+    tiles = _tiles(query, key, real, samples.index, by_rank, options)
     queries = take_rows(query.flatten(-3, -2), tiles.query)
     exact_bias = _hide(tiles.real, query.dtype)
     exact = attend(queries, take_rows(key, tiles.key), take_rows(value, tiles.key), exact_bias, options.scale)
@@ -56,6 +54,16 @@ def attend_approximately(
     output = take_rows(output.flatten(-3, -2), tiles.slot)
     log_sum = log_sum.flatten(-2).gather(-1, tiles.slot)
     return Partial(output.unflatten(-2, (groups, length)), log_sum.unflatten(-1, (groups, length)))
+
+
+def _tiles(query: Tensor, key: Tensor, real: Tensor, sample: Tensor, by_rank: bool, options: Options) -> Tiles:
+    """Where queries meet keys exactly: as the caller says, or as hashes do."""
+    if options.heavy is not None:
+        return tiles_by_mask(query, real, options.heavy, sample, options.chunk_size)
+    keys = sort_keys(key, real, options.hyperplanes, options.chunk_size)
+    if by_rank:
+        return tiles_by_rank(query, keys, real, options.hyperplanes, sample)
+    return tiles_by_code(query, keys, options.hyperplanes, sample)
 
 
 def _hide(real: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,59 @@
+"""Heavy entries that the caller names, in place of those that hashing finds."""
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.hyper.tiles import Tiles
+
+
+def check_heavy_mask(heavy: Tensor, query: Tensor, key: Tensor, chunk_size: int) -> None:
+    """Refuse a mask that is not (batch or 1, heads or 1, query chunks, key chunks) of bool.
+
+    Raises:
+        ValueError: naming the expected and the received shape.
+        TypeError: not bool.
+    """
+    if heavy.dtype != torch.bool:
+        raise TypeError(f"heavy_mask must be bool with True for chunks attended exactly, got {heavy.dtype}")
+    chunks = tuple(-(-x.shape[2] // chunk_size) for x in (query, key))
+    fits = heavy.dim() == 4 and heavy.shape[0] in (1, query.shape[0]) and heavy.shape[1] in (1, query.shape[1])
+    if not fits or tuple(heavy.shape[2:]) != chunks:
+        raise ValueError(
+            f"heavy_mask must be (batch or 1, heads or 1, query chunks, key chunks) with {chunks[0]} and {chunks[1]}"
+            f" chunks of {chunk_size}, got {tuple(heavy.shape)}"
+        )
+
+
+def tiles_by_mask(query: Tensor, real: Tensor, heavy: Tensor, sample: Tensor, chunk_size: int) -> Tiles:
+    """A tile for each chunk of queries and each query head, with the keys of all chunks that the mask names for it.
+
+    Args:
+        query: (batch, key_heads, 1, groups, n, head_dim).
+        real: (batch or 1, 1, m) bool.
+        heavy: (batch or 1, heads or 1, query chunks, key chunks) bool.
+        sample: (batch, key_heads, 1, samples) int64, keys that were drawn.
+        chunk_size: tokens of a chunk.
+    """
+    batch, heads, _, groups, length, _ = query.shape
+    heavy = heavy.expand(batch, heads * groups, -1, -1).unflatten(1, (heads, groups))
+    chunks = heavy.shape[-2]
+    position = torch.arange(chunks * chunk_size, device=query.device).view(chunks, chunk_size)
+    member = torch.arange(groups, device=query.device)
+    tiles = member[:, None, None] * length + position.clamp(max=length - 1)
+    slot = member[:, None] * chunks * chunk_size + torch.arange(length, device=query.device)
+    named = heavy.flatten(2, 3).unsqueeze(2)  # (batch, key_heads, 1, tiles, key chunks)
+    width = max(1, int(named.sum(-1).max()))
+    flag, chunk = (x[..., :width] for x in named.to(torch.uint8).sort(dim=-1, descending=True, stable=True))
+    key = (chunk[..., None] * chunk_size + torch.arange(chunk_size, device=query.device)).flatten(-2)
+    inside = key.clamp(max=real.shape[-1] - 1)
+    seen = real[:, None, :, None].expand(batch, heads, -1, key.shape[-2], -1).gather(-1, inside)
+    seen = seen & (key == inside) & flag.bool().repeat_interleave(chunk_size, -1)
+    drawn = (sample // chunk_size).unsqueeze(-2).expand(*named.shape[:-1], -1)
+    leads = (batch, heads, 1)
+    return Tiles(
+        tiles.flatten(0, 1).expand(*leads, -1, -1),
+        slot.flatten().expand(*leads, -1),
+        inside,
+        seen,
+        named.gather(-1, drawn),
+    )
