@@ -110,8 +110,8 @@ def hyper_attention(
     options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask)
     with torch.autocast(query.device.type, enabled=False):
         dtype = working_dtype(query, key, value)
-        wide = query.to(dtype), *(real_tokens(x.to(dtype), key_mask) for x in (key, value))
-        output = _attend_aligned(*wide, causal, key_mask, min_length, options)
+        keys, values = (real_tokens(x.to(dtype), key_mask) for x in (key, value))
+        output = _attend_aligned(query.to(dtype), keys, values, causal, key_mask, min_length, options)
         return output.to(value.dtype)
 
 
@@ -149,8 +149,8 @@ def _attend_freely(query: Tensor, key: Tensor, value: Tensor, real: Tensor | Non
     real = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if real is None else real
     start = torch.zeros(1, dtype=torch.int64, device=key.device)
     by_rank = query.shape[3] == key.shape[2]
-    nodes = (x.unsqueeze(2) for x in (query, key, value))
-    return attend_approximately(*nodes, real.unsqueeze(1), start, by_rank, options)
+    queries, keys, values = (x.unsqueeze(2) for x in (query, key, value))
+    return attend_approximately(queries, keys, values, real.unsqueeze(1), start, by_rank, options)
 
 
 def _with_exact_short_rows(

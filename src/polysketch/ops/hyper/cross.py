@@ -43,12 +43,12 @@ def attend_approximately(
     """
     groups, length = query.shape[-3:-1]
     samples = SAMPLING[options.sampling](value, real, start, options.sample_size, options.seed)
-    tiles = _tiles(query, key, real, samples.index, by_rank, options)
+    tiles = _tiles(query, key, real, samples.key, by_rank, options)
     queries = take_rows(query.flatten(-3, -2), tiles.query)
     exact_bias = _hide(tiles.real, query.dtype)
     exact = attend(queries, take_rows(key, tiles.key), take_rows(value, tiles.key), exact_bias, options.scale)
     log_weights = samples.log_weights(tiles.covered, real.sum(-1).unsqueeze(1), tiles.real.sum(-1))
-    sampled_key, sampled_value = (take_rows(x, samples.index).unsqueeze(-3) for x in (key, value))
+    sampled_key, sampled_value = (take_rows(x, samples.key).unsqueeze(-3) for x in (key, value))
     sampled = attend(queries, sampled_key, sampled_value, log_weights.to(query.dtype), options.scale)
     output, log_sum = merge(exact, sampled)
     output = take_rows(output.flatten(-3, -2), tiles.slot)

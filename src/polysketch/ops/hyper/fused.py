@@ -35,7 +35,7 @@ def fused_attention_backward(
     log_sum: Tensor,
     causal: bool,
     scale: float,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     mask = None if bias is None else bias.unsqueeze(2)
     wide = _equal_widths(query, *(x.expand(-1, query.shape[1], -1, -1) for x in (key, value)))
@@ -45,7 +45,8 @@ def fused_attention_backward(
     backward = getattr(torch.ops.aten, f"{_NAME}_backward")
     grads = backward(grad_output, *wide, steered, log_sum, 0.0, causal, attn_mask=mask, scale=scale)
     pairs = zip(grads, (query, key, value), strict=True)
-    return tuple(grad[..., : x.shape[3]].sum_to_size(x.shape).contiguous() for grad, x in pairs)
+    grad_query, grad_key, grad_value = (grad[..., : x.shape[3]].sum_to_size(x.shape).contiguous() for grad, x in pairs)
+    return grad_query, grad_key, grad_value
 
 
 def _steered(output: Tensor, grad_output: Tensor, grad_log_sum: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ def merge(first: Partial, second: Partial) -> Partial:
     blind = (first.log_sum == -torch.inf) & (second.log_sum == -torch.inf)
     one, other = first.log_sum.masked_fill(blind, 0.0), second.log_sum.masked_fill(blind, 0.0)
     log_sum = torch.logaddexp(one, other)
-    shares = ((each - log_sum).exp().unsqueeze(-1) for each in (one, other))
-    output = sum(share * part.output for share, part in zip(shares, (first, second), strict=True))
+    one, other = ((each - log_sum).exp().unsqueeze(-1) for each in (one, other))
+    output = one * first.output + other * second.output
     return Partial(output, log_sum.masked_fill(blind, -torch.inf))
 
 

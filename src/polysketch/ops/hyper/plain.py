@@ -11,7 +11,9 @@ _ENTRIES = 2**27  # elsewhere
 _ROWS = 128  # queries worked on together in causal attention
 
 
-def plain_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, ...]:
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """Output and log sum of `attend_part` without `causal`."""
     output = query.new_empty(*query.shape[:3], value.shape[-1])
     log_sum = query.new_empty(query.shape[:3])
@@ -32,7 +34,7 @@ def plain_attention_backward(
     output: Tensor,
     log_sum: Tensor,
     scale: float,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, without `causal`."""
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     offset = grad_log_sum - (grad_output * output).sum(-1)
@@ -51,7 +53,7 @@ def plain_attention_backward(
 
 def plain_causal_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """Output and log sum of `attend_part` with `causal`, `_ROWS` rows at a time over the keys that those rows see."""
     output = query.new_empty(*query.shape[:3], value.shape[-1])
     log_sum = query.new_empty(query.shape[:3])
@@ -74,7 +76,7 @@ def plain_causal_attention_backward(
     output: Tensor,
     log_sum: Tensor,
     scale: float,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, with `causal`."""
     grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
     offset = grad_log_sum - (grad_output * output).sum(-1)

@@ -15,13 +15,13 @@ class Samples(NamedTuple):
     """Keys drawn from those of a node.
 
     Attributes:
-        index: (batch, key_heads, nodes, m) int64, which keys.
+        key: (batch, key_heads, nodes, m) int64, which keys.
         real: (batch, key_heads, nodes, m) bool, False where there was nothing to draw.
         log_weight: (batch, key_heads, nodes, m), the log of what each counts; None where that depends on how many of
             the samples a query does not attend exactly, as for uniform ones.
     """
 
-    index: Tensor
+    key: Tensor
     real: Tensor
     log_weight: Tensor | None
 
@@ -80,7 +80,7 @@ def draw_by_norm(value: Tensor, real: Tensor, start: Tensor, sample_size: int, s
     uniform = draw_uniform(value, real, start, sample_size, seed)
     heads, length = value.shape[1], value.shape[3]
     if sample_size >= length:
-        return uniform._replace(log_weight=torch.zeros_like(uniform.index, dtype=value.dtype))
+        return uniform._replace(log_weight=torch.zeros_like(uniform.key, dtype=value.dtype))
     with torch.no_grad():
         mass = value.detach().double().square().sum(-1).masked_fill(~real.unsqueeze(1), 0.0)
         cumulative = mass.cumsum(-1)
@@ -93,7 +93,7 @@ def draw_by_norm(value: Tensor, real: Tensor, start: Tensor, sample_size: int, s
         log_weight = (total / (sample_size * drawn)).log()
         few = (real.sum(-1) <= sample_size)[:, None, :, None]  # all real keys are among the uniform ones then
         return Samples(
-            torch.where(few, uniform.index, index),
+            torch.where(few, uniform.key, index),
             torch.where(few, uniform.real, drawn > 0),
             torch.where(few, 0.0, log_weight),
         )
