@@ -163,6 +163,9 @@ CASES = [
         leaves_out=True,
         not_smooth="the weights of samples drawn by the norms of values are constants to the backward pass",
     ),
+    heavy(),
+    heavy(learned=False, degree=2, kv_heads=1),
+    heavy(hash_bits=3, heavy_size=8, share="head", kv_heads=2),
 ]
 
 CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]

@@ -11,8 +11,9 @@ from attention import test_focused as focused
 from attention import test_formulas as formulas
 from attention import test_llops as llops
 from attention import test_performer as performer
+from attention import test_polysketch_heavy as polysketch_heavy
 from attention import test_squared_polynomial as squared_polynomial
-from attention.cases import CASES, HEADS, Case
+from attention.cases import CASES, HEADS, Case, heavy
 from attention.mutation import Mutant, apply
 from feature_maps import test_elementwise as elementwise
 from feature_maps import test_exact_features as packing
@@ -22,12 +23,15 @@ from feature_maps import test_performer as performer_features
 from feature_maps import test_polarity as polarity_features
 from feature_maps import test_srht_sketch as srht_sketch
 from feature_maps import test_symmetric_powers as symmetric_powers
+from ops import test_heavy as heavy_op
 from ops import test_hyper_hashing as hashing
 from ops import test_landmark as landmarks
 from ops import test_squared_polynomial as squares
 from polysketch import attention
 from polysketch.attention import PolynomialAttention, PolysketchAttention
+from polysketch.attention import polysketch_heavy as polysketch_heavy_module
 from polysketch.attention.convolved import ConvolvedAttention
+from polysketch.attention.heavy_state import HeavyState
 from polysketch.feature_maps import FocusedFeatures, GaussianSketch, LowRankSketch, PerformerFeatures, SRHTSketch
 from polysketch.feature_maps import elementwise as elementwise_map
 from polysketch.feature_maps import focused as focused_map
@@ -37,7 +41,11 @@ from polysketch.feature_maps import performer as performer_map
 from polysketch.feature_maps import taylor as taylor_map
 from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.symmetric_powers import SymmetricPowers
+from polysketch.ops import heavy as heavy_ops
 from polysketch.ops import landmark, softmax, window
+from polysketch.ops.heavy import candidates as heavy_candidates
+from polysketch.ops.heavy import operators as heavy_operators
+from polysketch.ops.heavy import pairs as heavy_pairs
 from polysketch.ops.hyper import hashing as hyper_hashing
 from polysketch.ops.polynomial import squared_reference
 
@@ -243,6 +251,55 @@ MUTANTS = {
         "features.roll(self.head_dim, -1)",
         "features",
         (polarity_features.test_opposed_features_are_those_of_the_opposite_vector,),
+    ),
+    "polysketch-heavy: candidates inside the chunk too, beside its exact weights": Mutant(
+        heavy_ops.chunk_edges,
+        "before = steps - steps % chunk",
+        "before = steps",
+        (
+            partial(
+                polysketch_heavy.test_with_one_bucket_that_holds_all_keys_it_is_exact_and_so_are_its_gradients, True
+            ),
+        ),
+    ),
+    "polysketch-heavy: the hash tells q from -q": Mutant(
+        heavy_ops.line_codes,
+        "torch.where(codes & 1 == 1, codes, opposite) >> 1",
+        "codes >> 1",
+        (
+            heavy_op.test_a_vector_and_its_opposite_share_a_bucket,
+            polysketch_heavy.test_a_query_and_its_opposite_get_the_same,
+        ),
+    ),
+    "polysketch-heavy: exact weights beside the sketched ones": Mutant(
+        heavy_operators._weights,
+        "weights.sub_(sketched)",
+        "weights",
+        (partial(heavy_op.test_output_and_gradients_are_those_of_the_definition, 333, 16, 4, 11, True, True),),
+    ),
+    "polysketch-heavy: the first keys of the bucket, not the last": Mutant(
+        heavy_candidates.SortedKeys.before,
+        "return torch.maximum(self.rank(codes, 0), upper - size), upper",
+        "return self.rank(codes, 0), torch.minimum(self.rank(codes, 0) + size, upper)",
+        (partial(heavy_op.test_output_and_gradients_are_those_of_the_definition, 333, 16, 4, 11, True, False),),
+    ),
+    "polysketch-heavy: neighbouring tiles of keys share a rank": Mutant(
+        heavy_pairs.make_pairs,
+        "(pair - (total - counts)[tile]) * KEYS",
+        "(pair - (total - counts)[tile]) * (KEYS - 1)",
+        (partial(heavy_op.test_every_candidate_is_in_one_pair_and_nothing_else_is, 2, 500, 900, 3, 1000, False, True),),
+    ),
+    "polysketch-heavy: a chunk is remembered one chunk late": Mutant(
+        HeavyState.span,
+        "index(end - end % chunk), slots",
+        "index(boundary), slots",
+        (partial(contract.test_forward_equals_extend_over_a_split, heavy(), [8, 8, 8, 8, 5]),),
+    ),
+    "polysketch-heavy: masked tokens of the open chunk are remembered": Mutant(
+        polysketch_heavy_module._masked,
+        "codes if key_mask is None else codes.masked_fill(~key_mask[:, None], -1)",
+        "codes",
+        (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, heavy()),),
     ),
     "hyper: sorted by the Gray code, not by its inverse": Mutant(
         hyper_hashing.gray_rank,

@@ -19,6 +19,7 @@ from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 CONTEXT, STEPS = 48, 3
 OPTIONS = {
     "polysketch": ["sketch_size=8", "local_chunk=16", "prefix_gain=0.5"],
+    "polysketch-heavy": ["sketch_size=8", "local_chunk=16", "heavy_size=4", "hash_bits=2", "prefix_gain=0.4"],
     "sliding-window": ["window=16"],
     "local": ["local_chunk=16"],
     "performer": ["num_features=32"],

@@ -8,6 +8,7 @@ from polysketch.attention.base import Mechanism
 from polysketch.attention.based import BasedAttention
 from polysketch.attention.convolved_state import ConvolvedState
 from polysketch.attention.focused import FocusedAttention
+from polysketch.attention.heavy_state import HeavyState
 from polysketch.attention.hedgehog import HedgehogAttention
 from polysketch.attention.hyper import HyperAttention
 from polysketch.attention.key_value_state import KeyValueState
@@ -20,6 +21,7 @@ from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polarity import PolarityAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
+from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention
 from polysketch.attention.positions import advance_positions
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
@@ -33,6 +35,7 @@ __all__ = [
     "BasedAttention",
     "ConvolvedState",
     "FocusedAttention",
+    "HeavyState",
     "HedgehogAttention",
     "HyperAttention",
     "KeyValueState",
@@ -46,6 +49,7 @@ __all__ = [
     "PolarityAttention",
     "PolynomialAttention",
     "PolysketchAttention",
+    "PolysketchHeavyAttention",
     "RecentTokens",
     "SkyformerAttention",
     "SlidingWindowAttention",

@@ -17,6 +17,7 @@ from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polarity import PolarityAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
+from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention
 from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
@@ -27,6 +28,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "polynomial": PolynomialAttention,
     "squared-polynomial": SquaredPolynomialAttention,
     "polysketch": PolysketchAttention,
+    "polysketch-heavy": PolysketchHeavyAttention,
     "llops": LlopsAttention,
     "hyper": HyperAttention,
     "sliding-window": SlidingWindowAttention,

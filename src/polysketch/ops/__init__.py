@@ -2,6 +2,7 @@
 
 from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
 from polysketch.ops.hadamard import hadamard_transform
+from polysketch.ops.heavy import heavy_correction, line_codes
 from polysketch.ops.hyper import gray_rank, hash_codes, hyper_attention
 from polysketch.ops.landmark import nystrom_attention, skyformer_attention
 from polysketch.ops.linear import (
@@ -41,7 +42,9 @@ __all__ = [
     "gray_rank",
     "hadamard_transform",
     "hash_codes",
+    "heavy_correction",
     "hyper_attention",
+    "line_codes",
     "linear_attention",
     "linear_attention_backend",
     "linear_attention_extend_",

@@ -64,9 +64,7 @@ def heavy_correction_operator(
     with torch.autocast(query.device.type, enabled=False):
         for part in _parts(query_codes, key_codes, before, after, size):
             tiles = _read(rows, part, output.dtype)
-            weights = power_(tiles.query @ tiles.key.mT, degree)
-            sketched = (tiles.query_features @ tiles.key_features.mT).square_()
-            _add(output, part.queries, weights.sub_(sketched).masked_fill_(part.hidden, 0.0) @ tiles.value)
+            _add(output, part.queries, _weights(tiles, part.hidden, degree) @ tiles.value)
     return output.view(*query.shape[:3], value.shape[3])
 
 
@@ -94,6 +92,13 @@ def heavy_correction_backward_operator(
             _add_gradients(totals, _read(rows, part, upstream.dtype), _take(upstream, part.queries), part, degree)
     found = Rows(*(total.view(x.shape).to(x.dtype) for total, x in zip(totals, inputs, strict=True)))
     return [found.query, found.key, found.query_features, found.key_features, found.value]
+
+
+def _weights(tiles: Rows, hidden: Tensor, degree: int) -> Tensor:
+    """Exact weights less sketched ones, (pairs, QUERIES, KEYS)."""
+    weights = power_(tiles.query @ tiles.key.mT, degree)
+    sketched = (tiles.query_features @ tiles.key_features.mT).square_()
+    return weights.sub_(sketched).masked_fill_(hidden, 0.0)
 
 
 def _add_gradients(totals: Rows, tiles: Rows, upstream: Tensor, part: Part, degree: int) -> None:
