@@ -163,6 +163,13 @@ CASES = [
         leaves_out=True,
         not_smooth="the weights of samples drawn by the norms of values are constants to the backward pass",
     ),
+    Case(
+        "hyper",
+        {"min_length": 8, "chunk_size": 4, "sample_size": 5, "capping": (1.0, 2.0)},
+        kv_heads=2,
+        leaves_out=True,
+        not_smooth="bounds found from other rows are constants to the backward pass",
+    ),
     heavy(),
     heavy(learned=False, degree=2, kv_heads=1),
     heavy(hash_bits=3, heavy_size=8, share="head", kv_heads=2),

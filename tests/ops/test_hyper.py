@@ -59,6 +59,19 @@ def test_it_is_softmax_where_a_chunk_or_the_samples_hold_every_key(sampling, cau
     torch.testing.assert_close(hyper(inputs, causal=causal, sampling=sampling, **covering), exact, **TOLERANCE)
 
 
+@pytest.mark.parametrize("shift", [-200.0, 3000.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sums_of_weights_far_from_one_are_no_less_exact(causal, shift):
+    """A number added to every score changes nothing, whether the sums are e^-60 or beyond float64."""
+    query, key, value = tensors(60)
+    query = torch.cat([query, torch.full_like(query[..., :1], shift)], -1)
+    key = torch.cat([key, torch.ones_like(key[..., :1])], -1)
+    hyperplanes = torch.cat([HYPERPLANES, torch.zeros(1, 5, dtype=torch.float64)])
+    output = hyper([query, key, value], causal=causal, scale=0.3, hyperplanes=hyperplanes)
+    expected = hyper([query[..., :8], key[..., :8], value], causal=causal, scale=0.3)
+    torch.testing.assert_close(output, expected, **TOLERANCE)
+
+
 @pytest.mark.parametrize("keys", [30, 64, 101])
 def test_queries_of_another_number_than_keys_are_placed_by_their_code(keys):
     (query, _, _), (_, key, value) = tensors(64), tensors(keys)
@@ -106,15 +119,23 @@ def operator_norm_ratio(inputs: list[Tensor], output: Tensor, causal: bool = Fal
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_sorting_by_hashes_finds_the_heavy_keys_that_samples_miss(causal, record_property):
-    inputs = clusters()
-    hyperplanes = torch.randn(8, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    options = {"causal": causal, "min_length": 32, "sample_size": 32, "hyperplanes": hyperplanes}
-    with_hashes = operator_norm_ratio(inputs, hyper(inputs, chunk_size=32, **options), causal)
-    sampled_only = operator_norm_ratio(inputs, hyper(inputs, chunk_size=1, **options | {"sample_size": 63}), causal)
-    record_property("epsilon of sortLSH and samples, of samples alone", (with_hashes, sampled_only))
-    assert with_hashes < 0.55 * sampled_only  # of as many keys
-    assert with_hashes < 0.5
+def test_with_as_many_keys_the_error_with_hashes_is_on_average_under_two_thirds_of_that_of_samples_alone(
+    causal, record_property
+):
+    """Over these 8 inputs and draws the ratio is 0.49, causal 0.48, with a standard deviation of 0.05, causal 0.12.
+
+    With 5 bits the ratios are 0.62 and 0.56, with 10 bits 0.48 and 0.54.
+    """
+    ratios = []
+    for seed in range(8):
+        inputs = clusters(seed=seed)
+        hyperplanes = torch.randn(8, 7, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64)
+        options = {"causal": causal, "min_length": 32, "hyperplanes": hyperplanes, "seed": seed}
+        with_hashes = operator_norm_ratio(inputs, hyper(inputs, chunk_size=32, sample_size=32, **options), causal)
+        sampled_only = operator_norm_ratio(inputs, hyper(inputs, chunk_size=1, sample_size=63, **options), causal)
+        ratios.append(with_hashes / sampled_only)
+    record_property("epsilon of sortLSH and samples over epsilon of samples alone", ratios)
+    assert sum(ratios) / len(ratios) < 2 / 3
 
 
 def test_a_query_hears_the_planted_key_of_a_long_time_ago():
@@ -213,13 +234,37 @@ def test_the_entries_of_a_given_mask_are_exact():
     assert (hyper(inputs, heavy_mask=heavy.mT) - exact).norm() > 0.3 * exact.norm()
 
 
-def test_a_given_mask_of_another_shape_or_for_causal_attention_is_refused():
+@pytest.mark.parametrize("length", [40, 45, 61, 96])
+def test_a_given_mask_is_exact_in_causal_attention_where_it_names_what_weighs(length):
+    """Every query weighs keys of the chunk two before its own only; another mask, and it is left to the samples."""
+    inputs, chunk = tensors(length, heads=4, key_heads=2), torch.arange(length) // 8
+    directions = 8 * torch.randn(16, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64).sign()
+    inputs[0], inputs[1] = 0.1 * inputs[0] + directions[chunk - 2], 0.1 * inputs[1] + directions[chunk]
+    number = torch.arange(-(-length // 8))
+    heavy = (number[:, None] - number == 2)[None, None]
+    exact = ops.softmax_attention(*inputs, causal=True)[:, :, 16:]
+    output, other = (hyper(inputs, heavy_mask=x, causal=True, sample_size=3)[:, :, 16:] for x in (heavy, heavy & False))
+    torch.testing.assert_close(output, exact, rtol=1e-3, atol=1e-3)
+    assert (other - exact).norm() > 0.3 * exact.norm()
+
+
+def test_no_entry_of_a_given_mask_counts_twice_in_causal_attention_where_all_keys_are_drawn():
+    inputs, real = tensors(45, batch=2, heads=4, key_heads=2), torch.ones(2, 45, dtype=torch.bool)
+    real[0, :5] = real[1, 30] = False
+    heavy = torch.rand(2, 4, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.5
+    output = hyper(inputs, heavy_mask=heavy, sample_size=40, causal=True, key_mask=real)
+    exact = ops.softmax_attention(*inputs, causal=True, key_mask=real)
+    torch.testing.assert_close(output[0, :, 5:], exact[0, :, 5:], **TOLERANCE)
+    torch.testing.assert_close(output[1], exact[1], **TOLERANCE)
+
+
+def test_a_given_mask_of_another_shape_or_across_spans_is_refused():
     with pytest.raises(ValueError, match="with 8 and 8 chunks of 8, got"):
         hyper(tensors(), heavy_mask=torch.ones(1, 1, 64, 64, dtype=torch.bool))
     with pytest.raises(TypeError, match="must be bool"):
         hyper(tensors(), heavy_mask=torch.ones(1, 1, 8, 8))
-    with pytest.raises(NotImplementedError, match="without causal"):
-        hyper(tensors(), heavy_mask=torch.ones(1, 1, 8, 8, dtype=torch.bool), causal=True)
+    with pytest.raises(ValueError, match=r"multiple of chunk_size, .* got 12 and 8"):
+        hyper(tensors(), heavy_mask=torch.ones(1, 1, 8, 8, dtype=torch.bool), causal=True, min_length=12)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from polysketch import ops
 from polysketch.attention.base import Mechanism, check_positive_int
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.feature_maps.random_sketch import draw_normal_
-from polysketch.ops.hyper import check_hyperplanes, check_options
+from polysketch.ops.hyper import check_capping, check_hyperplanes, check_options
 
 
 class HyperAttention(Mechanism):
@@ -34,6 +34,8 @@ class HyperAttention(Mechanism):
         sampling: "uniform", as the paper's experiments, or "norm", by the norms of the values (Lemma 2).
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
         seed: of the samples; they depend on it, on the head and on positions only.
+        capping: a pair (epsilon, kappa), between whose bounds algorithm 2 holds the denominator; None for no bounds, as
+            in the paper's experiments. A list will do, so that options can come from JSON.
 
     Attributes:
         hyperplanes: (head_dim, hash_bits) buffer, the same for all heads, queries and keys; saved with the module.
@@ -54,6 +56,7 @@ class HyperAttention(Mechanism):
         sampling: str = "uniform",
         scale: float | None = None,
         seed: int = 0,
+        capping: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_options(chunk_size, sample_size, min_length, sampling, seed)
@@ -64,6 +67,7 @@ class HyperAttention(Mechanism):
         self.sampling = sampling
         self.scale = scale
         self.seed = seed
+        self.capping = check_capping(capping)
         self.register_buffer("hyperplanes", torch.empty(head_dim, hash_bits))
         check_hyperplanes(self.hyperplanes, head_dim)
         self.resample()
@@ -98,6 +102,7 @@ class HyperAttention(Mechanism):
             min_length=self.min_length,
             sampling=self.sampling,
             seed=self.seed,
+            capping=self.capping,
         )
 
     def init_state(
@@ -128,5 +133,5 @@ class HyperAttention(Mechanism):
         return (
             f"{super().extra_repr()}, chunk_size={self.chunk_size}, sample_size={self.sample_size}, "
             f"min_length={self.min_length}, hash_bits={self.hyperplanes.shape[1]}, sampling={self.sampling}, "
-            f"scale={self.scale}, seed={self.seed}"
+            f"scale={self.scale}, seed={self.seed}, capping={None if self.capping is None else tuple(self.capping)}"
         )

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_causal_lengths
+from polysketch.ops.hyper.capping import check_capping
 from polysketch.ops.hyper.causal import attend_by_halves
 from polysketch.ops.hyper.cross import Options, attend_approximately
 from polysketch.ops.hyper.given import check_heavy_mask
@@ -30,6 +31,7 @@ def hyper_attention(
     sampling: str = "uniform",
     seed: int = 0,
     heavy_mask: Tensor | None = None,
+    capping: tuple[float, float] | None = None,
 ) -> Tensor:
     """Softmax attention in nearly linear time: the largest weights exactly, the others from samples (HyperAttention).
 
@@ -57,8 +59,18 @@ def hyper_attention(
     tokens change nothing before them. Rows up to position min_length - 1 are exact, and all rows where every span has
     no more keys than `sample_size` or `chunk_size`.
 
-    With `heavy_mask` (not causal) the caller names the large entries instead: pairs of aligned chunks of queries and
-    of keys, counted from a row's first real token, in place of S_i.
+    With `heavy_mask` the caller names the large entries instead: pairs of aligned chunks of queries and of keys,
+    counted from a row's first real token, in place of S_i. With `causal`, what it says of a query's own block of
+    `min_length` and of later ones does not matter.
+
+    With `capping` = (epsilon, kappa) the denominator is that of algorithm 2, which no heavy sample and no unlucky draw
+    moves far: with D_i the sum of w_ij over S_i, it is D_i + max(sum over samples of c_l min(w_il, C_i), tau / kappa).
+    tau is the largest exact sum outside of S_j over `sample_size` drawn queries j of the same head, and C_i = epsilon^2
+    m / (n log n) (D_i + tau / kappa) for m samples of n keys. Numerators stay, unless e^30 times too large, so that an
+    output may leave the range of the values. The denominator is biased, and samples of all keys are not exact any more;
+    a chunk of all keys is. With `causal`, all this is done for each span; departing from the paper, tau of query i is
+    that of the drawn queries up to i then, the first of the span always among them, since others would let later tokens
+    move earlier rows. tau is a constant to the backward pass.
 
     Rows of at most `min_length` real keys are exact. Padding counts for nothing, also in the numbers of keys.
 
@@ -79,6 +91,8 @@ def hyper_attention(
         heavy_mask: (batch or 1, heads or 1, query chunks, key chunks) bool, of chunks of `chunk_size` tokens, the last
             one perhaps shorter: True where a chunk of queries attends to a chunk of keys exactly. Costs what the query
             chunk with the most would cost in all; chunk_size=1 makes it a mask of entries, for short sequences.
+        capping: (epsilon, kappa), bounds of the denominator, epsilon above 0 and kappa, the paper's bound on the ratio
+            of the largest to the smallest sum outside of S_i, from 1 on; None for none, as in the paper's experiments.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of value, computed in float32 or float64 where it is not
@@ -86,28 +100,32 @@ def hyper_attention(
 
     Raises:
         ValueError: a size below 1, an unknown sampling, hyperplanes of another width, shapes or devices that
-            disagree, or `causal` with different lengths.
-        NotImplementedError: `heavy_mask` with `causal`.
+            disagree, `causal` with different lengths, or with a mask whose chunks do not divide `min_length`.
         TypeError: a size that is not an integer, dtypes that are not floating point or not alike, or a mask that is
             not bool.
 
     Cost: 2 * (chunk_size + sample_size) * (head_dim + value_dim) operations a query, and twice that for each doubling
     of `min_length` up to the length, over two, when causal; besides min_length / 2 exact keys then. Memory is linear
-    in the length, forward and backward.
+    in the length, forward and backward. `capping` costs once more the samples' scores, 2 * sample_size * head_dim, for
+    them and for tau, and keeps sample_size numbers a query for the backward pass.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_hyperplanes(hyperplanes, query.shape[3])
     check_options(chunk_size, sample_size, min_length, sampling, seed)
+    bounds = check_capping(capping)
     if heavy_mask is not None:
         check_heavy_mask(heavy_mask, query, key, chunk_size)
     if causal:
         check_causal_lengths(query, key)
-        if heavy_mask is not None:
-            raise NotImplementedError("heavy_mask is for attention without causal; got causal=True: leave one out")
+        if heavy_mask is not None and min_length % chunk_size:
+            raise ValueError(
+                f"heavy_mask with causal needs a min_length that is a multiple of chunk_size, so that no chunk belongs"
+                f" to two spans, got {min_length} and {chunk_size}"
+            )
     if key.shape[2] <= min_length:
         return softmax_attention(query, key, value, causal=causal, key_mask=key_mask, scale=scale)
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask)
+    options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask, bounds)
     with torch.autocast(query.device.type, enabled=False):
         dtype = working_dtype(query, key, value)
         keys, values = (real_tokens(x.to(dtype), key_mask) for x in (key, value))
@@ -140,6 +158,8 @@ def _attend(
     query = query.unflatten(1, (key.shape[1], -1))
     if causal:
         return attend_by_halves(query, key, value, real, min_length, options).output.flatten(1, 2)
+    if options.heavy is not None:
+        options = options._replace(heavy=options.heavy.unsqueeze(2))
     result = _attend_freely(query, key, value, real, options)
     return result.output.flatten(1, 3)
 

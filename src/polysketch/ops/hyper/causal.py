@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.hyper.cross import Options, attend_approximately
+from polysketch.ops.hyper.given import mask_of_second_halves
 from polysketch.ops.hyper.partial import Partial, attend_causally, merge
 
 
@@ -68,13 +69,25 @@ def _with_first_halves(
             real[:, span].unflatten(1, (-1, size))[..., :half],
             start=span.start + size * torch.arange(keys.shape[2], device=key.device),
             by_rank=False,
-            options=options,
+            options=_inside_spans(options, span, size, half),
+            later=real[:, span].unflatten(1, (-1, size))[..., half:],
         )
         halves = [x.unflatten(3, (-1, size)).tensor_split([half], dim=4) for x in before]
         after = merge(Partial(halves[0][1], halves[1][1]), Partial(*(x.movedim(2, 3) for x in crossing)))
         both = zip(halves, after, strict=True)
         parts.append(Partial(*(torch.cat([first, second], 4).flatten(3, 4) for (first, _), second in both)))
     return _joined(parts)
+
+
+def _inside_spans(options: Options, span: slice, size: int, half: int) -> Options:
+    """The options of the second halves of spans of `size` tokens to the first: with their part of a given mask."""
+    if options.heavy is None:
+        return options
+    chunk = options.chunk_size
+    nodes, chunks = (span.stop - span.start) // size, -(-size // chunk)
+    return options._replace(
+        heavy=mask_of_second_halves(options.heavy, span.start // chunk, nodes, chunks, half // chunk)
+    )
 
 
 def _spans(length: int, size: int) -> Iterator[tuple[slice, int]]:

@@ -1,10 +1,19 @@
 """Attention of queries to a set of keys that they all may see: chunks of sorted keys exactly, the others by samples."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polysketch.ops.hyper.capping import (
+    Capping,
+    bound_sums,
+    draw_rows,
+    draw_rows_in_order,
+    log_largest_rest,
+    log_share,
+)
 from polysketch.ops.hyper.given import tiles_by_mask
 from polysketch.ops.hyper.partial import Partial, attend, merge
 from polysketch.ops.hyper.rows import take_rows
@@ -21,11 +30,19 @@ class Options(NamedTuple):
     sampling: str
     seed: int
     scale: float
-    heavy: Tensor | None = None
+    heavy: Tensor | None = None  # (batch or 1, heads or 1, nodes, query chunks, key chunks); no nodes in the op's
+    capping: Capping | None = None
 
 
 def attend_approximately(
-    query: Tensor, key: Tensor, value: Tensor, real: Tensor, start: Tensor, by_rank: bool, options: Options
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor,
+    start: Tensor,
+    by_rank: bool,
+    options: Options,
+    later: Tensor | None = None,
 ) -> Partial:
     """Attention without a causal mask, of many nodes at once.
 
@@ -37,6 +54,8 @@ def attend_approximately(
         start: (nodes,) int64, the position of each node's first key.
         by_rank: queries are of the same tokens as keys, and are sorted among themselves.
         options: of the op.
+        later: (batch or 1, nodes, n) bool, the real ones among queries that come after all of the keys, none of which
+            may depend on one that comes after it; None where any may.
 
     Returns:
         Partial of (batch, key_heads, nodes, groups, n).
@@ -50,6 +69,9 @@ def attend_approximately(
     log_weights = samples.log_weights(tiles.covered, real.sum(-1).unsqueeze(1), tiles.real.sum(-1))
     sampled_key, sampled_value = (take_rows(x, samples.key).unsqueeze(-3) for x in (key, value))
     sampled = attend(queries, sampled_key, sampled_value, log_weights.to(query.dtype), options.scale)
+    if options.capping is not None:
+        bounds = _bounds(query, key, real, start, by_rank, later, tiles, options)
+        sampled = bound_sums(sampled, exact.log_sum, queries, sampled_key, log_weights.to(query.dtype), *bounds)
     output, log_sum = merge(exact, sampled)
     output = take_rows(output.flatten(-3, -2), tiles.slot)
     log_sum = log_sum.flatten(-2).gather(-1, tiles.slot)
@@ -64,6 +86,32 @@ def _tiles(query: Tensor, key: Tensor, real: Tensor, sample: Tensor, by_rank: bo
     if by_rank:
         return tiles_by_rank(query, keys, real, options.hyperplanes, sample)
     return tiles_by_code(query, keys, options.hyperplanes, sample)
+
+
+def _bounds(
+    query: Tensor,
+    key: Tensor,
+    real: Tensor,
+    start: Tensor,
+    by_rank: bool,
+    later: Tensor | None,
+    tiles: Tiles,
+    options: Options,
+) -> tuple[Tensor, Tensor, float]:
+    """What `bound_sums` takes last: log(tau / kappa) of each row of a tile, the log of the caps' share, the scale."""
+    sizes = (options.sample_size, options.seed)
+    if later is None:
+        asked = real if by_rank else real.new_ones(1, *query.shape[2:5:2])
+        rows = draw_rows(query, asked, start, *sizes)
+    else:
+        rows = draw_rows_in_order(key, later, start + key.shape[-2], *sizes)
+    log_tau = log_largest_rest(query, key, real, tiles, rows, options.scale)
+    log_floor = log_tau.flatten(-2).gather(-1, tiles.query.flatten(-2)).view_as(tiles.query)
+    count = real.sum(-1).unsqueeze(1)
+    # Where no key is left out, there is nothing to estimate.
+    complete = (tiles.real.sum(-1) == count.unsqueeze(-1)).unsqueeze(-1)
+    log_floor = (log_floor - math.log(options.capping.kappa)).masked_fill(complete, -torch.inf)
+    return log_floor, log_share(count, options.sample_size, options.capping.epsilon).to(query.dtype), options.scale
 
 
 def _hide(real: Tensor, dtype: torch.dtype) -> Tensor:

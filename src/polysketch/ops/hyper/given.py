@@ -24,24 +24,42 @@ def check_heavy_mask(heavy: Tensor, query: Tensor, key: Tensor, chunk_size: int)
         )
 
 
+def mask_of_second_halves(heavy: Tensor, first: int, nodes: int, chunks: int, half: int) -> Tensor:
+    """What `heavy` says of the second half of each of some spans to its first half.
+
+    Args:
+        heavy: (batch or 1, heads or 1, query chunks, key chunks) bool.
+        first: the chunk with which the first span begins.
+        nodes: how many spans follow one another.
+        chunks: of each span.
+        half: chunks of its first half.
+
+    Returns:
+        (batch or 1, heads or 1, nodes, chunks - half, half) bool.
+    """
+    tokens = slice(first, first + nodes * chunks)
+    pairs = heavy[..., tokens, tokens].unflatten(-2, (nodes, chunks)).unflatten(-1, (nodes, chunks))
+    return pairs.diagonal(dim1=-4, dim2=-2).movedim(-1, 2)[..., half:, :half]
+
+
 def tiles_by_mask(query: Tensor, real: Tensor, heavy: Tensor, sample: Tensor, chunk_size: int) -> Tiles:
     """A tile for each chunk of queries and each query head, with the keys of all chunks that the mask names for it.
 
     Args:
-        query: (batch, key_heads, 1, groups, n, head_dim).
-        real: (batch or 1, 1, m) bool.
-        heavy: (batch or 1, heads or 1, query chunks, key chunks) bool.
-        sample: (batch, key_heads, 1, samples) int64, keys that were drawn.
+        query: (batch, key_heads, nodes, groups, n, head_dim).
+        real: (batch or 1, nodes, m) bool.
+        heavy: (batch or 1, heads or 1, nodes, query chunks, key chunks) bool.
+        sample: (batch, key_heads, nodes, samples) int64, keys that were drawn.
         chunk_size: tokens of a chunk.
     """
-    batch, heads, _, groups, length, _ = query.shape
-    heavy = heavy.expand(batch, heads * groups, -1, -1).unflatten(1, (heads, groups))
+    batch, heads, nodes, groups, length, _ = query.shape
+    heavy = heavy.expand(batch, heads * groups, -1, -1, -1).unflatten(1, (heads, groups)).movedim(2, 3)
     chunks = heavy.shape[-2]
     position = torch.arange(chunks * chunk_size, device=query.device).view(chunks, chunk_size)
     member = torch.arange(groups, device=query.device)
     tiles = member[:, None, None] * length + position.clamp(max=length - 1)
     slot = member[:, None] * chunks * chunk_size + torch.arange(length, device=query.device)
-    named = heavy.flatten(2, 3).unsqueeze(2)  # (batch, key_heads, 1, tiles, key chunks)
+    named = heavy.flatten(3, 4)  # (batch, key_heads, nodes, tiles, key chunks)
     width = max(1, int(named.sum(-1).max()))
     flag, chunk = (x[..., :width] for x in named.to(torch.uint8).sort(dim=-1, descending=True, stable=True))
     key = (chunk[..., None] * chunk_size + torch.arange(chunk_size, device=query.device)).flatten(-2)
@@ -49,7 +67,7 @@ def tiles_by_mask(query: Tensor, real: Tensor, heavy: Tensor, sample: Tensor, ch
     seen = real[:, None, :, None].expand(batch, heads, -1, key.shape[-2], -1).gather(-1, inside)
     seen = seen & (key == inside) & flag.bool().repeat_interleave(chunk_size, -1)
     drawn = (sample // chunk_size).unsqueeze(-2).expand(*named.shape[:-1], -1)
-    leads = (batch, heads, 1)
+    leads = (batch, heads, nodes)
     return Tiles(
         tiles.flatten(0, 1).expand(*leads, -1, -1),
         slot.flatten().expand(*leads, -1),
