@@ -70,7 +70,7 @@ def attend_approximately(
     sampled_key, sampled_value = (take_rows(x, samples.key).unsqueeze(-3) for x in (key, value))
     sampled = attend(queries, sampled_key, sampled_value, log_weights.to(query.dtype), options.scale)
     if options.capping is not None:
-        bounds = _bounds(query, key, real, start, by_rank, later, tiles, options)
+        bounds = _bounds(query, key, real, start, by_rank, later, tiles, options, options.capping)
         sampled = bound_sums(sampled, exact.log_sum, queries, sampled_key, log_weights.to(query.dtype), *bounds)
     output, log_sum = merge(exact, sampled)
     output = take_rows(output.flatten(-3, -2), tiles.slot)
@@ -97,6 +97,7 @@ def _bounds(
     later: Tensor | None,
     tiles: Tiles,
     options: Options,
+    capping: Capping,
 ) -> tuple[Tensor, Tensor, float]:
     """What `bound_sums` takes last: log(tau / kappa) of each row of a tile, the log of the caps' share, the scale."""
     sizes = (options.sample_size, options.seed)
@@ -110,8 +111,8 @@ def _bounds(
     count = real.sum(-1).unsqueeze(1)
     # Where no key is left out, there is nothing to estimate.
     complete = (tiles.real.sum(-1) == count.unsqueeze(-1)).unsqueeze(-1)
-    log_floor = (log_floor - math.log(options.capping.kappa)).masked_fill(complete, -torch.inf)
-    return log_floor, log_share(count, options.sample_size, options.capping.epsilon).to(query.dtype), options.scale
+    log_floor = (log_floor - math.log(capping.kappa)).masked_fill(complete, -torch.inf)
+    return log_floor, log_share(count, options.sample_size, capping.epsilon).to(query.dtype), options.scale
 
 
 def _hide(real: Tensor, dtype: torch.dtype) -> Tensor:
