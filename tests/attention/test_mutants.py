@@ -24,6 +24,8 @@ from feature_maps import test_polarity as polarity_features
 from feature_maps import test_srht_sketch as srht_sketch
 from feature_maps import test_symmetric_powers as symmetric_powers
 from ops import test_heavy as heavy_op
+from ops import test_hyper as hyper_op
+from ops import test_hyper_capping as capping
 from ops import test_hyper_hashing as hashing
 from ops import test_landmark as landmarks
 from ops import test_squared_polynomial as squares
@@ -46,7 +48,12 @@ from polysketch.ops import landmark, softmax, window
 from polysketch.ops.heavy import candidates as heavy_candidates
 from polysketch.ops.heavy import operators as heavy_operators
 from polysketch.ops.heavy import pairs as heavy_pairs
+from polysketch.ops.hyper import capping as hyper_capping
+from polysketch.ops.hyper import cross as hyper_cross
 from polysketch.ops.hyper import hashing as hyper_hashing
+from polysketch.ops.hyper import partial as hyper_partial
+from polysketch.ops.hyper import sampling as hyper_sampling
+from polysketch.ops.hyper import tiles as hyper_tiles
 from polysketch.ops.polynomial import squared_reference
 
 
@@ -306,6 +313,75 @@ MUTANTS = {
         "(1, 2, 4, 8, 16, 32)",
         "(1,)",
         (partial(hashing.test_buckets_sorted_by_their_rank_differ_from_the_next_in_one_bit, 7),),
+    ),
+    "hyper: padded keys of a chunk count": Mutant(
+        hyper_cross._hide,
+        ".masked_fill(~real, -torch.inf)",
+        "",
+        (partial(hyper_op.test_padding_counts_for_nothing, causal=False, sampling="uniform"),),
+    ),
+    "hyper: padded keys are drawn": Mutant(
+        hyper_sampling.draw_uniform,
+        "priority.masked_fill(~real.unsqueeze(1), _LAST)",
+        "priority",
+        (partial(hyper_op.test_padding_counts_for_nothing, causal=False, sampling="uniform"),),
+    ),
+    "hyper: samples in the query's own chunk count, too": Mutant(
+        hyper_sampling.Samples.log_weights,
+        "self.real.unsqueeze(-2) & ~covered",
+        "self.real.unsqueeze(-2).expand_as(covered)",
+        (
+            hyper_op.test_no_entry_of_a_given_mask_counts_twice_where_all_keys_are_drawn,
+            partial(hyper_op.test_the_estimated_denominator_is_unbiased_over_seeds, by_rank=True, sampling="norm"),
+        ),
+    ),
+    "hyper: samples outside of the chunk stand for all keys": Mutant(
+        hyper_sampling.Samples.log_weights,
+        "(count.unsqueeze(-1) - covered_count)",
+        "(count.unsqueeze(-1) - 0 * covered_count)",
+        (partial(hyper_op.test_the_estimated_denominator_is_unbiased_over_seeds, by_rank=True, sampling="uniform"),),
+    ),
+    "hyper: the merged sum of weights is at least an eps": Mutant(
+        hyper_partial.merge,
+        "torch.logaddexp(one, other)",
+        "(one.exp() + other.exp()).clamp(min=1e-9).log()",
+        (partial(hyper_op.test_sums_of_weights_far_from_one_are_no_less_exact, causal=False, shift=-200.0),),
+    ),
+    "hyper: no gradient through the shares of the merge": Mutant(
+        hyper_partial.merge,
+        "(each - log_sum).exp()",
+        "(each - log_sum).detach().exp()",
+        (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),
+    ),
+    "hyper: keys drawn by the global generator": Mutant(
+        hyper_sampling.draw_uniform,
+        "random_bits(seed, head, position)",
+        "torch.randint(2**32, (heads, *position.shape))",
+        (hyper_op.test_another_seed_gives_other_samples_and_the_same_seed_the_same,),
+    ),
+    "hyper: queries placed by their rank among queries, causal too": Mutant(
+        hyper_tiles.tiles_by_code,
+        "torch.minimum((first + behind) // 2, last)",
+        "torch.minimum(rank.argsort(-1).argsort(-1) // groups, last)",
+        (partial(hyper_op.test_later_tokens_move_no_earlier_row_beyond_the_exact_ones_either, "uniform"),),
+    ),
+    "hyper: tau from later queries in causal attention": Mutant(
+        hyper_capping.draw_rows_in_order,
+        "(index == inside), True)",
+        "(index == inside), False)",
+        (partial(capping.test_with_bounds_too_later_tokens_move_no_earlier_row, "uniform"),),
+    ),
+    "hyper: no cap on sampled weights": Mutant(
+        hyper_capping.bound_sums,
+        "torch.minimum(query * scale @ sampled_key.mT, log_cap.unsqueeze(-1))",
+        "query * scale @ sampled_key.mT",
+        (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 0.3, 2.0, 16),),
+    ),
+    "hyper: caps from above only": Mutant(
+        hyper_capping.bound_sums,
+        "torch.maximum(log_sum, log_floor)",
+        "log_sum",
+        (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),
     ),
 }
 
