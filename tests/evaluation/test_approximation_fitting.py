@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from polysketch import evaluation
+from polysketch.evaluation.approximation.objective import KernelLoss
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, LowRankSketch
 
 HEAD_DIM = 4
@@ -47,6 +48,28 @@ def test_a_fitted_map_of_few_features_nears_the_optimum_and_never_passes_it():
     evaluation.fit_feature_map(made, query, key, degree=2, steps=300)
     optimum = float(evaluation.optimal_frobenius_error(evaluation.polynomial_weights(query, key, 2), [5]))
     assert optimum < error(made, query, key, 2) < 2 * optimum
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+def test_the_loss_and_its_gradients_are_those_of_the_sum_over_all_pairs(degree: int):
+    made, query, key = low_rank(degree, 7), draw(1, 1, 11, HEAD_DIM), draw(1, 1, 9, HEAD_DIM, seed=1)
+    made.key_factors.data.mul_(1.5)  # queries and keys have factors of their own
+    exact = evaluation.polynomial_weights(query, key, degree)
+    plain = (evaluation.feature_weights(made, query, key) - exact).square().sum() / exact.square().sum()
+    by_grams = KernelLoss.apply(made.map_queries(query), made.map_keys(key), exact)
+    torch.testing.assert_close(by_grams, plain)
+    expected, found = (torch.autograd.grad(3 * loss, list(made.parameters())) for loss in (plain, by_grams))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_kernel_of_few_directions_is_found_exactly_by_as_many_features():
+    """Of two directions (q . k)^2 has three monomials, of products each: the optimum is zero, and so is the fit's."""
+    plane = draw(2, HEAD_DIM, seed=7)
+    query, key = draw(120, 2) @ plane, draw(100, 2, seed=1) @ plane
+    scale = evaluation.common_scale(query, key)
+    made = low_rank(2, 3)
+    evaluation.fit_feature_map(made, query / scale, key / scale, degree=2, steps=400, batch_size=100)
+    assert error(made, query / scale, key / scale, 2) < 0.01
 
 
 def test_a_power_two_map_is_fitted_by_its_squared_products():

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from polysketch.evaluation.approximation.objective import KernelLoss
 from polysketch.evaluation.approximation.weights import feature_weights, polynomial_weights
 from polysketch.feature_maps import FeatureMap
 
@@ -59,7 +60,7 @@ def fit_feature_map(
     Raises:
         ValueError: a map without parameters, sizes below one, or a loss that is not finite.
 
-    Cost: three times batch_size^2 num_features multiply-adds a step, and those of the map.
+    Cost: twice batch_size^2 num_features multiply-adds a step and those of the map; three times for squared products.
     """
     _check(feature_map, steps=steps, batch_size=batch_size, degree=degree)
     generator = torch.Generator().manual_seed(seed)
@@ -70,7 +71,7 @@ def fit_feature_map(
     for _ in range(steps):
         queries, keys = (_sample(x, batch_size, generator)[None, None] for x in (query, key))
         exact = polynomial_weights(queries, keys, degree)
-        loss = (feature_weights(feature_map, queries, keys) - exact).square().mean() / exact.square().mean()
+        loss = _loss(feature_map, queries, keys, exact)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -79,6 +80,14 @@ def fit_feature_map(
     if not math.isfinite(losses[-1]):
         raise ValueError(f"the fit diverged: its loss is {losses[-1]}; try a lower learning_rate than {learning_rate}")
     return losses
+
+
+def _loss(feature_map: FeatureMap, query: Tensor, key: Tensor, exact: Tensor) -> Tensor:
+    """By Gram matrices, but for maps whose products are squared: those are no products of features."""
+    if feature_map.power == 1:
+        features = feature_map.map_queries(query), feature_map.map_keys(key)
+        return KernelLoss.apply(*features, exact)  # type: ignore[no-untyped-call, no-any-return]
+    return (feature_weights(feature_map, query, key) - exact).square().sum() / exact.square().sum()
 
 
 def _share_of_rate(step: int, steps: int) -> float:
