@@ -12,7 +12,7 @@ from polysketch.ops.hyper.sampling import draw_uniform
 from polysketch.ops.hyper.tiles import Tiles
 
 _LARGEST = 30.0  # log of how many times its bound a sum of samples may be in the numerator: its square is finite
-_ROWS = 32  # whose scores for all keys are worked on at once
+_ENTRIES = 2**24  # scores of drawn queries worked on at once
 
 
 class Capping(NamedTuple):
@@ -117,7 +117,8 @@ def log_largest_rest(query: Tensor, key: Tensor, real: Tensor, tiles: Tiles, row
     groups, length = query.shape[-3:-1]
     member = torch.arange(groups, device=query.device)[:, None] * length
     drawn = (rows.query.unsqueeze(-2) + member).flatten(-2)
-    sums = [_log_rest(query, key, real, tiles, some, scale) for some in drawn.split(_ROWS, -1)]
+    at_once = max(1, _ENTRIES // max(1, drawn.shape[:-1].numel() * key.shape[-2]))
+    sums = [_log_rest(query, key, real, tiles, some, scale) for some in drawn.split(at_once, -1)]
     sums = torch.cat(sums, -1).unflatten(-1, (groups, -1)).masked_fill(~rows.real.unsqueeze(-2), -torch.inf)
     if not rows.running:
         return sums.amax(-1, keepdim=True).expand(*sums.shape[:-1], length)
