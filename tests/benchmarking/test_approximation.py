@@ -115,6 +115,37 @@ def test_llops_is_fitted_from_a_start_scaled_to_the_kernel():
     assert errors[1] < 1 < errors[0]
 
 
+@pytest.mark.parametrize("degree", [2, 3])
+def test_any_forms_reach_the_optimum_on_their_own_tokens_and_the_kernel_with_features_enough(degree: int):
+    """At six features on 60 tokens; on others when there are as many features as monomials of three entries."""
+    vectors = gaussian_vectors(HEAD_DIM, 60, 60, 0)
+    settings = ApproximationSettings(maps=("forms",), **{**SMALL, "degrees": (degree,), "lengths": (60,)})
+    found = measure_maps(vectors, settings, silent)[0]
+    assert found["fitted"]["ratio"] == pytest.approx(1, abs=1e-3)
+    assert found["held_out"]["ratio"] > 1.02
+    few = [vectors[0]._replace(fitted=_narrow(vectors[0].fitted), held_out=_narrow(vectors[0].held_out))]
+    enough = ApproximationSettings(
+        maps=("forms",), **{**SMALL, "degrees": (degree,), "features": (math.comb(degree + 2, 2),)}
+    )
+    assert measure_maps(few, enough, silent)[0]["held_out"]["frobenius"] < 1e-2
+
+
+def _narrow(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Their first three entries."""
+    return pair[0][:, :3], pair[1][:, :3]
+
+
+def test_a_higher_rank_holds_what_a_lower_one_holds():
+    """Factors of rank one beside zeros."""
+    torch.manual_seed(0)
+    one, two = (CONTENDERS[name].build(HEAD_DIM, 3, 5) for name in ("llops", "llops-rank-2"))
+    with torch.no_grad():
+        for narrow, wide in zip(one.parameters(), two.parameters(), strict=True):
+            wide.zero_()[:, :1] = narrow
+    query, key = torch.randn(2, 1, 1, 4, HEAD_DIM)
+    torch.testing.assert_close(evaluation.feature_weights(two, query, key), evaluation.feature_weights(one, query, key))
+
+
 def test_the_errors_of_mechanisms_are_those_of_their_weights():
     vectors = gaussian_vectors(HEAD_DIM, 60, 30, 0)
     settings = ApproximationSettings(mechanisms=("sliding-window",), windows=(6, 90), **SMALL)

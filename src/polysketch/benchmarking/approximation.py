@@ -26,7 +26,9 @@ class ApproximationSettings:
 
     maps: tuple[str, ...] = ("random", "network", "llops", "gaussian-squared", "srht-squared", "learned-squared")
     """random (products of Gaussian projections, data-independent), network (two-layer networks, fitted), llops
-    (fitted), gaussian-squared, srht-squared, learned-squared (polysketch, the last fitted; degrees 4, 8, ... only)"""
+    (fitted), gaussian-squared, srht-squared, learned-squared (polysketch, the last fitted; degrees 4, 8, ... only);
+    to see what limits llops: llops-rank-2, llops-rank-4 (sums of as many products), forms (any forms of the degree, by
+    the SVD of the tokens maps are fitted to)"""
     mechanisms: tuple[str, ...] = tuple(APPROXIMATIONS)
     """mechanisms whose normalised weights are compared with those of the one they approximate"""
     degrees: tuple[int, ...] = (2, 3, 4)
@@ -137,7 +139,8 @@ def _contender(
 ) -> tuple[list[FeatureMap], float]:
     contender, head_dim, started = CONTENDERS[name], inputs.fitted[0].shape[-1], time.monotonic()
     torch.manual_seed(settings.seed)
-    draws = settings.draws if contender.learning_rate is None else 1
+    random = contender.learning_rate is None and contender.start is None
+    draws = settings.draws if random else 1
     maps = [contender.build(head_dim, degree, features).to(inputs.fitted[0]) for _ in range(draws)]
     if contender.start is not None:
         contender.start(maps[0], *inputs.fitted, degree)

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polysketch.benchmarking.optimal_forms import OptimalForms
 from polysketch.evaluation import feature_weights, polynomial_weights
 from polysketch.feature_maps import (
     FeatureMap,
@@ -32,7 +34,8 @@ class Contender:
         build: (head_dim, degree, features) -> the map, from PyTorch's default generator.
         learning_rate: of its fit, relative to the size of its parameters, at degree 1; None for maps that are not
             fitted. It is divided by the degree, for so much faster move products of so many factors.
-        start: (map, query, key, degree) -> None, what a fit begins with; None for nothing.
+        start: (map, query, key, degree) -> None, what a fit begins with, or all of it without a `learning_rate`; None
+            for nothing.
         squares: its products are squared, so that the degree must be a power of two, 4 or more.
     """
 
@@ -53,9 +56,9 @@ def rank_of(feature_map: FeatureMap) -> int:
     return features if feature_map.power == 1 else features * (features + 1) // 2
 
 
-def _low_rank(head_dim: int, degree: int, features: int) -> LowRankSketch:
+def _low_rank(head_dim: int, degree: int, features: int, rank: int = 1) -> LowRankSketch:
     """At its start unbiased for (q . k)^degree: a random sketch by products of Gaussian projections."""
-    made = LowRankSketch(head_dim, degree=degree, num_features=features)
+    made = LowRankSketch(head_dim, degree=degree, num_features=features, rank=rank)
     with torch.no_grad():
         for factors in made.parameters():
             factors.mul_(head_dim**0.5)
@@ -70,6 +73,14 @@ def _scale_factors(feature_map: FeatureMap, query: Tensor, key: Tensor, degree: 
     factor = (weights * exact).sum().abs() / weights.square().sum()
     for factors in feature_map.parameters():
         factors.mul_(factor ** (0.5 / degree))
+
+
+def _forms(head_dim: int, degree: int, features: int) -> OptimalForms:
+    return OptimalForms(head_dim, degree=degree, num_features=features)
+
+
+def _fit_forms(feature_map: FeatureMap, query: Tensor, key: Tensor, degree: int) -> None:
+    feature_map.fit(query, key)  # type: ignore[operator]  # it is what _forms has built
 
 
 def _network(head_dim: int, degree: int, features: int) -> TwoLayerNetwork:
@@ -90,6 +101,13 @@ CONTENDERS: dict[str, Contender] = {
     "random": Contender(title="random sketch", build=_low_rank),
     "network": Contender(title="two-layer networks", build=_network, learning_rate=0.4),
     "llops": Contender(title="LLOPS", build=_low_rank, learning_rate=0.5, start=_scale_factors),
+    "llops-rank-2": Contender(
+        title="LLOPS, rank 2", build=partial(_low_rank, rank=2), learning_rate=0.5, start=_scale_factors
+    ),
+    "llops-rank-4": Contender(
+        title="LLOPS, rank 4", build=partial(_low_rank, rank=4), learning_rate=0.5, start=_scale_factors
+    ),
+    "forms": Contender(title="any forms", build=_forms, start=_fit_forms),
     "gaussian-squared": Contender(title="squared Gaussian sketch", build=_squared(GaussianSketch), squares=True),
     "srht-squared": Contender(title="squared SRHT sketch", build=_squared(SRHTSketch), squares=True),
     "learned-squared": Contender(

@@ -86,7 +86,7 @@ def _loss(feature_map: FeatureMap, query: Tensor, key: Tensor, exact: Tensor) ->
     """By Gram matrices, but for maps whose products are squared: those are no products of features."""
     if feature_map.power == 1:
         features = feature_map.map_queries(query), feature_map.map_keys(key)
-        return KernelLoss.apply(*features, exact)  # type: ignore[no-untyped-call, no-any-return]
+        return KernelLoss.apply(*features, exact)
     return (feature_weights(feature_map, query, key) - exact).square().sum() / exact.square().sum()
 
 

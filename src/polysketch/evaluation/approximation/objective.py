@@ -23,7 +23,7 @@ class KernelLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query_features: Tensor, key_features: Tensor, exact: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, query_features: Tensor, key_features: Tensor, exact: Tensor) -> Tensor:
         """The loss; what the gradients need is kept, of the size of the features."""
         query_gram, key_gram = query_features.mT @ query_features, key_features.mT @ key_features
         query_target, key_target = exact @ key_features, exact.mT @ query_features
@@ -32,7 +32,7 @@ class KernelLoss(torch.autograd.Function):
         return ((query_gram * key_gram).sum() - 2 * (query_features * query_target).sum() + total) / total
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         """Of both features, by what forward has kept."""
         query_part, key_part, total = ctx.saved_tensors
         factor = 2 * grad / total
