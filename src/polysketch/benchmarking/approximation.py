@@ -151,7 +151,7 @@ def _contender(
             degree=degree,
             steps=settings.steps,
             batch_size=settings.batch_size,
-            learning_rate=contender.learning_rate / degree,
+            learning_rate=contender.learning_rate(degree),
             seed=settings.seed,
         )
     return maps, time.monotonic() - started
