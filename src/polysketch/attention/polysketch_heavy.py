@@ -50,7 +50,7 @@ class PolysketchHeavyAttention(PolysketchAttention):
     What counts as exact: `prefix_share` and `calibrate` take heavy entries as exact mass, as they take the chunk; the
     prefix is what is still sketched. `remove_prefix` leaves the chunk and the heavy entries.
 
-    Cost beyond `PolysketchAttention`: sorting by bucket, and about 2 (head_dim + sketch_size + value_dim + 1)
+    Cost, beyond that of `PolysketchAttention`: sorting by bucket, and about 2 (head_dim + sketch_size + value_dim + 1)
     (heavy_size + 128) operations a token and head: measured 1.56 times its time forward at 8,192 and at 16,384 tokens,
     1.41 times with backward (4 heads of 64, learned sketch of 32, chunks of 256, one CPU thread).
     The state has 2^(hash_bits - 1) heavy_size (head_dim + sketch_size + value_dim + 1) more numbers a key/value head:
