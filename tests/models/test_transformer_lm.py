@@ -14,6 +14,10 @@ CAUSAL = [name for name, mechanism in attention.MECHANISMS.items() if mechanism.
 MODELS = {
     **{name: {"attention": name} for name in CAUSAL},
     "polysketch": {"attention_options": {**CHUNKED, "prefix_gain": 0.5}},
+    "polysketch-heavy": {
+        "attention": "polysketch-heavy",
+        "attention_options": {**CHUNKED, "prefix_gain": 0.5, "heavy_size": 2, "hash_bits": 2},
+    },
     "gated": {"attention_options": {**CHUNKED, "gate": True}, "num_kv_heads": 1},
     "pattern": {
         "num_layers": 4,
