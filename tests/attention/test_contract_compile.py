@@ -38,6 +38,7 @@ def test_one_graph_of_any_options_computes_the_same(case: Case):
     assert_compiled_equals_eager(case, "aot_eager")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own
 @pytest.mark.full
 @pytest.mark.parametrize("case", ONE_CASE_EACH, ids=str)
 def test_generated_code_computes_the_same(case: Case):
