@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.linear_cases import Case, assert_same, gradients, make, relative_error, run
+from ops.linear_cases import Case, arguments, assert_same, empty_state, gradients, make, relative_error, run
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
@@ -277,3 +277,20 @@ def test_structures_are_those_of_the_programs(tmp_path):
     sizes = ctypes.CDLL(str(build.compiled(tmp_path, tmp_path)))
     assert sizes.attention() == ctypes.sizeof(native_attention._Call)
     assert sizes.sketch() == ctypes.sizeof(native_sketch._Call)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_decoding_takes_a_decay_of_another_dtype(dtype):
+    case = Case(local_chunk=8, length=21, decays=True, dtype=torch.float32)
+    tensors = make(case)
+    tensors.log_decay = tensors.log_decay.to(dtype)
+    expected = run(case, tensors, backend="reference").output
+    state = empty_state(case)
+    steps = [
+        ops.linear_attention_extend_(
+            *(x.contiguous() for x in (one.query, one.key, one.value)), state, **arguments(case, one)
+        )
+        for one in (tensors.span(i, i + 1) for i in range(case.length))
+    ]
+    assert relative_error(torch.cat(steps, 2), expected) < 1e-5

@@ -46,12 +46,15 @@ def extend_one_(
     local: LocalPolynomial | None,
     log_decay: Tensor | None,
 ) -> Tensor:
-    """One token; arguments as in `linear_attention_extend_`, float32, already checked."""
+    """One token; arguments as in `linear_attention_extend_`, already checked, features and value float32.
+
+    A decay may come in another dtype: the program reads everything as float32.
+    """
     (batch, heads, _, features), key_heads, width = query.shape, key.shape[1], value.shape[3]
     output = value.new_empty(batch, heads, 1, width)
     chunk, local_width, degree = (0, 0, 2) if local is None else (local.chunk, local.key.shape[3], local.degree)
     rows = [query, key, value, *((None, None) if local is None else (local.query, local.key)), log_decay, output]
-    kept = [None if tensor is None else _innermost_contiguous(tensor) for tensor in rows]
+    kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
     call = _Call(
         *(heads, key_heads, features, width, local_width),
         *(state.power, normalize, degree, chunk, state.sums.shape[2]),
