@@ -13,6 +13,7 @@ from attention.covering import Row, full_product, pairwise_covering
 from attention.plain import plain_output
 from polysketch import attention
 from polysketch.attention.linearized import LinearizedAttention
+from polysketch.ops.linear.aligned import COMPUTE_CHUNKS
 
 KV_HEADS = 2
 FACTORS = {
@@ -103,10 +104,13 @@ def assert_accurate(case: Case, row: Row) -> None:
         if mechanism.is_causal:
             outputs["decoding"] = decoded(mechanism, inputs)
             torch.testing.assert_close(decoded(wide_mechanism, wide_inputs), exact, rtol=1e-8, atol=1e-9)
-    allowed = dict.fromkeys(outputs, 2 * relative_error(plain, exact) + ROUNDING[row["dtype"]])
+    # A score off by one rounding moves its power by as many as the degree; the plain formula is one draw of that.
+    rounding = ROUNDING[row["dtype"]] + getattr(mechanism, "degree", 0) * torch.finfo(torch.float32).eps
+    allowed = dict.fromkeys(outputs, 2 * relative_error(plain, exact) + rounding)
     by_features = getattr(mechanism, "feature_map", None) is not None and mechanism.local_chunk is None
-    if "decoding" in allowed and by_features:
-        allowed["decoding"] += ROUNDING[torch.float32] * cancellation(wide_mechanism, wide_inputs, exact)
+    from_sums = {"decoding"} if row["length"] <= COMPUTE_CHUNKS["native"].single else {"decoding", "forward"}
+    for kind in allowed.keys() & from_sums if by_features else ():
+        allowed[kind] += ROUNDING[torch.float32] * cancellation(wide_mechanism, wide_inputs, exact)
     errors = {kind: relative_error(output, exact) for kind, output in outputs.items()}
     assert all(output.isfinite().all() for output in outputs.values())
     assert {kind: error for kind, error in errors.items() if not error <= allowed[kind]} == {}, f"allowed {allowed}"
