@@ -54,8 +54,9 @@ def sort_keys(key: Tensor, real: Tensor, hyperplanes: Tensor, chunk_size: int) -
     """Sort keys (batch, key_heads, nodes, n, head_dim) by their hashes; real (batch or 1, nodes, n)."""
     length = key.shape[-2]
     rank, order = ranks(key, hyperplanes, real.unsqueeze(1)).sort(dim=-1, stable=True)
-    chunk = torch.empty_like(order)
-    chunk.scatter_(-1, order, (torch.arange(length, device=key.device) // chunk_size).expand_as(order))
+    place = torch.empty_like(order).scatter_(-1, order, torch.arange(length, device=key.device).expand_as(order))
+    # Divided here, not before it is scattered: inductor of PyTorch 2.13 makes zeros of that.
+    chunk = place // chunk_size
     padding = (0, -length % chunk_size)
     exists = torch.nn.functional.pad(rank < 2 ** hyperplanes.shape[1], padding)
     order = torch.nn.functional.pad(order, padding)
