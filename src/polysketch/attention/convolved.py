@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.convolved_state import ConvolvedState
-from polysketch.attention.linearized import LinearizedAttention
+from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.token_convolution import TokenConvolution
 
 MEAN_EPSILON = 1e-6
@@ -65,7 +65,7 @@ class ConvolvedAttention(LinearizedAttention):
         """
         self.check_inputs(query, key, value)
         self._check_lengths(query, key, causal)
-        wide = _widened(value)
+        wide = widened(value)
         convolved = self.convolution(wide, causal=causal, key_mask=key_mask)
         operands, options = self._summands(query, key, wide, hidden)
         sums = ops.linear_attention(*operands, causal=causal, key_mask=key_mask, **options).output
@@ -117,7 +117,7 @@ class ConvolvedAttention(LinearizedAttention):
         """As `Mechanism.extend`, with a `ConvolvedState`; a token costs the same however many came before."""
         self._expect_causal()
         self.check_inputs(query, key, value)
-        wide = _widened(value)
+        wide = widened(value)
         convolved, tail = self.convolution.extend(wide, state.tail, key_mask=key_mask)
         operands, options = self._summands(query, key, wide, hidden)
         sums = ops.linear_attention_extend_(*operands, state.attention, key_mask=key_mask, **options)
@@ -168,11 +168,6 @@ class ConvolvedAttention(LinearizedAttention):
             raise NotImplementedError(
                 f"{type(self).__name__} with grid={self.convolution.grid} cannot decode token by token: it has no state"
             )
-
-
-def _widened(value: Tensor) -> Tensor:
-    """In float32 at least: features span a range that float16 does not have."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _keys_seen(like: Tensor, key_mask: Tensor | None) -> Tensor:

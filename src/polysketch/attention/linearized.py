@@ -108,6 +108,11 @@ class LinearizedAttention(Mechanism):
         return output.to(value.dtype), state
 
 
+def widened(x: Tensor) -> Tensor:
+    """In float32 at least: for features that half precision cannot hold, and values to go with them in one dtype."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _in_range(value: Tensor) -> Tensor:
     """float16 as float32: features leave its range, and the op takes features and values of one dtype."""
     return value.float() if value.dtype == torch.float16 else value

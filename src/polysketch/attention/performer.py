@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.base import check_positive_int
-from polysketch.attention.linearized import LinearizedAttention
+from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.prefix_gain import mean_share
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.ops.local_softmax import RemainingSums, local_softmax_attention
@@ -125,7 +125,7 @@ class PerformerAttention(LinearizedAttention):
     ) -> Tensor:
         """As `Mechanism.forward`; without `causal` a local chunk is exact on both sides of a token."""
         if self.local_chunk is None:
-            return super().forward(query, key, _widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
+            return super().forward(query, key, widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
         self.check_inputs(query, key, value)
         output, _ = self._attend_locally(query, key, value, causal=causal, key_mask=key_mask)
         return output.to(value.dtype)
@@ -156,7 +156,7 @@ class PerformerAttention(LinearizedAttention):
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
         if self.local_chunk is None:
-            output, state = super().extend(query, key, _widened(value), state, key_mask=key_mask)
+            output, state = super().extend(query, key, widened(value), state, key_mask=key_mask)
         else:
             self.check_inputs(query, key, value)
             output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state)
@@ -173,7 +173,7 @@ class PerformerAttention(LinearizedAttention):
         state: ops.LinearAttentionState | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output and the prefix's share of the mass of every token; a state moves on in place."""
-        query, key, value = (_widened(x) for x in (query, key, value))
+        query, key, value = (widened(x) for x in (query, key, value))
         value = torch.cat([value, torch.ones_like(key[..., :1])], -1)
         value = value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)
         opened = None
@@ -212,8 +212,3 @@ class PerformerAttention(LinearizedAttention):
     def _expect_local(self, what: str) -> None:
         if self.local_chunk is None:
             raise ValueError(f"{what} needs a local part: with local_chunk=None every weight is estimated")
-
-
-def _widened(x: Tensor) -> Tensor:
-    """In float32 at least: the op wants features and values in one dtype."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polysketch import ops
 from polysketch.attention.base import check_positive_int
 from polysketch.attention.heavy_state import HeavyState, Tokens
+from polysketch.attention.linearized import widened
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.feature_maps.random_sketch import draw_normal_
 from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes
@@ -261,7 +262,7 @@ class PolysketchHeavyAttention(PolysketchAttention):
 
 def _with_ones(value: Tensor) -> Tensor:
     """In float32 at least, with a last column of ones, whose sums are those of the weights."""
-    return F.pad(value.to(torch.promote_types(value.dtype, torch.float32)), (0, 1), value=1.0)
+    return F.pad(widened(value), (0, 1), value=1.0)
 
 
 def _masked(codes: Tensor, key_mask: Tensor | None) -> Tensor:

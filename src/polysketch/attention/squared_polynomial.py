@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polysketch import ops
 from polysketch.attention.base import check_positive_int
 from polysketch.attention.key_value_state import KeyValueState
-from polysketch.attention.linearized import LinearizedAttention
+from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.feature_maps import SymmetricPowers
 from polysketch.ops.polynomial import check_coefficients
 
@@ -101,7 +101,7 @@ class SquaredPolynomialAttention(LinearizedAttention):
     ) -> Tensor:
         """As `Mechanism.forward`; `hidden` is ignored."""
         if self.linear:
-            return super().forward(query, key, _widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
+            return super().forward(query, key, widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
         self.check_inputs(query, key, value)
         query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
         return ops.squared_polynomial_attention(
@@ -134,7 +134,7 @@ class SquaredPolynomialAttention(LinearizedAttention):
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`; a new token costs one product with every stored key and value, or with the sums."""
         if self.linear:
-            output, state = super().extend(query, key, _widened(value), state, key_mask=key_mask)
+            output, state = super().extend(query, key, widened(value), state, key_mask=key_mask)
             return output.to(value.dtype), state
         self.check_inputs(query, key, value)
         keys, values, mask = state.append(self.key_norm(key).to(value.dtype), value, key_mask)
@@ -158,8 +158,3 @@ def _starting_coefficients(coefficients: int | Sequence[float], learned: bool) -
     if learned:
         return torch.empty(coefficients + 1).uniform_(-_LARGEST_START, _LARGEST_START)
     return torch.ones(coefficients + 1)
-
-
-def _widened(value: Tensor) -> Tensor:
-    """In float32 at least: products of several entries lose in half precision what makes the linear form exact."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
