@@ -152,10 +152,12 @@ def test_nothing_is_ever_unpickled(file):
 
 
 def modules_of_the_base_installation() -> list[str]:
-    """All modules but the verbs of the command line and the integrations, which belong to an extra as a whole."""
+    """All modules but the verbs of the command line and the integrations, which belong to an extra as a whole, and the
+    programs in Triton."""
     modules = ["polysketch.cli"]
     for file in source_files():
-        if package_of(file) not in {"cli", "integrations"} and file.name != "__main__.py" and "triton" not in file.name:
+        needs_triton = "programs" in file.parts
+        if package_of(file) not in {"cli", "integrations"} and file.name != "__main__.py" and not needs_triton:
             parts = file.relative_to(SOURCE.parent).with_suffix("").parts
             modules.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return modules
@@ -181,9 +183,8 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_module_imports_with_torch_and_numpy_alone():
-    """In a fresh interpreter in which no extra can be found. Triton, which torch itself tries, is left alone."""
-    extras = [extra for extra in EXTRAS if extra != "triton"]
-    result = run_python(BLOCKED_IMPORT.format(extras=extras, modules=modules_of_the_base_installation()))
+    """In a fresh interpreter in which no extra can be found, nor Triton."""
+    result = run_python(BLOCKED_IMPORT.format(extras=EXTRAS, modules=modules_of_the_base_installation()))
     assert result.returncode == 0, result.stderr
 
 

@@ -1,0 +1,94 @@
+"""Tuned constants of the programs: data, one file for each program, found by device and by what a call looks like.
+
+A file holds a list of entries for each generation of devices; the first whose conditions hold is taken, and the last
+has none. A condition is the name of a property of the call and its value, or in brackets the largest value it may have.
+Lengths and batch sizes are no properties: a program is compiled once for a model, not for every prompt.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+
+import torch
+
+GENERATIONS = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100"}
+"""Least compute capability of each; sm_80 stays below the 99 KB of shared memory that all of its kin have."""
+_SMALL = {(12, 0), (12, 1)}  # newer, and with 99 KB of shared memory all the same
+
+_capability: ContextVar[tuple[int, int] | None] = ContextVar("capability", default=None)
+_forced: ContextVar[Mapping[str, Mapping[str, int]] | None] = ContextVar("forced", default=None)
+
+
+def configuration(program: str, device: torch.device, **call: int | str) -> dict[str, int]:
+    """The constants with which `program` is launched.
+
+    Args:
+        program: its name, that of the file.
+        device: where it runs.
+        call: properties of the call: widths, dtype, options. Never a length.
+
+    Raises:
+        FileNotFoundError: no such program.
+    """
+    forced_here = (_forced.get() or {}).get(program)
+    if forced_here is not None:
+        return dict(forced_here)
+    entries = _entries(program, generation(device))
+    return dict(next(entry["use"] for entry in entries if _fits(entry["where"], call)))
+
+
+def _fits(conditions: Mapping[str, int | str | list[int]], call: Mapping[str, int | str]) -> bool:
+    """Whether a call meets every condition; a list [n] stands for at most n."""
+    return all(
+        call[name] <= wanted[0] if isinstance(wanted, list) else call[name] == wanted  # type: ignore[operator]
+        for name, wanted in conditions.items()
+    )
+
+
+def generation(device: torch.device) -> str:
+    """Name of the generation of a device; without one, as under the interpreter, that of the H100."""
+    capability = _capability.get()
+    if capability is None:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    if capability in _SMALL:
+        return "sm_80"
+    return next(name for least, name in reversed(GENERATIONS.items()) if capability >= least)
+
+
+@cache
+def _entries(program: str, name: str) -> list[dict]:
+    """What tuning found on this machine, then what is shipped."""
+    shipped = json.loads((Path(__file__).parent / "configurations" / f"{program}.json").read_text())
+    tuned = tuned_file(program)
+    found = json.loads(tuned.read_text()) if tuned.is_file() else {}
+    return [*found.get(name, []), *shipped[name]]
+
+
+def tuned_file(program: str) -> Path:
+    """Where `polysketch benchmark tune` keeps what it found for a program, in the form of the shipped file."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "polysketch" / "triton" / f"{program}.json"
+
+
+@contextmanager
+def forced(**programs: Mapping[str, int]) -> Iterator[None]:
+    """Within this block these programs are launched with these constants."""
+    token = _forced.set({**(_forced.get() or {}), **programs})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+@contextmanager
+def as_if_on(capability: tuple[int, int]) -> Iterator[None]:
+    """Within this block configurations are those of a device of this compute capability."""
+    token = _capability.set(capability)
+    try:
+        yield
+    finally:
+        _capability.reset(token)

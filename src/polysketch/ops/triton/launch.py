@@ -1,0 +1,52 @@
+"""One way to launch a program, so that the same launch can run, or be compiled ahead of time for another device."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+Launcher = Callable[[Any, int, tuple, dict], None]
+_launcher: ContextVar[Launcher | None] = ContextVar("launcher", default=None)
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, configuration: Mapping[str, int], **constants: Any) -> None:
+    """Run `programs` instances of a kernel, numbered along the first axis alone: the others end at 65,535.
+
+    Args:
+        kernel: a function under `triton.jit`.
+        programs: how many; nothing is launched for none.
+        arguments: tensors (None where absent) and numbers, in the kernel's order.
+        configuration: tuned constants of the kernel, `num_warps` and `num_stages`.
+        constants: the kernel's other constants.
+    """
+    if programs == 0:
+        return
+    options = {**constants, **configuration}
+    launcher = _launcher.get()
+    if launcher is not None:
+        launcher(kernel, programs, arguments, options)
+        return
+    kernel[(programs,)](*arguments, **options)
+
+
+@contextmanager
+def launching(launcher: Launcher) -> Iterator[None]:
+    """Within this block `launcher` is called instead of any program, whose outputs stay as they are."""
+    token = _launcher.set(launcher)
+    try:
+        yield
+    finally:
+        _launcher.reset(token)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How products of float32 operands are computed, Triton's `input_precision`.
+
+    float16 inputs are widened, for sums over a sequence leave their range; the operands keep the ten bits of mantissa
+    that float16 has. For float32 inputs PyTorch's own switch decides: `torch.set_float32_matmul_precision`.
+    """
+    if dtype == torch.float16:
+        return "tf32"
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -1,0 +1,1 @@
+"""The programs themselves: the only modules that import Triton."""

@@ -1,0 +1,154 @@
+"""Sums of expanded features times values over the chunks of a span, and their value before each chunk.
+
+    S <- carry_c S + sum over the tokens t of chunk c of factor_t E(x_t) y_t^T        z: u_t in the place of y_t
+
+In order of the chunks for the state of a sequence (x keys, y values, u ones); in reverse for the gradient of the state
+(x queries, y gradients of numerators, u gradients of denominators). The sums stay in registers; features are expanded
+there and never stored.
+"""
+
+import triton
+import triton.language as tl
+
+from polysketch.ops.triton.programs.tiles import PAIR, TILE, load_columns, load_rows, tile_pair
+
+
+@triton.jit(do_not_specialize=["length", "chunks", "spans", "chunks_per_span", "chunk"])
+def linear_fold(
+    x,
+    y,
+    u,
+    factor,
+    carry,
+    initial_sums,
+    initial_normalizer,
+    states,
+    state_normalizers,
+    final_sums,
+    final_normalizer,
+    x_batch, x_head, x_token,
+    y_batch, y_head, y_token,
+    length,
+    chunk,
+    chunks,
+    spans,
+    chunks_per_span,
+    KEY_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POWER: tl.constexpr,
+    REVERSE: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    WRITE_STATES: tl.constexpr,
+    WRITE_FINAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One program: a block of expanded rows, a block of value columns, one span of one key head.
+
+    Shapes: x (batch, heads, length, FEATURES), y (batch, heads, length, WIDTH), u (batch, heads, length); heads are
+    KEY_HEADS x SHARED. factor (batch, KEY_HEADS, length), carry (batch, KEY_HEADS, chunks). initial and final
+    (batch, KEY_HEADS, spans, expanded, WIDTH); states (batch, KEY_HEADS, chunks, expanded, WIDTH), each weighted as it
+    is read; normalizers without WIDTH, those of states as a symmetric matrix at power 2.
+    """
+    TILES: tl.constexpr = (FEATURES + 15) // 16
+    BLOCKS: tl.constexpr = TILES * (TILES + 1) // 2 if POWER == 2 else (FEATURES + ROWS - 1) // ROWS
+    EXPANDED: tl.constexpr = BLOCKS * PAIR if POWER == 2 else FEATURES
+    COLUMN_BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    number = tl.program_id(0)
+    column_block = number % COLUMN_BLOCKS
+    block = (number // COLUMN_BLOCKS) % BLOCKS
+    span = (number // (COLUMN_BLOCKS * BLOCKS)) % spans
+    head = (number // (COLUMN_BLOCKS * BLOCKS) // spans).to(tl.int64)
+    batch, key_head = head // KEY_HEADS, head % KEY_HEADS
+
+    columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    if POWER == 2:
+        first, second = tile_pair(block, TILES)
+        left = first * TILE + tl.arange(0, TILE)
+        right = second * TILE + tl.arange(0, TILE)
+        weight = tl.where(first == second, 1.0, 2.0)
+    else:
+        first, second = block, block
+        left = rows
+        right = rows
+        weight = 1.0
+    # What a gradient is kept as: without the weight with which it comes in and goes out.
+    outer = weight if GRADIENT else 1.0
+    entry = rows[:, None] * WIDTH + columns[None, :]
+    inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
+    here = head * spans + span
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if POWER == 2:
+        normalizer = tl.zeros((TILE, TILE), tl.float32)
+        slots = block * PAIR + tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    else:
+        normalizer = tl.zeros((ROWS,), tl.float32)
+        slots = rows
+    if initial_sums is not None:
+        total = tl.load(initial_sums + here * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
+        normalizer = tl.load(initial_normalizer + here * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+
+    begin = span * chunks_per_span
+    end = tl.minimum(begin + chunks_per_span, chunks)
+    for step in range(begin, end):
+        index = begin + end - 1 - step if REVERSE else step
+        place = head * chunks + index
+        if WRITE_STATES:
+            tl.store(states + place * EXPANDED * WIDTH + entry, (total * weight).to(states.dtype.element_ty), inside)
+            if column_block == 0:
+                if POWER == 2:
+                    _store_normalizer(
+                        state_normalizers + place * (TILES * TILE) * (TILES * TILE), normalizer, left, right, TILES
+                    )
+                else:
+                    tl.store(state_normalizers + place * FEATURES + rows, normalizer, rows < FEATURES)
+        if carry is not None:
+            decay = tl.load(carry + place)
+            total *= decay
+            normalizer *= decay
+        for item in range(SHARED * tl.cdiv(chunk, TOKENS)):
+            query_head = key_head * SHARED + item % SHARED
+            offset = (item // SHARED) * TOKENS
+            start = (index * chunk + offset).to(tl.int64)
+            tokens = tl.arange(0, TOKENS)
+            seen = (tokens + offset < chunk) & (tokens + start < length)
+            of_x = x + batch * x_batch + query_head * x_head + start * x_token
+            of_y = y + batch * y_batch + query_head * y_head + start * y_token
+            column = load_rows(of_y, tokens, y_token, columns, seen, WIDTH).to(DOT)
+            ones = seen.to(tl.float32)
+            if factor is not None:
+                ones = tl.load(factor + head * length + start + tokens, mask=seen, other=0.0)
+                column = (column * ones[:, None]).to(DOT)
+            if u is not None:
+                query_row = batch * (KEY_HEADS * SHARED) + query_head
+                ones *= tl.load(u + query_row * length + start + tokens, mask=seen, other=0.0)
+            of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
+            if POWER == 2:
+                of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES).to(DOT)
+                products = of_left[:, None, :] * of_right[None, :, :]
+                expanded = tl.reshape(products, (ROWS, TOKENS))
+                weighted = (of_left * ones[None, :]).to(DOT)
+                normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
+            else:
+                expanded = of_left
+                normalizer += tl.sum(of_left * ones[None, :], 1)
+            total = tl.dot(expanded, column, total, input_precision=PRECISION)
+
+    if WRITE_FINAL:
+        tl.store(final_sums + here * EXPANDED * WIDTH + entry, total * outer, inside)
+        if column_block == 0:
+            tl.store(final_normalizer + here * EXPANDED + slots, normalizer * outer, slots < EXPANDED)
+
+
+@triton.jit
+def _store_normalizer(matrix, tile, left, right, TILES: tl.constexpr):
+    """Write a tile of a symmetric matrix, and its mirror image."""
+    WIDTH: tl.constexpr = TILES * TILE
+    tl.store(matrix + left[:, None] * WIDTH + right[None, :], tile)
+    tl.store(matrix + right[:, None] * WIDTH + left[None, :], tl.trans(tile))
