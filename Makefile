@@ -1,8 +1,8 @@
 # Every target sets up .venv first, on a fresh machine too; nothing is installed outside it.
 #
 #   make demo       prepare, train, evaluate and generate on text that is on every machine; minutes, no download
-#   make test       the tests, with the slowest of them
-#   make test-full  the full product of combinations
+#   make test       the tests, with the slowest of them; then, in a process of their own, programs in Triton's interpreter
+#   make test-full  the full product of combinations; programs by the newest Triton too
 #   make lint       ruff and mypy
 #   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
 #
@@ -16,6 +16,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
+NEWEST_TRITON ?= 3.9.0
+NEWEST := build/triton-$(NEWEST_TRITON)
+
+# Triton's interpreter has to be asked for before Triton is imported.
+INTERPRETED := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/ops/triton
 
 # External data for tests and experiments; what needs it skips where it is absent.
 POLYSKETCH_DATA ?= $(abspath $(wildcard ../shared/data))
@@ -28,12 +33,15 @@ endif
 
 setup: $(READY)
 
-# torch comes first and alone, so that no other package's range chooses another build of it.
+# torch comes first and alone, so that no other package's range chooses another build of it. Its CUDA builds bring the
+# Triton they were made for; to the others, which have none, comes the pinned one.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("polysketch needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	grep -v '^triton==' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/python -m pip show --quiet triton 2> /dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt "triton; platform_system == 'Linux'"
+	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -41,9 +49,18 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not full"
+	$(INTERPRETED) -m "not full"
 
-test-full: $(READY)
+test-full: $(READY) $(NEWEST)
 	$(BIN)/python -m pytest -m "full or not full" --timeout 3600
+	$(INTERPRETED) --timeout 3600
+	PYTHONPATH=$(NEWEST) $(INTERPRETED) --timeout 3600
+	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest tests/ops/triton_compiled --timeout 3600
+
+$(NEWEST): | $(READY)
+	rm -rf $@.partial
+	$(BIN)/python -m pip install --quiet --no-deps --target $@.partial triton==$(NEWEST_TRITON)
+	mv $@.partial $@
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,27 @@
+"""Programs on a CPU, under Triton's interpreter: in a process of its own, for it is asked for before Triton is imported.
+
+TRITON_INTERPRET=1 python -m pytest tests/ops/triton, as `make test` does; elsewhere these modules skip.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class InterpretedModule(pytest.Module):
+    """A module of tests that is not even imported where they cannot run."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        if importlib.util.find_spec("triton") is None:
+            pytest.skip("needs Triton", allow_module_level=True)
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("runs alone: TRITON_INTERPRET=1 pytest tests/ops/triton", allow_module_level=True)
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Called by pytest for the modules of this folder alone."""
+    return InterpretedModule.from_parent(parent, path=module_path)
