@@ -1,4 +1,4 @@
-"""Programs on a CPU, under Triton's interpreter: in a process of its own, for it is asked for before Triton is imported.
+"""Programs on a CPU, under Triton's interpreter: in their own process, for it is asked for before Triton is imported.
 
 TRITON_INTERPRET=1 python -m pytest tests/ops/triton, as `make test` does; elsewhere these modules skip.
 """
