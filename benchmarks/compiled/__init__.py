@@ -1,0 +1,1 @@
+"""Every Triton program compiled for devices that need not be there: `python -m benchmarks.compiled`."""

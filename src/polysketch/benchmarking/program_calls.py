@@ -1,0 +1,172 @@
+"""Calls of the public ops that launch Triton programs, at the shapes that matter: to be compiled, tuned, checked.
+
+The same calls on every device: on "meta" they are compiled, on CUDA they run. Programs do not depend on lengths.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from polysketch import ops
+from polysketch.benchmarking.calls import Call
+from polysketch.feature_maps import LearnedSketch
+from polysketch.feature_maps.learned_sketch import SketchNetwork
+from polysketch.ops.learned_sketch import learned_sketch
+
+__all__ = ["DTYPES", "OPS", "ProgramCall", "program_calls"]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_LOCAL = 256
+_DEGREE = 4
+
+
+@dataclass(frozen=True)
+class ProgramCall:
+    """A call of one op.
+
+    Attributes:
+        name: says op, widths and options.
+        op: linear, sketch, polynomial or decoding.
+        dtype: name of the inputs' dtype.
+        build: (device, batch, heads, length) -> the call; random inputs.
+        differentiable: whether it has a backward pass.
+    """
+
+    name: str
+    op: str
+    dtype: str
+    build: Callable[[torch.device, int, int, int], Call]
+    differentiable: bool = True
+
+
+def program_calls(ops_wanted: tuple[str, ...] = (), dtypes: tuple[str, ...] = tuple(DTYPES)) -> list[ProgramCall]:
+    """All calls, or those of some ops and dtypes."""
+    made = itertools.chain.from_iterable(OPS[op](dtype) for op in ops_wanted or OPS for dtype in dtypes)
+    return list(made)
+
+
+def _linear_calls(dtype: str) -> Iterator[ProgramCall]:
+    """Power 2 by sketch size, head size and local part; power 1 by features; and every option once."""
+    for sketch_size, width, local in itertools.product((16, 32, 64, 128), (64, 128), (_LOCAL, 0)):
+        yield _linear(dtype, features=sketch_size, width=width, local=local)
+    for features, width, local in itertools.product((64, 256), (64, 128), (_LOCAL, 0)):
+        yield _linear(dtype, features=features, width=width, local=local, power=1)
+    for power, local in itertools.product((2, 1), (_LOCAL, 0)):
+        features = 32 if power == 2 else 64
+        yield _linear(dtype, features=features, local=local, power=power, decays=True, shared=2)
+    yield _linear(dtype, features=32, local=0, causal=False)
+    yield _linear(dtype, features=64, local=0, power=1, causal=False)
+
+
+def _linear(
+    dtype: str,
+    *,
+    features: int,
+    width: int = 64,
+    local: int = _LOCAL,
+    power: int = 2,
+    causal: bool = True,
+    decays: bool = False,
+    shared: int = 1,
+) -> ProgramCall:
+    flags = {"decay": decays, "not causal": not causal, f"{shared} queries a key": shared > 1}
+    parts = [f"power {power}", f"{'r' if power == 2 else 'm'}={features}", f"h={width}", f"local {local}" * bool(local)]
+    name = ", ".join(part for part in [*parts, *(flag for flag, is_set in flags.items() if is_set)] if part)
+
+    def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
+        make = partial(_random, device, DTYPES[dtype], batch)
+        tensors = {"query": make(heads, length, features).abs(), "key": make(heads // shared, length, features).abs()}
+        tensors["value"] = make(heads // shared, length, width)
+        if local:
+            tensors |= {"near": make(heads, length, width), "far": make(heads // shared, length, width) / width**0.5}
+        if decays:
+            tensors["decay"] = -0.01 * make(heads // shared, length).abs()
+        attend = partial(_attend, power=power, causal=causal, local=local)
+        return Call(lambda: attend(**tensors), list(tensors.values()))
+
+    return ProgramCall(f"linear {name}", "linear", dtype, build)
+
+
+def _attend(*, power: int, causal: bool, local: int, decay: Tensor | None = None, **tensors: Tensor) -> Tensor:
+    exact = ops.LocalPolynomial(tensors["near"], tensors["far"], _DEGREE, local) if local else None
+    return ops.linear_attention(
+        *(tensors[name] for name in ("query", "key", "value")),
+        power=power,
+        causal=causal,
+        offset=1.0,
+        local=exact,
+        log_decay=decay,
+        backend="triton",
+    ).output
+
+
+def _sketch_calls(dtype: str) -> Iterator[ProgramCall]:
+    for sketch_size, width in itertools.product((32, 64), (64, 128)):
+        yield ProgramCall(
+            f"sketch r={sketch_size}, h={width}", "sketch", dtype, partial(_sketch, dtype, sketch_size, width)
+        )
+
+
+def _sketch(
+    dtype: str, sketch_size: int, width: int, device: torch.device, batch: int, heads: int, length: int
+) -> Call:
+    module = LearnedSketch(width, sketch_size=sketch_size).to(device, DTYPES[dtype])
+    weights = [weight for network in module.networks for weight in cast(SketchNetwork, network).weights()]
+    x = _random(device, DTYPES[dtype], batch, heads, length, width)
+    return Call(lambda: learned_sketch(x, weights, 2, backend="triton"), [x, *weights])
+
+
+def _polynomial_calls(dtype: str) -> Iterator[ProgramCall]:
+    for width, causal in itertools.product((64, 128), (True, False)):
+        name = f"polynomial h={width}{'' if causal else ', not causal'}"
+        yield ProgramCall(name, "polynomial", dtype, partial(_polynomial, dtype, width, causal))
+
+
+def _polynomial(
+    dtype: str, width: int, causal: bool, device: torch.device, batch: int, heads: int, length: int
+) -> Call:
+    tensors = [_random(device, DTYPES[dtype], batch, heads, length, width) / width**0.25 for _ in range(3)]
+    return Call(lambda: ops.polynomial_attention(*tensors, degree=_DEGREE, causal=causal, backend="triton"), tensors)
+
+
+def _decoding_calls(dtype: str) -> Iterator[ProgramCall]:
+    for features, width, local in itertools.product((32, 64), (64, 128), (_LOCAL, 0)):
+        yield _decoding(dtype, features, width, local, power=2)
+    yield _decoding(dtype, 64, 64, 0, power=1)
+
+
+def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) -> ProgramCall:
+    parts = [f"power {power}", f"{'r' if power == 2 else 'm'}={features}", f"h={width}", f"local {local}" * bool(local)]
+
+    def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
+        make = partial(_random, device, DTYPES[dtype], batch, heads, 1)
+        query, key, value, near, far = make(features), make(features), make(width), make(width), make(width)
+        options = {"power": power, "local_chunk": local, "local_dim": width if local else 0, "device": device}
+        state = ops.LinearAttentionState.init(batch, heads, features, width, **options)
+        exact = ops.LocalPolynomial(near, far, _DEGREE, local) if local else None
+
+        def step() -> Tensor:
+            state.position.fill_(length)
+            return ops.linear_attention_extend_(query, key, value, state, power=power, offset=1.0, local=exact)
+
+        return Call(step, [query, key, value])
+
+    return ProgramCall(f"decoding {', '.join(filter(None, parts))}", "decoding", dtype, build, differentiable=False)
+
+
+def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+OPS: dict[str, Callable[[str], Iterator[ProgramCall]]] = {
+    "linear": _linear_calls,
+    "sketch": _sketch_calls,
+    "polynomial": _polynomial_calls,
+    "decoding": _decoding_calls,
+}
+"""Calls of each op, in a dtype."""
