@@ -26,7 +26,11 @@ class ComputeChunk(NamedTuple):
     single: int
 
 
-COMPUTE_CHUNKS = {"chunked": ComputeChunk(256, 1024), "native": ComputeChunk(128, 512)}
+COMPUTE_CHUNKS = {
+    "chunked": ComputeChunk(256, 1024),
+    "native": ComputeChunk(128, 512),
+    "triton": ComputeChunk(256, 256),
+}
 
 
 def aligned_attention(

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import native, reference
+from polysketch.ops.linear import native, reference, triton
 from polysketch.ops.linear.aligned import aligned_attention
 from polysketch.ops.linear.checks import check
 from polysketch.ops.linear.state import LinearAttentionState
@@ -16,7 +16,10 @@ BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
     "reference": reference.linear_attention,
     "chunked": partial(aligned_attention, backend="chunked"),
     "native": partial(aligned_attention, backend="native"),
+    "triton": partial(aligned_attention, backend="triton"),
 }
+_WHY_NOT = {"native": native.why_not, "triton": triton.why_not}
+"""Of backends that cannot run everywhere: the reason why one cannot here."""
 # Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
 # reference is up to three times as fast below, and slower above.
 _FEW_WEIGHTS = 65_536
@@ -67,8 +70,9 @@ def linear_attention(
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).
         chunk_size: tokens worked on at once where there is no `local`; tuning only, the result does not depend on it.
-        backend: "auto" (see `linear_attention_backend`), "native" (a program in C++ for float32 on a CPU, compiled at
-            its first use), "chunked" (plain PyTorch) or "reference" (quadratic, the definition).
+        backend: "auto" (see `linear_attention_backend`), "triton" (programs for CUDA devices), "native" (a program in
+            C++ for float32 on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic,
+            the definition).
 
     Returns:
         `.output` (batch, heads, length, value_dim) in the dtype of `value`; `.state` or None. Sums are float32, or
@@ -76,7 +80,7 @@ def linear_attention(
 
     Raises:
         ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
 
     Cost, per token and head, power 2: 4 (r (r + 1) / 2) (value_dim + 1) operations for the sums and 2 chunk (head_dim
     + value_dim) / 2 inside chunks; the backward pass about 2.5 times the forward one. Memory beyond inputs and outputs
@@ -115,24 +119,27 @@ def linear_attention_backend(
 ) -> str:
     """The backend that `linear_attention` with these arguments runs.
 
-    "auto" picks the native backend for float32 on a CPU, where there is a compiler; without it the quadratic reference
-    for so few weights that calls cost more than they compute, and the chunked backend otherwise.
+    "auto" picks the triton backend on a CUDA device where Triton is installed, and the native one for float32 on a CPU
+    where there is a compiler; else, on a CPU, the quadratic reference for so few weights that calls cost more than they
+    compute, and the chunked backend for all that is left.
 
     Raises:
         ValueError: an unknown name.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
     """
     if backend == "auto":
         return _picked(query_features, key_features, state)
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
-    reason = native.why_not(query_features) if backend == "native" else None
+    reason = _WHY_NOT[backend](query_features) if backend in _WHY_NOT else None
     if reason is not None:
         raise RuntimeError(reason)
     return backend
 
 
 def _picked(query_features: Tensor, key_features: Tensor, state: LinearAttentionState | None) -> str:
+    if query_features.device.type == "cuda":
+        return "chunked" if triton.why_not(query_features) else "triton"
     if query_features.device.type != "cpu":
         return "chunked"
     if native.why_not(query_features) is None:

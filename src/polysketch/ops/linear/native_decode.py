@@ -67,7 +67,7 @@ def extend_one_(
         run_program(program, call, range(units))
     else:
         run_in_threads(program, call, units)
-    state.position += 1
+    state.advance_()
     return output
 
 

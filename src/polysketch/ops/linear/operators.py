@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.ops.linear import chunked, chunked_backward, native
+from polysketch.ops.linear import chunked, chunked_backward, native, triton
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
 
 _TENSORS = len(Inputs._fields)
 PROGRAMS = {
     "chunked": (chunked.forward, chunked_backward.backward),
     "native": (native.forward, native.backward),
+    "triton": (triton.forward, triton.backward),
 }
 """Backends of aligned calls: forward and backward."""
 

@@ -1,4 +1,4 @@
-"""Sums of expanded features times values over the chunks of a span, and their value before each chunk.
+"""Sums of expanded features times values over the chunks of a sequence, and their value before each chunk.
 
     S <- carry_c S + sum over the tokens t of chunk c of factor_t E(x_t) y_t^T        z: u_t in the place of y_t
 
@@ -10,29 +10,18 @@ there and never stored.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import PAIR, TILE, load_columns, load_rows, tile_pair
+from polysketch.ops.triton.programs.tiles import PAIR, TILE, expanded_rows, load_columns, load_rows, tile_pair
 
 
-@triton.jit(do_not_specialize=["length", "chunks", "spans", "chunks_per_span", "chunk"])
+@triton.jit(do_not_specialize=["length", "chunk", "chunks"])
 def linear_fold(
-    x,
-    y,
-    u,
-    factor,
-    carry,
-    initial_sums,
-    initial_normalizer,
-    states,
-    state_normalizers,
-    final_sums,
-    final_normalizer,
+    x, y, u, factor, carry,
+    initial_sums, initial_normalizer,
+    states, state_normalizers,
+    final_sums, final_normalizer,
     x_batch, x_head, x_token,
     y_batch, y_head, y_token,
-    length,
-    chunk,
-    chunks,
-    spans,
-    chunks_per_span,
+    length, chunk, chunks,
     KEY_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -48,22 +37,21 @@ def linear_fold(
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of expanded rows, a block of value columns, one span of one key head.
+    """One program: a block of expanded rows and of value columns of one key head.
 
     Shapes: x (batch, heads, length, FEATURES), y (batch, heads, length, WIDTH), u (batch, heads, length); heads are
     KEY_HEADS x SHARED. factor (batch, KEY_HEADS, length), carry (batch, KEY_HEADS, chunks). initial and final
-    (batch, KEY_HEADS, spans, expanded, WIDTH); states (batch, KEY_HEADS, chunks, expanded, WIDTH), each weighted as it
-    is read; normalizers without WIDTH, those of states as a symmetric matrix at power 2.
+    (batch, KEY_HEADS, expanded, WIDTH); states (batch, KEY_HEADS, chunks, expanded, WIDTH), each weighted as it
+    is read; normalizers without WIDTH.
     """
     TILES: tl.constexpr = (FEATURES + 15) // 16
     BLOCKS: tl.constexpr = TILES * (TILES + 1) // 2 if POWER == 2 else (FEATURES + ROWS - 1) // ROWS
-    EXPANDED: tl.constexpr = BLOCKS * PAIR if POWER == 2 else FEATURES
+    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
     COLUMN_BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     number = tl.program_id(0)
     column_block = number % COLUMN_BLOCKS
     block = (number // COLUMN_BLOCKS) % BLOCKS
-    span = (number // (COLUMN_BLOCKS * BLOCKS)) % spans
-    head = (number // (COLUMN_BLOCKS * BLOCKS) // spans).to(tl.int64)
+    head = (number // (COLUMN_BLOCKS * BLOCKS)).to(tl.int64)
     batch, key_head = head // KEY_HEADS, head % KEY_HEADS
 
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
@@ -82,7 +70,6 @@ def linear_fold(
     outer = weight if GRADIENT else 1.0
     entry = rows[:, None] * WIDTH + columns[None, :]
     inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
-    here = head * spans + span
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     if POWER == 2:
         normalizer = tl.zeros((TILE, TILE), tl.float32)
@@ -91,23 +78,16 @@ def linear_fold(
         normalizer = tl.zeros((ROWS,), tl.float32)
         slots = rows
     if initial_sums is not None:
-        total = tl.load(initial_sums + here * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
-        normalizer = tl.load(initial_normalizer + here * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+        total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
+        normalizer = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
 
-    begin = span * chunks_per_span
-    end = tl.minimum(begin + chunks_per_span, chunks)
-    for step in range(begin, end):
-        index = begin + end - 1 - step if REVERSE else step
+    for step in range(chunks):
+        index = chunks - 1 - step if REVERSE else step
         place = head * chunks + index
         if WRITE_STATES:
             tl.store(states + place * EXPANDED * WIDTH + entry, (total * weight).to(states.dtype.element_ty), inside)
             if column_block == 0:
-                if POWER == 2:
-                    _store_normalizer(
-                        state_normalizers + place * (TILES * TILE) * (TILES * TILE), normalizer, left, right, TILES
-                    )
-                else:
-                    tl.store(state_normalizers + place * FEATURES + rows, normalizer, rows < FEATURES)
+                tl.store(state_normalizers + place * EXPANDED + slots, normalizer * weight, slots < EXPANDED)
         if carry is not None:
             decay = tl.load(carry + place)
             total *= decay
@@ -141,14 +121,6 @@ def linear_fold(
             total = tl.dot(expanded, column, total, input_precision=PRECISION)
 
     if WRITE_FINAL:
-        tl.store(final_sums + here * EXPANDED * WIDTH + entry, total * outer, inside)
+        tl.store(final_sums + head * EXPANDED * WIDTH + entry, total * outer, inside)
         if column_block == 0:
-            tl.store(final_normalizer + here * EXPANDED + slots, normalizer * outer, slots < EXPANDED)
-
-
-@triton.jit
-def _store_normalizer(matrix, tile, left, right, TILES: tl.constexpr):
-    """Write a tile of a symmetric matrix, and its mirror image."""
-    WIDTH: tl.constexpr = TILES * TILE
-    tl.store(matrix + left[:, None] * WIDTH + right[None, :], tile)
-    tl.store(matrix + right[:, None] * WIDTH + left[None, :], tl.trans(tile))
+            tl.store(final_normalizer + head * EXPANDED + slots, normalizer * outer, slots < EXPANDED)

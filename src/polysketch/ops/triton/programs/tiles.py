@@ -1,7 +1,7 @@
 """Expanded features in registers: the products of the tile pairs of `ops/linear/tiles.py`, or features as they are.
 
 Expanded rows are numbered as in the public layout of a state: at power 2 in pairs (I, J), I <= J, of 16 x 16 products,
-at power 1 simply feature after feature.
+at power 1 simply feature after feature. Sums are read with their weight, 2 off the diagonal, already in them.
 """
 
 import triton
@@ -11,12 +11,19 @@ TILE = tl.constexpr(16)
 PAIR = tl.constexpr(256)
 
 
+@triton.constexpr_function
+def expanded_rows(features, power):
+    """Expanded rows of so many features."""
+    tiles = (features + 15) // 16
+    return tiles * (tiles + 1) // 2 * 256 if power == 2 else features
+
+
 @triton.jit
 def tile_pair(pair, TILES: tl.constexpr):
     """(I, J) of the pair with this number."""
     first = 0
     for row in tl.static_range(1, TILES):
-        first += (pair >= row * TILES - row * (row - 1) // 2).to(tl.int32)
+        first += tl.where(pair >= row * TILES - row * (row - 1) // 2, 1, 0)
     return first, pair - (first * TILES - first * (first - 1) // 2) + first
 
 
@@ -38,3 +45,64 @@ def load_columns(pointer, tokens, stride, columns, seen, WIDTH: tl.constexpr):
     """(columns, tokens): `load_rows` transposed."""
     mask = (columns < WIDTH)[:, None] & seen[None, :]
     return tl.load(pointer + tokens[None, :] * stride + columns[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def power(base, EXPONENT: tl.constexpr):
+    """base^EXPONENT by squarings, up to 63."""
+    result = tl.full(base.shape, 1.0, base.dtype)
+    for bit in tl.static_range(6):
+        if (EXPONENT >> bit) & 1:
+            result *= base
+        base *= base
+    return result
+
+
+@triton.jit
+def reciprocal(mass):
+    """1 / mass, and zero for a row without any mass: its output is zero."""
+    return tl.where(mass == 0.0, 0.0, 1.0 / tl.where(mass == 0.0, 1.0, mass))
+
+
+@triton.jit
+def read_sums(
+    x, tokens, stride, seen, sums, normalizer, columns,
+    FEATURES: tl.constexpr, WIDTH: tl.constexpr, POWER: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Numerator E(x) S (TOKENS, COLUMNS) and, with a normalizer, denominator E(x) z (TOKENS), ROWS rows at a time."""
+    numerator = tl.zeros((TOKENS, COLUMNS), tl.float32)
+    denominator = tl.zeros((TOKENS,), tl.float32)
+    if POWER == 1:
+        for start in range(0, FEATURES, ROWS):
+            rows = start + tl.arange(0, ROWS)
+            operand = load_rows(x, tokens, stride, rows, seen, FEATURES)
+            found = load_rows(sums, rows, WIDTH, columns, rows < FEATURES, WIDTH).to(DOT)
+            numerator = tl.dot(operand.to(DOT), found, numerator, input_precision=PRECISION)
+            if normalizer is not None:
+                mass = tl.load(normalizer + rows, mask=rows < FEATURES, other=0.0)
+                denominator += tl.sum(operand.to(tl.float32) * mass[None, :], 1)
+    else:
+        TILES: tl.constexpr = (FEATURES + 15) // 16
+        PAIRS: tl.constexpr = TILES * (TILES + 1) // 2
+        SLICE: tl.constexpr = ROWS // 16
+        PARTS: tl.constexpr = 256 // ROWS
+        across = tl.arange(0, TILE)
+        for step in range(PAIRS * PARTS):
+            first, second = tile_pair(step // PARTS, TILES)
+            left_columns = first * TILE + (step % PARTS) * SLICE + tl.arange(0, SLICE)
+            left = load_rows(x, tokens, stride, left_columns, seen, FEATURES).to(DOT)
+            right = load_rows(x, tokens, stride, second * TILE + across, seen, FEATURES).to(DOT)
+            expanded = tl.reshape(left[:, :, None] * right[:, None, :], (TOKENS, ROWS))
+            rows = step * ROWS + tl.arange(0, ROWS)
+            found = load_rows(sums, rows, WIDTH, columns, rows >= 0, WIDTH).to(DOT)
+            numerator = tl.dot(expanded, found, numerator, input_precision=PRECISION)
+        if normalizer is not None:
+            for pair in range(PAIRS):
+                first, second = tile_pair(pair, TILES)
+                left = load_rows(x, tokens, stride, first * TILE + across, seen, FEATURES).to(DOT)
+                right = load_rows(x, tokens, stride, second * TILE + across, seen, FEATURES)
+                tile = tl.load(normalizer + pair * PAIR + across[:, None] * TILE + across[None, :]).to(DOT)
+                half = tl.dot(left, tile, input_precision=PRECISION)
+                denominator += tl.sum(half * right.to(tl.float32), 1)
+    return numerator, denominator

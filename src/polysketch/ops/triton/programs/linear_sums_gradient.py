@@ -1,0 +1,158 @@
+"""Gradients of linear attention that pass through the sums.
+
+dN and dD are the gradients of a query's numerator and denominator. No two programs write to the same place: results do
+not depend on their order.
+"""
+
+import triton
+import triton.language as tl
+
+from polysketch.ops.triton.programs.tiles import (
+    PAIR,
+    TILE,
+    expanded_rows,
+    load_rows,
+    pair_number,
+    read_sums,
+    reciprocal,
+)
+
+
+@triton.jit
+def linear_upstream(
+    output, output_gradient, denominators, denominator_gradient, numerator_gradient, mass_gradient, rows,
+    WIDTH: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """dN (rows, WIDTH) and dD (rows) from the gradients of the output and of the denominator; all contiguous."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    columns = tl.arange(0, COLUMNS)
+    seen = tokens < rows
+    gradient = load_rows(output_gradient, tokens, WIDTH, columns, seen, WIDTH).to(tl.float32)
+    mass = tl.load(denominator_gradient + tokens, mask=seen, other=0.0)
+    if NORMALIZE:
+        denominator = tl.load(denominators + tokens, mask=seen, other=0.0)
+        gradient *= reciprocal(denominator)[:, None]
+        mass -= tl.sum(gradient * load_rows(output, tokens, WIDTH, columns, seen, WIDTH).to(tl.float32), 1)
+    mask = seen[:, None] & (columns < WIDTH)[None, :]
+    target = numerator_gradient + tokens[:, None] * WIDTH + columns[None, :]
+    tl.store(target, gradient.to(numerator_gradient.dtype.element_ty), mask)
+    tl.store(mass_gradient + tokens, mass, seen)
+
+
+@triton.jit
+def contract_tile(
+    x, upstream, mass, tokens, stride, seen, sums, normalizer, columns, tile,
+    FEATURES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of E(x) . (S upstream + z mass) with respect to tile `tile` of x, (TOKENS, 16), at power 2.
+
+    The sum over a of x_a (S_ab upstream + z_ab mass), for every entry b of the tile; twice where a and b share a tile,
+    whose products stand there in both orders. The sums come weighted, so that other tiles are counted twice already.
+    """
+    TILES: tl.constexpr = (FEATURES + 15) // 16
+    SLICE: tl.constexpr = ROWS // 16
+    PARTS: tl.constexpr = 256 // ROWS
+    across = tl.arange(0, TILE)
+    found = tl.zeros((TOKENS, TILE), tl.float32)
+    for step in range(TILES * PARTS):
+        other, part = step // PARTS, step % PARTS
+        pair = pair_number(tl.minimum(other, tile), tl.maximum(other, tile), TILES)
+        along = part * SLICE + tl.arange(0, SLICE)
+        # Rows of the pair for (a, b), b innermost; pairs are kept with the smaller tile first.
+        straight = along[:, None] * TILE + across[None, :]
+        mirrored = across[None, :] * TILE + along[:, None]
+        rows = tl.reshape(tl.where(other <= tile, straight, mirrored), (ROWS,)) + pair * PAIR
+        entry = tl.load(sums + rows[None, :] * WIDTH + columns[:, None], mask=(columns < WIDTH)[:, None], other=0.0)
+        change = tl.dot(upstream, entry.to(DOT), input_precision=PRECISION)
+        factor = load_rows(x, tokens, stride, along + other * TILE, seen, FEATURES).to(tl.float32)
+        twice = tl.where(other == tile, 2.0, 1.0)
+        found += twice * tl.sum(tl.reshape(change, (TOKENS, SLICE, TILE)) * factor[:, :, None], 1)
+    for other in range(TILES):
+        pair = pair_number(tl.minimum(other, tile), tl.maximum(other, tile), TILES)
+        straight = across[:, None] * TILE + across[None, :]
+        mirrored = across[None, :] * TILE + across[:, None]
+        entry = tl.load(normalizer + tl.where(other <= tile, straight, mirrored) + pair * PAIR).to(DOT)
+        factor = load_rows(x, tokens, stride, across + other * TILE, seen, FEATURES).to(DOT)
+        twice = tl.where(other == tile, 2.0, 1.0)
+        found += twice * mass[:, None] * tl.dot(factor, entry, input_precision=PRECISION)
+    return found
+
+
+@triton.jit(do_not_specialize=["length", "chunk", "chunks"])
+def linear_sums_gradient(
+    x, upstream, mass, factor,
+    states, state_normalizers,
+    x_gradient, read,
+    x_batch, x_head, x_token,
+    upstream_batch, upstream_head, upstream_token,
+    length, chunk, chunks,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POWER: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of factor_t E(x_t) . (S_c upstream_t + z_c mass_t) in x_t; `read` is factor_t E(x_t) S_c.
+
+    For queries: S the sums before their chunk, upstream dN, mass dD; there is no `read`. For keys: S the gradient of
+    the sums after their chunk, upstream the values, mass None, which is one; `read` is then the gradient of the values.
+    Shapes: x (batch, HEADS, length, FEATURES), upstream (batch, HEADS, length, WIDTH), mass (batch, HEADS, length),
+    factor (batch, HEADS / SHARED, length), states for HEADS / SHARED heads. COLUMNS cover WIDTH. One program: TOKENS
+    tokens of one chunk.
+    """
+    TILES: tl.constexpr = (FEATURES + 15) // 16
+    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
+    number = tl.program_id(0)
+    blocks = tl.cdiv(chunk, TOKENS)
+    block = number % blocks
+    index = (number // blocks) % chunks
+    row = (number // blocks // chunks).to(tl.int64)
+    batch, head = row // HEADS, row % HEADS
+    key_row = batch * (HEADS // SHARED) + head // SHARED
+    first = (index * chunk).to(tl.int64)
+    places = block * TOKENS + tl.arange(0, TOKENS)
+    seen = (places < chunk) & (first + places < length)
+    columns = tl.arange(0, COLUMNS)
+    of_x = x + batch * x_batch + head * x_head + first * x_token
+    of_upstream = upstream + batch * upstream_batch + head * upstream_head + first * upstream_token
+    sums = states + (key_row * chunks + index) * EXPANDED * WIDTH
+    normalizer = state_normalizers + (key_row * chunks + index) * EXPANDED
+    here = row * length + first
+
+    decay = seen.to(tl.float32)
+    if factor is not None:
+        decay = tl.load(factor + key_row * length + first + places, mask=seen, other=0.0)
+    if read is not None:
+        found, _ = read_sums(
+            of_x, places, x_token, seen, sums, None, columns,
+            FEATURES, WIDTH, POWER, PRECISION, DOT, TOKENS, COLUMNS, ROWS,
+        )  # fmt: skip
+        mask = seen[:, None] & (columns < WIDTH)[None, :]
+        target = read + here * WIDTH + places[:, None] * WIDTH + columns[None, :]
+        tl.store(target, (found * decay[:, None]).to(read.dtype.element_ty), mask)
+    operand = load_rows(of_upstream, places, upstream_token, columns, seen, WIDTH).to(DOT)
+    ones = tl.full((TOKENS,), 1.0, tl.float32)
+    if mass is not None:
+        ones = tl.load(mass + here + places, mask=seen, other=0.0)
+    across = tl.arange(0, TILE) if POWER == 2 else tl.arange(0, ROWS)
+    for tile in range(TILES if POWER == 2 else (FEATURES + ROWS - 1) // ROWS):
+        entries = tile * across.shape[0] + across
+        if POWER == 2:
+            found = contract_tile(
+                of_x, operand, ones, places, x_token, seen, sums, normalizer, columns, tile,
+                FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
+            )  # fmt: skip
+        else:
+            inside = (entries < FEATURES)[None, :] & (columns < WIDTH)[:, None]
+            of_sums = tl.load(sums + entries[None, :] * WIDTH + columns[:, None], mask=inside, other=0.0)
+            found = tl.dot(operand, of_sums.to(DOT), input_precision=PRECISION)
+            found += ones[:, None] * tl.load(normalizer + entries, mask=entries < FEATURES, other=0.0)[None, :]
+        mask = seen[:, None] & (entries < FEATURES)[None, :]
+        target = x_gradient + here * FEATURES + places[:, None] * FEATURES + entries[None, :]
+        tl.store(target, (found * decay[:, None]).to(x_gradient.dtype.element_ty), mask)
