@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.polynomial import triton
 from polysketch.ops.polynomial.blockwise import blockwise_polynomial_attention
 from polysketch.ops.polynomial.reference import reference_polynomial_attention
 
@@ -30,9 +31,10 @@ class PolynomialBackend(Protocol):
 POLYNOMIAL_BACKENDS: dict[str, PolynomialBackend] = {
     "reference": reference_polynomial_attention,
     "blockwise": blockwise_polynomial_attention,
+    "triton": triton.triton_polynomial_attention,
 }
 
-# Below both, the reference is the faster one, measured on two CPU cores with heads of 64.
+# Below both, the reference is faster than blocks, measured on two CPU cores with heads of 64.
 _REFERENCE_KEYS = 64
 _REFERENCE_WEIGHTS = 65_536
 
@@ -70,7 +72,8 @@ def polynomial_attention(
         offset: finite, at least 0.
         causal: query i sees the keys j <= i only; needs equal lengths.
         key_mask: (batch, key_length) bool, True for a real token.
-        backend: "reference", "blockwise", or "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
+        backend: "reference", "blockwise", "triton" (programs for CUDA devices: not float64, vectors of up to 128), or
+            "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
@@ -79,9 +82,10 @@ def polynomial_attention(
     Raises:
         ValueError: shapes, devices, degree, scale, offset or backend do not fit, or ``causal`` with unequal lengths.
         TypeError: dtypes that are not floating point or not alike (outside autocast), or a mask that is not bool.
+        RuntimeError: the triton backend was asked for and cannot run here, with the reason.
 
     Cost: 2 * query_length * key_length * (head_dim + value_dim) operations a head, half of it when causal. The
-    blockwise backend holds a few blocks of weights, never the whole matrix.
+    blockwise backend holds a few blocks of weights, never the whole matrix; the triton backend holds none.
     """
     check_attention_tensors(query, key, value, key_mask)
     if causal:
@@ -122,7 +126,7 @@ def polynomial_attention_with_cache(
 
     Raises:
         ValueError: more queries than keys, or as in ``polynomial_attention``.
-        TypeError: as in ``polynomial_attention``.
+        TypeError, RuntimeError: as in ``polynomial_attention``.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
@@ -130,21 +134,39 @@ def polynomial_attention_with_cache(
     return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
 
 
-def polynomial_attention_backend(query: Tensor, key: Tensor, *, backend: str = "auto") -> str:
+def polynomial_attention_backend(
+    query: Tensor, key: Tensor, value: Tensor | None = None, *, backend: str = "auto"
+) -> str:
     """Name of the backend that ``polynomial_attention`` runs for these tensors.
 
-    "auto" is "blockwise", except for a few short sequences, where one product is faster than a loop of one block.
+    "auto" is "triton" on CUDA devices, where its programs take such tensors. Elsewhere it is "blockwise", except for a
+    few short sequences, where one product is faster than a loop of one block.
+
+    Args:
+        query, key, value: as in ``polynomial_attention``; a value that is not given is like the key.
+        backend: "auto" or a name in ``POLYNOMIAL_BACKENDS``.
 
     Raises:
         ValueError: ``backend`` is not one of "auto" and the names in ``POLYNOMIAL_BACKENDS``.
+        RuntimeError: "triton" was asked for and cannot run here, with the reason.
     """
     if backend == "auto":
-        weights = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-        small = key.shape[2] <= _REFERENCE_KEYS and weights <= _REFERENCE_WEIGHTS
-        return "reference" if small else "blockwise"
+        if query.device.type == "cuda" and triton.why_not(query, key, value) is None:
+            return "triton"
+        return plain_backend(query, key)
     if backend not in POLYNOMIAL_BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(['auto', *POLYNOMIAL_BACKENDS])}, got {backend!r}")
+    reason = triton.why_not(query, key, value) if backend == "triton" else None
+    if reason is not None:
+        raise RuntimeError(reason)
     return backend
+
+
+def plain_backend(query: Tensor, key: Tensor) -> str:
+    """The faster one of the two backends in plain PyTorch, "reference" and "blockwise"."""
+    weights = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    small = key.shape[2] <= _REFERENCE_KEYS and weights <= _REFERENCE_WEIGHTS
+    return "reference" if small else "blockwise"
 
 
 def _attend(
@@ -159,7 +181,7 @@ def _attend(
     backend: str,
 ) -> Tensor:
     _check_polynomial(degree, scale, offset)
-    attend = POLYNOMIAL_BACKENDS[polynomial_attention_backend(query, key, backend=backend)]
+    attend = POLYNOMIAL_BACKENDS[polynomial_attention_backend(query, key, value, backend=backend)]
     return attend(
         query,
         key,

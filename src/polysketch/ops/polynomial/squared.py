@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
-from polysketch.ops.polynomial.api import polynomial_attention_backend
+from polysketch.ops.polynomial.api import plain_backend
 from polysketch.ops.polynomial.reference import working_dtype
 from polysketch.ops.polynomial.squared_blockwise import blockwise_squared_polynomial_attention
 from polysketch.ops.polynomial.squared_reference import reference_squared_polynomial_attention
@@ -64,7 +64,7 @@ def squared_polynomial_attention(
         offset: finite, at least 0.
         causal: query i sees the keys j <= i only; needs equal lengths.
         key_mask: (batch, key_length) bool, True for a real token.
-        backend: "reference", "blockwise", or "auto", which picks as `polynomial_attention` does.
+        backend: "reference", "blockwise", or "auto", which picks the faster one.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
@@ -150,8 +150,16 @@ def _attend(
     if not (math.isfinite(offset) and offset >= 0):
         raise ValueError(f"offset must be finite and not negative, got {offset!r}")
     terms = _as_tensor(coefficients, query, working_dtype(query, key, value))
-    attend = SQUARED_POLYNOMIAL_BACKENDS[polynomial_attention_backend(query, key, backend=backend)]
+    attend = SQUARED_POLYNOMIAL_BACKENDS[_picked(query, key, backend)]
     return attend(query, key, value, terms, offset=offset, first_position=first_position, key_mask=key_mask)
+
+
+def _picked(query: Tensor, key: Tensor, backend: str) -> str:
+    if backend == "auto":
+        return plain_backend(query, key)
+    if backend not in SQUARED_POLYNOMIAL_BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(['auto', *SQUARED_POLYNOMIAL_BACKENDS])}, got {backend!r}")
+    return backend
 
 
 def _as_tensor(coefficients: Tensor | Sequence[float], query: Tensor, dtype: torch.dtype) -> Tensor:
