@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.ops.learned_sketch import chunked, native
+from polysketch.ops.learned_sketch import chunked, native, triton
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
 
 BACKENDS = {
     "chunked": (chunked.forward, chunked.backward),
     "native": (native.forward, native.backward),
+    "triton": (triton.forward, triton.backward),
 }
 """Forward and backward of each."""
+_WHY_NOT = {"native": native.why_not, "triton": triton.why_not}
 
 
 def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: str = "auto") -> Tensor:
@@ -28,14 +30,14 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
         x: (batch, heads, length, head_dim), any strides.
         weights: a flat list, see `polysketch.ops.learned_sketch.weights`; computed with in the dtype of x.
         leaves: degree / 2, the number of networks that take x.
-        backend: "auto" (see `learned_sketch_backend`), "native" or "chunked".
+        backend: "auto" (see `learned_sketch_backend`), "triton", "native" or "chunked".
 
     Returns:
         (batch, heads, length, sketch_size), dtype of x.
 
     Raises:
         ValueError: an unknown backend.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the backend that was asked for cannot run here, with the reason.
     """
     picked = learned_sketch_backend(x, backend)
     if _nothing_looks_on(x):
@@ -51,16 +53,19 @@ def _nothing_looks_on(x: Tensor) -> bool:
 
 
 def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
-    """The backend that `learned_sketch` runs for x: "auto" picks the native one for float32 on a CPU with a compiler.
+    """The backend that `learned_sketch` runs for x: "auto" picks Triton's programs on a CUDA device that can run them,
+    the native one for float32 on a CPU with a compiler.
 
     Raises:
         ValueError, RuntimeError: as `learned_sketch`.
     """
     if backend == "auto":
+        if x.device.type == "cuda" and triton.why_not(x) is None:
+            return "triton"
         return "chunked" if native.why_not(x) else "native"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
-    reason = native.why_not(x) if backend == "native" else None
+    reason = _WHY_NOT[backend](x) if backend in _WHY_NOT else None
     if reason is not None:
         raise RuntimeError(reason)
     return backend

@@ -1,0 +1,279 @@
+"""The networks of the learned sketch as programs in Triton (`ops/triton/programs/learned_sketch*.py`).
+
+Forward launches one program a level; backward makes the levels' inputs again, then goes from the last level to the
+first, a half of the networks at a time. Besides inputs and outputs of halves, r wide, nothing reaches the memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+from polysketch.ops.triton import configuration, launch, precision, why_not
+
+__all__ = ["backward", "forward", "why_not"]
+
+_PROGRAMS = 512  # that sum gradients of weights: a few for every multiprocessor, whatever the device, for the same bits
+_LEAST_TILES = 4  # that one of them goes through
+
+
+class _Half(NamedTuple):
+    """One half of the networks of a level in the flat weights.
+
+    Attributes:
+        weights: from this half of the level's first network on.
+        network_weights: elements from one network to the next.
+        inputs: width of its input.
+        shared: networks that take the same input.
+    """
+
+    weights: Tensor
+    network_weights: int
+    inputs: int
+    shared: int
+
+
+class _Level(NamedTuple):
+    """The networks of one level.
+
+    Attributes:
+        networks: how many.
+        first: LN, up, GELU, down of the level's values.
+        second: the same of the middles.
+    """
+
+    networks: int
+    first: _Half
+    second: _Half
+
+
+class _Call(NamedTuple):
+    """What every launch of a call needs.
+
+    Attributes:
+        batch, heads, length: of x.
+        maps: networks' owners, each of heads / maps heads.
+        size: r.
+        hidden: units.
+        map_weights: elements of the weights of a map.
+        dtype: of x.
+        levels: from the leaves up.
+    """
+
+    batch: int
+    heads: int
+    length: int
+    maps: int
+    size: int
+    hidden: int
+    map_weights: int
+    dtype: torch.dtype
+    levels: list[_Level]
+
+    @property
+    def rows(self) -> int:
+        """Of one map."""
+        return self.batch * self.heads // self.maps * self.length
+
+
+def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
+    """phi(x); arguments as in `learned_sketch`."""
+    values, call = _values(x), _call(x, weights, leaves)
+    for level in call.levels:
+        values = _combined(call, level, values)
+    return values[0]
+
+
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
+    """Gradients of x and of every weight; the weights' are summed in float32, always in the same order."""
+    call, values = _call(x, weights, leaves), [_values(x)]
+    for level in call.levels[:-1]:
+        values.append(_combined(call, level, values[-1]))
+    grad = grad.contiguous()[None]
+    found: list[list[Tensor]] = []
+    for level, inputs in zip(reversed(call.levels), reversed(values), strict=True):
+        middles, grad = _pairs_backward(call, level, inputs, grad)
+        second = _weights_backward(call, level, level.second, middles, grad)
+        grad = _inputs_backward(call, level, level.second, middles, grad)
+        first = _weights_backward(call, level, level.first, inputs, grad)
+        grad = _inputs_backward(call, level, level.first, inputs, grad)
+        found.insert(0, [*first, *second])
+    # Results of an operator may not share memory.
+    gradients = (
+        level[tensor][owner, network].clone()
+        for owner in range(call.maps)
+        for level in found
+        for network in range(level[0].shape[1])
+        for tensor in range(TENSORS)
+    )
+    return [grad[0].to(x.dtype), *(one.to(weight.dtype) for one, weight in zip(gradients, weights, strict=True))]
+
+
+def _values(x: Tensor) -> Tensor:
+    """x as the values of a level, (1, batch, heads, length, head_dim)."""
+    return (x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous())[None]
+
+
+def _call(x: Tensor, weights: list[Tensor], leaves: int) -> _Call:
+    batch, heads, length, inputs = x.shape
+    hidden, size = weights[2].shape[0], weights[-1].shape[0]
+    maps = len(weights) // (TENSORS * networks_of_a_map(leaves))
+    if batch * heads * length >= 2**31:
+        raise ValueError(f"the triton backend takes fewer than 2^31 rows of heads, got {tuple(x.shape)}")
+    flat = torch.cat([weight.detach().reshape(-1) for weight in weights]).to(x.dtype)
+    levels = _levels(flat, leaves, inputs, size, hidden)
+    return _Call(batch, heads, length, maps, size, hidden, len(flat) // maps, x.dtype, levels)
+
+
+def _levels(flat: Tensor, leaves: int, inputs: int, size: int, hidden: int) -> list[_Level]:
+    levels, start, networks = [], 0, leaves
+    while True:
+        at_leaves = not levels
+        width = inputs if at_leaves else size
+        first = 2 * width + hidden * (width + size)
+        one = first + 2 * size + 2 * hidden * size
+        levels.append(
+            _Level(
+                networks,
+                _Half(flat[start:], one, width, networks if at_leaves else 1),
+                _Half(flat[start + first :], one, size, 1),
+            )
+        )
+        if networks == 2:
+            return levels
+        start, networks = start + networks * one, networks // 2
+
+
+def _combined(call: _Call, level: _Level, values: Tensor) -> Tensor:
+    """The values of the next level, (networks / 2, batch, heads, length, size)."""
+    combined = _empty(call, level.networks // 2, call.size, values)
+    _launch_pairs(call, level, values, combined, None, None, None)
+    return combined
+
+
+def _pairs_backward(call: _Call, level: _Level, values: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every network of a level its middle, and the gradient of its output."""
+    middles, output_grads = (_empty(call, level.networks, call.size, values, _inside(call)) for _ in range(2))
+    _launch_pairs(call, level, values, None, grad, middles, output_grads)
+    return middles, output_grads
+
+
+def _launch_pairs(call: _Call, level: _Level, values: Tensor, *tensors: Tensor | None) -> None:
+    from polysketch.ops.triton.programs.learned_sketch import learned_sketch
+
+    chosen = _configuration("learned_sketch", call, level.first, values)
+    pairs, tiles = level.networks // 2, -(-call.rows // chosen["TOKENS"])
+    launch(
+        learned_sketch,
+        tiles * pairs * call.maps,
+        *(values, level.first.weights, *tensors, *_strides(level.first, values), call.length, call.rows, tiles),
+        configuration=chosen,
+        PAIRS=pairs,
+        **_constants(call, level.first),
+    )
+
+
+def _inputs_backward(call: _Call, level: _Level, half: _Half, values: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the values of a half, given that of its outputs, (networks, batch, heads, length, size)."""
+    from polysketch.ops.triton.programs.learned_sketch_backward import learned_sketch_inputs_backward
+
+    chosen = _configuration("learned_sketch_inputs_backward", call, half, values)
+    taken, tiles = level.networks // half.shared, -(-call.rows // chosen["TOKENS"])
+    grad_values = _empty(call, taken, half.inputs, values, _inside(call))
+    launch(
+        learned_sketch_inputs_backward,
+        tiles * taken * call.maps,
+        *(values, half.weights, grad, grad_values, *_strides(half, values), call.length, call.rows, tiles),
+        configuration=chosen,
+        **_of_half(level, half),
+        **_constants(call, half),
+    )
+    return grad_values
+
+
+def _weights_backward(call: _Call, level: _Level, half: _Half, values: Tensor, grad: Tensor) -> list[Tensor]:
+    """Gradients of norm scale, norm bias, up and down of a half, each (maps, networks, ...), float32."""
+    from polysketch.ops.triton.programs.learned_sketch_backward import learned_sketch_weights_backward
+
+    chosen = _configuration("learned_sketch_weights_backward", call, half, values)
+    slices = -(-call.hidden // chosen["BLOCK"]) * level.networks * call.maps
+    tiles = -(-call.rows // chosen["TOKENS"])
+    tiles_per_span = max(_LEAST_TILES, -(-tiles * slices // _PROGRAMS))
+    spans = -(-tiles // tiles_per_span)
+    shape = (spans, call.maps, level.networks, call.hidden)
+    sums = [torch.empty(*shape, *width, dtype=torch.float32, device=values.device) for width in _widths(call, half)]
+    launch(
+        learned_sketch_weights_backward,
+        spans * slices,
+        *(values, half.weights, grad, *sums, *_strides(half, values), call.length, call.rows),
+        *(tiles, tiles_per_span, spans),
+        configuration=chosen,
+        **_of_half(level, half),
+        **_constants(call, half),
+    )
+    return _of_sums(call, level, half, [part.sum(0) for part in sums])
+
+
+def _of_sums(call: _Call, level: _Level, half: _Half, sums: Sequence[Tensor]) -> list[Tensor]:
+    """What the sums over all rows make the gradients of a half's weights; see `learned_sketch_weights_backward`."""
+    up_sums, down_sums, hidden_sums = sums
+    shape = (call.maps, level.networks, 2 * half.inputs + call.hidden * half.inputs)
+    block = half.weights.as_strided(shape, (call.map_weights, half.network_weights, 1)).float()
+    scale, bias, up = block.split([half.inputs, half.inputs, call.hidden * half.inputs], -1)
+    up = up.unflatten(-1, (call.hidden, half.inputs))
+    grad_up = up_sums * scale[..., None, :] + hidden_sums[..., None] * bias[..., None, :]
+    return [(up * up_sums).sum(-2), (up * hidden_sums[..., None]).sum(-2), grad_up, down_sums.mT]
+
+
+def _widths(call: _Call, half: _Half) -> list[list[int]]:
+    return [[half.inputs], [call.size], []]
+
+
+def _empty(call: _Call, networks: int, width: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return like.new_empty(networks, call.batch, call.heads, call.length, width, dtype=dtype)
+
+
+def _inside(call: _Call) -> torch.dtype:
+    """Dtype of what lies between programs in backward: middles and gradients may leave float16's range."""
+    return torch.bfloat16 if call.dtype == torch.bfloat16 else torch.float32
+
+
+def _strides(half: _Half, values: Tensor) -> tuple[int, ...]:
+    """Elements from one network's values to the next's, and strides of batch, heads and tokens."""
+    return (values.stride(0) if half.shared == 1 else 0, *values.stride()[1:4])
+
+
+def _of_half(level: _Level, half: _Half) -> dict[str, int]:
+    return {"NETWORKS": level.networks, "SHARED": half.shared, "NETWORK_WEIGHTS": half.network_weights}
+
+
+def _constants(call: _Call, half: _Half) -> dict[str, Any]:
+    import triton.language as tl
+
+    return {
+        "HEADS": call.heads,
+        "MAPS": call.maps,
+        "INPUTS": half.inputs,
+        "SIZE": call.size,
+        "HIDDEN": call.hidden,
+        "MAP_WEIGHTS": call.map_weights,
+        "FAST": call.dtype == torch.bfloat16,
+        "PRECISION": precision(call.dtype),
+        "DOT": tl.bfloat16 if call.dtype == torch.bfloat16 else tl.float32,
+        "INPUT_LANES": _lanes(half.inputs),
+        "LANES": _lanes(call.size),
+    }
+
+
+def _configuration(program: str, call: _Call, half: _Half, values: Tensor) -> dict[str, int]:
+    wide = call.dtype != torch.bfloat16
+    return configuration(
+        program, values.device, inputs=_lanes(half.inputs), size=_lanes(call.size), operand_bytes=4 if wide else 2
+    )
+
+
+def _lanes(width: int) -> int:
+    """Least power of two that holds a row and is as wide as matrix instructions need."""
+    return max(16, 1 << (width - 1).bit_length())

@@ -1,0 +1,175 @@
+"""Gradients of one half (LN, up, GELU, down) of the networks of the learned sketch: of its inputs, of its weights.
+
+Both programs make the hidden activations again. The first goes through all hidden units for a tile of rows; the second
+holds the gradients of a slice of hidden units in registers and goes through a span of tiles.
+"""
+
+import triton
+import triton.language as tl
+
+from polysketch.ops.triton.programs.learned_sketch import (
+    CUBIC,
+    LINEAR,
+    load_down,
+    load_up,
+    load_values,
+    row_places,
+    scale_and_bias,
+    standardize,
+    store_rows,
+    twice_gelu,
+)
+
+
+@triton.jit(do_not_specialize=["length", "rows", "tiles"])
+def learned_sketch_inputs_backward(
+    values,
+    weights,
+    grad,
+    grad_values,
+    values_network, values_batch, values_head, values_token,
+    length,
+    rows,
+    tiles,
+    HEADS: tl.constexpr,
+    MAPS: tl.constexpr,
+    NETWORKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    NETWORK_WEIGHTS: tl.constexpr,
+    MAP_WEIGHTS: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of the rows of one map, and the SHARED networks that take the same input.
+
+    grad (NETWORKS, batch, HEADS, length, SIZE), of the half's outputs; grad_values the same with INPUTS, and
+    NETWORKS / SHARED; both contiguous. weights begin with this half of the level's first network.
+    """
+    number = tl.program_id(0)
+    tile = number % tiles
+    taken = (number // tiles) % (NETWORKS // SHARED)
+    owner = number // tiles // (NETWORKS // SHARED)
+    batch, head, token, seen = row_places(tile, owner, rows, length, HEADS // MAPS, TOKENS)
+    place = (batch * HEADS + head) * length + token
+    every = tl.cast(rows, tl.int64) * MAPS
+    of_row = batch * values_batch + head * values_head + token * values_token
+
+    inputs = load_values(values + taken * values_network, of_row, seen, INPUTS, INPUT_LANES)
+    standard, inverse = standardize(inputs, INPUTS, INPUT_LANES)
+    grad_standard = tl.zeros((TOKENS, INPUT_LANES), tl.float32)
+    for index in range(taken * SHARED, (taken + 1) * SHARED):
+        of_half = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
+        scale, bias = scale_and_bias(of_half, INPUTS, INPUT_LANES)
+        normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
+        grad_output = load_values(grad + index * every * SIZE, place * SIZE, seen, SIZE, LANES).to(DOT)
+        grad_normed = tl.zeros((TOKENS, INPUT_LANES), tl.float32)
+        for start in range(0, HIDDEN, BLOCK):
+            up = load_up(of_half, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
+            down = load_down(of_half, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
+            hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
+            grad_active = tl.dot(grad_output, down, input_precision=PRECISION)
+            _, slope = twice_gelu_and_slope(hidden, FAST)
+            grad_normed = tl.dot((grad_active * slope).to(DOT), up, grad_normed, input_precision=PRECISION)
+        grad_standard += grad_normed * (0.5 * scale)[None, :]
+    mean = tl.sum(grad_standard, 1) * (1.0 / INPUTS)
+    along = tl.sum(grad_standard * standard, 1) * (1.0 / INPUTS)
+    found = (grad_standard - mean[:, None] - standard * along[:, None]) * inverse[:, None]
+    store_rows(grad_values + taken * every * INPUTS, place, found, seen, INPUTS, INPUT_LANES)
+
+
+@triton.jit(do_not_specialize=["length", "rows", "tiles", "tiles_per_span", "spans"])
+def learned_sketch_weights_backward(
+    values,
+    weights,
+    grad,
+    up_sums,
+    down_sums,
+    hidden_sums,
+    values_network, values_batch, values_head, values_token,
+    length,
+    rows,
+    tiles,
+    tiles_per_span,
+    spans,
+    HEADS: tl.constexpr,
+    MAPS: tl.constexpr,
+    NETWORKS: tl.constexpr,
+    SHARED: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    NETWORK_WEIGHTS: tl.constexpr,
+    MAP_WEIGHTS: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK hidden units of one network, one span of the tiles of its map.
+
+    Hidden units are rows here and tokens columns, so that the products over tokens take activations out of registers.
+    Sums over the span, float32: of the gradient of hidden activations (spans, MAPS, NETWORKS, HIDDEN), of it times the
+    standardized inputs (., INPUTS), of the gradient of outputs times activations (., SIZE). The scale of the norm comes
+    in with the first matrix, so that the gradients of norm and matrix both follow from these sums.
+    """
+    SLICES: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
+    number = tl.program_id(0)
+    start = (number % SLICES) * BLOCK
+    index = (number // SLICES) % NETWORKS
+    span = (number // SLICES // NETWORKS) % spans
+    owner = number // SLICES // NETWORKS // spans
+    every = tl.cast(rows, tl.int64) * MAPS
+
+    of_half = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
+    scale, bias = scale_and_bias(of_half, INPUTS, INPUT_LANES)
+    raw = load_up(of_half, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(tl.float32)
+    up = (raw * scale[None, :]).to(DOT)
+    constant = tl.sum(raw * bias[None, :], 1)
+    down = tl.trans(load_down(of_half, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK)).to(DOT)
+    of_values = values + (index // SHARED) * values_network
+    of_grad = grad + index * every * SIZE
+
+    up_sum = tl.zeros((BLOCK, INPUT_LANES), tl.float32)
+    down_sum = tl.zeros((BLOCK, LANES), tl.float32)
+    hidden_sum = tl.zeros((BLOCK,), tl.float32)
+    for tile in range(span * tiles_per_span, tl.minimum((span + 1) * tiles_per_span, tiles)):
+        batch, head, token, seen = row_places(tile, owner, rows, length, HEADS // MAPS, TOKENS)
+        place = (batch * HEADS + head) * length + token
+        of_row = batch * values_batch + head * values_head + token * values_token
+        inputs = load_values(of_values, of_row, seen, INPUTS, INPUT_LANES)
+        standard, _ = standardize(inputs, INPUTS, INPUT_LANES)
+        standard = standard.to(DOT)
+        # Rows past the end have no gradient, and add nothing.
+        grad_output = load_values(of_grad, place * SIZE, seen, SIZE, LANES).to(DOT)
+        hidden = tl.dot(up, tl.trans(standard), input_precision=PRECISION) + constant[:, None]
+        grad_active = tl.dot(down, tl.trans(grad_output), input_precision=PRECISION)
+        active, slope = twice_gelu_and_slope(hidden, FAST)
+        down_sum = tl.dot(active.to(DOT), grad_output, down_sum, input_precision=PRECISION)
+        grad_hidden = grad_active * slope
+        hidden_sum += tl.sum(grad_hidden, 1)
+        up_sum = tl.dot(grad_hidden.to(DOT), standard, up_sum, input_precision=PRECISION)
+
+    units = start + tl.arange(0, BLOCK)
+    there = units < HIDDEN
+    place = ((span * MAPS + owner) * NETWORKS + index).to(tl.int64) * HIDDEN + units
+    tl.store(hidden_sums + place, 0.5 * hidden_sum, there)
+    store_rows(up_sums, place, 0.5 * up_sum, there, INPUTS, INPUT_LANES)
+    store_rows(down_sums, place, 0.5 * down_sum, there, SIZE, LANES)
+
+
+@triton.jit
+def twice_gelu_and_slope(x, FAST: tl.constexpr):
+    """2 gelu(x) = x share, and its derivative: share + x share (2 - share) z', z the argument of the tanh."""
+    active, share = twice_gelu(x, FAST)
+    return active, share + (2 * active - active * share) * (LINEAR + 3 * CUBIC * (x * x))

@@ -1,0 +1,154 @@
+"""The programs of the learned sketch under Triton's interpreter, against the formula in float64.
+
+TRITON_INTERPRET=1 python -m pytest tests/ops/triton
+"""
+
+import pytest
+import torch
+
+from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend, triton
+from polysketch.ops.triton import forced
+from polysketch.ops.triton.availability import interpreting
+
+pytestmark = pytest.mark.skipif(not interpreting(), reason="needs TRITON_INTERPRET=1")
+
+SMALL = {"TOKENS": 16, "BLOCK": 32, "num_warps": 4, "num_stages": 1}
+PROGRAMS = ("learned_sketch", "learned_sketch_inputs_backward", "learned_sketch_weights_backward")
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan():
+    """What a program forgets to write is NaN, and no comparison passes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def small_blocks():
+    """Several tiles and blocks of hidden units at sizes that the interpreter can do."""
+    with forced(**dict.fromkeys(PROGRAMS, SMALL)):
+        yield
+
+
+def case(degree, share, shape, size, seed=0):
+    """x, weights none of which is zero or one, the number of leaves, a gradient of the features."""
+    torch.manual_seed(seed)
+    sketch = LearnedSketch(shape[3], degree=degree, sketch_size=size, num_kv_heads=2, share=share)
+    weights = [weight.detach() + 0.1 * torch.randn_like(weight) for one in sketch.networks for weight in one.weights()]
+    return torch.randn(shape), weights, degree // 2, torch.randn(*shape[:3], size)
+
+
+def features_and_gradients(x, weights, leaves, cotangent, backend):
+    """Features and the gradients of x and all weights."""
+    tensors = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in (x, *weights)]
+    features = learned_sketch(tensors[0], tensors[1:], leaves, backend=backend)
+    return [features.detach(), *torch.autograd.grad(features, tensors, cotangent)]
+
+
+def relative_errors(x, weights, leaves, cotangent, dtype=torch.float32):
+    """Of the features and every gradient, the triton backend's in `dtype` against the formula in float64."""
+    rounded = [tensor.to(dtype) for tensor in (x, *weights, cotangent)]
+    found, expected = (
+        features_and_gradients(one[0], one[1:-1], leaves, one[-1], backend)
+        for one, backend in ((rounded, "triton"), ([tensor.double() for tensor in rounded], "chunked"))
+    )
+    assert [a.dtype for a in found] == [dtype] * len(found)
+    return [((a - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True)]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    ("degree", "share", "shape", "size"),
+    [
+        (4, "layer", (2, 2, 19, 24), 10),
+        (4, "head", (1, 4, 9, 16), 5),
+        (8, "head", (1, 2, 7, 20), 3),
+        (4, "layer", (1, 1, 1, 70), 3),
+    ],
+)
+def test_features_and_gradients_agree_with_the_formula_in_float64(degree, share, shape, size):
+    assert max(relative_errors(*case(degree, share, shape, size))) < 1e-5 * degree
+
+
+def test_the_shipped_configurations_agree_with_the_formula():
+    assert max(relative_errors(*case(4, "layer", (1, 2, 33, 16), 16))) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_half_precision_differs_by_its_rounding():
+    assert max(relative_errors(*case(4, "layer", (1, 2, 9, 16), 6), dtype=torch.float16)) < 4e-3
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_float16_weights_and_activations_may_leave_its_range_inside():
+    x, weights, leaves, cotangent = case(4, "layer", (1, 1, 5, 16), 4)
+    for up in (weights[2], weights[10]):
+        up *= 6e4  # hidden activations and middles beyond 65504; the norm that follows divides by them
+    assert max(relative_errors(x, weights, leaves, cotangent, dtype=torch.float16)) < 4e-3
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_any_strides_of_inputs_and_gradients_give_the_same():
+    x, weights, leaves, cotangent = case(4, "head", (2, 2, 5, 12), 4)
+    plain = features_and_gradients(x, weights, leaves, cotangent, "triton")
+    between = x.transpose(1, 2).contiguous().transpose(1, 2)
+    inside = x.transpose(1, 3).contiguous().transpose(1, 3)
+    assert between.stride() != x.stride()
+    assert inside.stride(3) != 1
+    for turned in (between, inside):
+        turned_grad = cotangent.transpose(1, 3).contiguous().transpose(1, 3)
+        found = features_and_gradients(turned, weights, leaves, turned_grad, "triton")
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_gradients_of_weights_are_summed_over_spans_of_tiles(monkeypatch):
+    monkeypatch.setattr(triton, "_LEAST_TILES", 1)
+    one, three = case(4, "layer", (1, 1, 40, 16), 4), []
+    for programs in (1, 512):
+        monkeypatch.setattr(triton, "_PROGRAMS", programs)
+        three.append(features_and_gradients(*one, "triton"))
+    assert all((a - b).norm() < 1e-5 * b.norm() for a, b in zip(*three, strict=True))
+    assert max(relative_errors(*one)) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_no_rows_have_no_features_and_gradients_of_zero():
+    _, weights, leaves, _ = case(4, "layer", (1, 1, 1, 16), 4)
+    found = features_and_gradients(torch.ones(2, 1, 0, 16), weights, leaves, torch.ones(2, 1, 0, 4), "triton")
+    assert found[0].shape == (2, 1, 0, 4)
+    assert all(not gradient.any() for gradient in found[1:])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_small_features_keep_their_relative_precision():
+    """tanh near zero: 1 - 2 / (e^2x + 1) would lose it."""
+    x, weights, leaves, _ = case(4, "layer", (1, 1, 16, 16), 8)
+    for down in (weights[7], weights[15]):
+        down *= 1e-3
+    found = learned_sketch(x, weights, leaves, backend="triton")
+    expected = learned_sketch(x.double(), [weight.double() for weight in weights], leaves, backend="chunked")
+    assert found.abs().max() < 1e-4
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_large_features_are_bounded_with_a_gradient_of_zero():
+    """tanh far from zero: e^x alone would overflow."""
+    x, weights, leaves, cotangent = case(4, "layer", (1, 1, 16, 16), 8)
+    for down in (weights[7], weights[15]):
+        down *= 1e4
+    features, grad_x, *_ = features_and_gradients(x, weights, leaves, cotangent, "triton")
+    assert torch.allclose(features.abs(), torch.full_like(features, 8**0.5))
+    assert torch.isfinite(grad_x).all()
+
+
+def test_what_the_programs_cannot_take_is_refused_when_asked_for_and_avoided_by_auto():
+    x = torch.randn(1, 1, 4, 8)
+    assert learned_sketch_backend(x, "triton") == "triton"
+    assert learned_sketch_backend(x) != "triton"
+    for dtype, reason in ((torch.bfloat16, "no bfloat16 products"), (torch.float64, r"got torch\.float64")):
+        with pytest.raises(RuntimeError, match=reason):
+            learned_sketch(x.to(dtype), [], 2, backend="triton")
