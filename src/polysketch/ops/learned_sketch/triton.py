@@ -128,7 +128,8 @@ def _call(x: Tensor, weights: list[Tensor], leaves: int) -> _Call:
 
 
 def _levels(flat: Tensor, leaves: int, inputs: int, size: int, hidden: int) -> list[_Level]:
-    levels, start, networks = [], 0, leaves
+    levels: list[_Level] = []
+    start, networks = 0, leaves
     while True:
         at_leaves = not levels
         width = inputs if at_leaves else size

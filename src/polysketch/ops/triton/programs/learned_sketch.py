@@ -125,7 +125,7 @@ def half(
     BLOCK: tl.constexpr,
 ):
     """values (TOKENS, INPUT_LANES) -> (TOKENS, LANES), both float32."""
-    standard, _ = standardize(values, INPUTS, INPUT_LANES)
+    standard, _inverse = standardize(values, INPUTS, INPUT_LANES)
     scale, bias = scale_and_bias(weights, INPUTS, INPUT_LANES)
     normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
     total = tl.zeros((TOKENS, LANES), tl.float32)
@@ -133,7 +133,7 @@ def half(
         up = load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
         down = load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
         hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
-        active, _ = twice_gelu(hidden, FAST)
+        active, _share = twice_gelu(hidden, FAST)
         total = tl.dot(active.to(DOT), tl.trans(down), total, input_precision=PRECISION)
     return 0.5 * total
 

@@ -76,7 +76,7 @@ def learned_sketch_inputs_backward(
             down = load_down(of_half, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
             hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
             grad_active = tl.dot(grad_output, down, input_precision=PRECISION)
-            _, slope = twice_gelu_and_slope(hidden, FAST)
+            _active, slope = twice_gelu_and_slope(hidden, FAST)
             grad_normed = tl.dot((grad_active * slope).to(DOT), up, grad_normed, input_precision=PRECISION)
         grad_standard += grad_normed * (0.5 * scale)[None, :]
     mean = tl.sum(grad_standard, 1) * (1.0 / INPUTS)
@@ -148,7 +148,7 @@ def learned_sketch_weights_backward(
         place = (batch * HEADS + head) * length + token
         of_row = batch * values_batch + head * values_head + token * values_token
         inputs = load_values(of_values, of_row, seen, INPUTS, INPUT_LANES)
-        standard, _ = standardize(inputs, INPUTS, INPUT_LANES)
+        standard, _inverse = standardize(inputs, INPUTS, INPUT_LANES)
         standard = standard.to(DOT)
         # Rows past the end have no gradient, and add nothing.
         grad_output = load_values(of_grad, place * SIZE, seen, SIZE, LANES).to(DOT)
