@@ -1,5 +1,8 @@
 """Decoding: a few new tokens against a state that is updated in place, without gradients."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -8,6 +11,8 @@ from polysketch.ops.linear.checks import check
 from polysketch.ops.linear.native_decode import can_extend, extend_one_
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.tiles import expand_tiles, pad_features
+from polysketch.ops.linear.triton_decode import extend_one_ as extend_one_by_triton_
+from polysketch.ops.linear.triton_decode import why_not_extend
 from polysketch.ops.linear.types import LocalPolynomial
 
 # Longer spans go through the chunked backend: one call for all of them costs less than this many single steps.
@@ -60,7 +65,7 @@ def linear_attention_extend_(
         state.copy_(result.state)
         return result.output
     check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
-    step = _native_step if can_extend(query_features, state) else _step
+    step = _step_for(query_features, value, state)
     with torch.autocast(value.device.type, enabled=False):
         steps = [
             step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
@@ -69,11 +74,18 @@ def linear_attention_extend_(
     return steps[0] if length == 1 else torch.cat(steps, 2)
 
 
-def _native_step(query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
-    """One token of every row, as a native program."""
+def _step_for(query: Tensor, value: Tensor, state: LinearAttentionState) -> Callable[..., Tensor]:
+    """The fastest step that these tensors allow. Under Triton's interpreter its programs run when called directly."""
+    if (value.is_cuda or value.is_meta) and why_not_extend(value, state) is None:
+        return partial(_program_step, extend_one_by_triton_)
+    return partial(_program_step, extend_one_) if can_extend(query, state) else _step
+
+
+def _program_step(program, query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
+    """One token of every row, by a program."""
     if local is not None:
         local = local._replace(query=local.query[:, :, here], key=local.key[:, :, here])
-    return extend_one_(
+    return program(
         query[:, :, here],
         key[:, :, here],
         value[:, :, here],
@@ -106,7 +118,7 @@ def _step(query, key, value, state, offset, normalize, local, log_decay, here: s
         numerator = numerator + exact @ state.open_value[:, :, : max(fill) + 1]
         denominator = denominator + exact.sum(-1)
         _fold_full_chunks(state, [row for row, used in enumerate(fill) if used + 1 == local.chunk])
-    state.position += 1
+    state.advance_()
     if normalize:
         mass = (denominator + offset)[..., None]
         numerator = torch.where(mass == 0, 0.0, numerator / mass)

@@ -1,7 +1,7 @@
 """What decoding carries: sums over the tokens seen, of a size that depends on features, values and chunk alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -27,8 +27,10 @@ class LinearAttentionState:
         open_key: (batch, key_heads, b, head_dim), keys of the exact local part.
         open_log_decay: (batch, key_heads, b).
         position: (batch,) int64 in host memory, tokens seen since the row's first real one; in host memory so that
-            no decision about chunks waits for a device.
+            no decision about chunks waits for a device. It changes in place (`advance_`, `move_to_`).
         power: 1 or 2, the power of the feature products.
+        device_position: the same numbers in the memory of the sums' device, for programs and captured graphs that
+            decide there; `position` itself where the sums are in host memory.
     """
 
     sums: Tensor
@@ -40,6 +42,12 @@ class LinearAttentionState:
     open_log_decay: Tensor
     position: Tensor
     power: int
+    device_position: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Give the device positions of its own."""
+        device = self.sums.device
+        self.device_position = self.position if device.type == "cpu" else self.position.to(device)
 
     @classmethod
     def init(
@@ -102,8 +110,25 @@ class LinearAttentionState:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name -> tensor, for saving and for walking over them."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "power"}
+        """Name -> tensor, for saving and for walking over them; the device's copy of the positions is left out."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "power"}
+
+    def advance_(self, tokens: int = 1) -> None:
+        """Count so many more tokens in every row, on the host and on the device; nothing waits."""
+        self.position += tokens
+        if self.device_position is not self.position:
+            self.device_position += tokens
+
+    def move_to_(self, position: Tensor | int) -> None:
+        """Take these (batch,) positions, or one for all rows, on the host and on the device."""
+        self.position.copy_(torch.as_tensor(position))
+        if self.device_position is not self.position:
+            self.device_position.copy_(self.position)
+
+    def reset_(self) -> None:
+        """Back to before the first token, at the same addresses."""
+        for tensor in (*self.tensors().values(), self.device_position):
+            tensor.zero_()
 
     def clone(self) -> "LinearAttentionState":
         """A copy to roll back to."""
@@ -117,6 +142,8 @@ class LinearAttentionState:
         """Overwrite with `other`, at the same addresses."""
         for name, tensor in self.tensors().items():
             tensor.copy_(getattr(other, name))
+        if self.device_position is not self.position:
+            self.device_position.copy_(other.device_position)
         return self
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "LinearAttentionState":

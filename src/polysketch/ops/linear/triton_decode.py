@@ -1,0 +1,146 @@
+"""One token of every row against a state, as two Triton programs that update the state where it lies.
+
+The positions that decide about chunks are read on the device: nothing waits for it, and a graph can be captured.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.triton import configuration, launch, precision, why_not
+
+_STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
+
+
+def why_not_extend(value: Tensor, state: LinearAttentionState) -> str | None:
+    """Why the programs cannot take values like these and this state; None where they can."""
+    if state.sums.dtype != torch.float32:
+        return f"the triton backend decodes float32 states, got {state.sums.dtype}"
+    if not all(tensor.is_contiguous() for tensor in state.tensors().values()):
+        return "the triton backend decodes states whose tensors are contiguous"
+    return why_not(value)
+
+
+def extend_one_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LinearAttentionState,
+    *,
+    offset: float,
+    normalize: bool,
+    local: LocalPolynomial | None,
+    log_decay: Tensor | None,
+) -> Tensor:
+    """One token; arguments as in `linear_attention_extend_`, already checked. Two launches whatever the positions."""
+    queries = (None, None) if local is None else (local.query, local.key)
+    tensors: list[Any] = [None if x is None else _one_token(x) for x in (query, key, value, *queries, log_decay)]
+    sizes: tuple[int, int] = (state.power, 2 if local is None else local.degree)
+    kept: list[Tensor] = [getattr(state, name) for name in _STATE]
+    # An operator's call takes as long as several launches; it is for those who trace.
+    extend = linear_attention_extend_operator if torch.compiler.is_compiling() else _extend_one
+    output = extend(*tensors, *kept, state.device_position, *sizes, offset, normalize)
+    if state.device_position is not state.position:
+        state.position += 1
+    return output[:, :, None]
+
+
+def _one_token(x: Tensor) -> Tensor:
+    """Without the dimension of tokens, and with entries side by side."""
+    token = x[:, :, 0]
+    return token if x.dim() == 3 or token.stride(2) == 1 else token.contiguous()
+
+
+def _extend_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    local_query: Tensor | None,
+    local_key: Tensor | None,
+    log_decay: Tensor | None,
+    sums: Tensor,
+    normalizer: Tensor,
+    total_log_decay: Tensor,
+    open_features: Tensor,
+    open_value: Tensor,
+    open_key: Tensor,
+    open_log_decay: Tensor,
+    position: Tensor,
+    power: int,
+    degree: int,
+    offset: float,
+    normalize: bool,
+) -> Tensor:
+    """Vectors of one token (batch, heads, width) and the tensors of a state -> (batch, heads, value_dim)."""
+    import triton
+
+    from polysketch.ops.triton.programs.linear_extend import linear_extend, linear_extend_finish
+
+    (batch, heads, features), key_heads, width = query.shape, key.shape[1], value.shape[2]
+    chunk, local_width = open_key.shape[2:]
+    shared, columns = heads // key_heads, max(16, triton.next_power_of_2(width))
+    tuned = configuration("linear_extend", value.device, features=features, width=width, power=power)
+    blocks, local_blocks = -(-sums.shape[2] // tuned["ROWS"]), -(-chunk // tuned["TOKENS"])
+    parts = (batch * key_heads, blocks + local_blocks, shared)
+    numerators = sums.new_empty(*parts, width)
+    denominators = sums.new_empty(parts)
+    positions = position.new_empty(batch * key_heads)
+    output = value.new_empty(batch, heads, width)
+    common = {"KEY_HEADS": key_heads, "SHARED": shared, "FEATURES": features, "WIDTH": width, "CHUNK": chunk}
+    common |= {"LOCAL_WIDTH": local_width, "COLUMNS": columns}
+    of_query, of_key, of_value, of_local_query, of_local_key, of_decay = (
+        (0, 0) if x is None else x.stride()[:2] for x in (query, key, value, local_query, local_key, log_decay)
+    )
+    launch(
+        linear_extend,
+        parts[0] * parts[1],
+        *(query, key, value, local_query, local_key, log_decay),
+        *(sums, normalizer, open_features, open_value, open_key, open_log_decay, position),
+        *(numerators, denominators, positions),
+        *(*of_query, *of_key, *of_value, *of_local_query, *of_local_key, *of_decay),
+        configuration=tuned,
+        **common,
+        POWER=power,
+        DEGREE=degree,
+        PRECISION=_precision(value.dtype),
+        LOCAL_COLUMNS=max(16, triton.next_power_of_2(local_width)),
+    )
+    launch(
+        linear_extend_finish,
+        parts[0],
+        *(output, key, value, local_key, log_decay, total_log_decay),
+        *(open_features, open_value, open_key, open_log_decay, position),
+        *(numerators, denominators, positions),
+        *(*of_key, *of_value, *of_local_key, *of_decay, float(offset)),
+        configuration=configuration("linear_extend_finish", value.device, width=width),
+        **common,
+        BLOCKS=blocks,
+        LOCAL_BLOCKS=local_blocks,
+        TOKENS=tuned["TOKENS"],
+        NORMALIZE=normalize,
+    )
+    return output
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Of the products that fold a chunk: kept features are float32, products of two of them too wide for bfloat16."""
+    return "tf32" if dtype == torch.bfloat16 else precision(dtype)
+
+
+linear_attention_extend_operator = torch.library.custom_op(
+    "polysketch::linear_attention_extend",
+    _extend_one,
+    mutates_args=(
+        *("sums", "normalizer", "total_log_decay", "open_features", "open_value", "open_key", "open_log_decay"),
+        "position",
+    ),
+)
+"""The same as an operator."""
+
+
+@linear_attention_extend_operator.register_fake
+def _(query, key, value, *arguments):
+    return value.new_empty(*query.shape[:2], value.shape[2])
