@@ -35,8 +35,8 @@ def benchmark(name: str, *flags: str) -> int:
 
 
 def test_every_benchmark_has_a_small_size_here():
-    """A new one is tested by being listed; what measures no time has tests of its own."""
-    assert SMALL.keys() | {"approximation"} == BENCHMARKS.keys()
+    """A new one is tested by being listed; those that end in no such table have tests of their own."""
+    assert SMALL.keys() | {"approximation", "tune"} == BENCHMARKS.keys()
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from polysketch.feature_maps import LearnedSketch
 from polysketch.feature_maps.learned_sketch import SketchNetwork
 from polysketch.ops.learned_sketch import learned_sketch
 
-__all__ = ["DTYPES", "OPS", "ProgramCall", "program_calls"]
+__all__ = ["DTYPES", "OPS", "ProgramCall", "most_common_first", "program_calls"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _LOCAL = 256
@@ -50,9 +50,18 @@ def program_calls(ops_wanted: tuple[str, ...] = (), dtypes: tuple[str, ...] = tu
     return list(made)
 
 
+def most_common_first(made: list[ProgramCall]) -> list[ProgramCall]:
+    """The first call of every op and dtype, then the second ones, and so on."""
+    groups: dict[tuple[str, str], list[ProgramCall]] = {}
+    for call in made:
+        groups.setdefault((call.op, call.dtype), []).append(call)
+    turns = itertools.zip_longest(*groups.values())
+    return [call for turn in turns for call in turn if call is not None]
+
+
 def _linear_calls(dtype: str) -> Iterator[ProgramCall]:
     """Power 2 by sketch size, head size and local part; power 1 by features; and every option once."""
-    for sketch_size, width, local in itertools.product((16, 32, 64, 128), (64, 128), (_LOCAL, 0)):
+    for sketch_size, width, local in itertools.product((32, 64, 16, 128), (64, 128), (_LOCAL, 0)):
         yield _linear(dtype, features=sketch_size, width=width, local=local)
     for features, width, local in itertools.product((64, 256), (64, 128), (_LOCAL, 0)):
         yield _linear(dtype, features=features, width=width, local=local, power=1)
@@ -86,7 +95,7 @@ def _linear(
             tensors |= {"near": make(heads, length, width), "far": make(heads // shared, length, width) / width**0.5}
         if decays:
             tensors["decay"] = -0.01 * make(heads // shared, length).abs()
-        attend = partial(_attend, power=power, causal=causal, local=local)
+        attend: Callable[..., Tensor] = partial(_attend, power=power, causal=causal, local=local)
         return Call(lambda: attend(**tensors), list(tensors.values()))
 
     return ProgramCall(f"linear {name}", "linear", dtype, build)
@@ -146,8 +155,13 @@ def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) 
     def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
         make = partial(_random, device, DTYPES[dtype], batch, heads, 1)
         query, key, value, near, far = make(features), make(features), make(width), make(width), make(width)
-        options = {"power": power, "local_chunk": local, "local_dim": width if local else 0, "device": device}
-        state = ops.LinearAttentionState.init(batch, heads, features, width, **options)
+        options: dict[str, Any] = {
+            "power": power,
+            "local_chunk": local,
+            "local_dim": width if local else 0,
+            "device": device,
+        }
+        state = ops.LinearAttentionState.init(batch, heads, features, width, device=device, **options)
         exact = ops.LocalPolynomial(near, far, _DEGREE, local) if local else None
 
         def step() -> Tensor:

@@ -1,0 +1,213 @@
+"""Choose the constants of the Triton programs by timing them: what `polysketch benchmark tune` does.
+
+For each call, forward and backward apart, each program that it launches is tried with constants near those in use, one
+program after the other. A candidate that does not compile, spills registers, takes too much shared memory or gives
+another result is not timed, and those that are timed take turns. What is faster is kept as an entry of the program's
+file of configurations, for calls with the same properties: never for a length.
+"""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch.benchmarking.program_calls import ProgramCall
+from polysketch.benchmarking.timing import Clock
+from polysketch.benchmarking.tuning_candidates import Configuration, Question, candidates, questions_asked
+from polysketch.ops.triton import forced
+from polysketch.ops.triton.launch import launching
+
+__all__ = ["Tuning", "tune", "write_entries"]
+
+_REPEATS = 5
+_WORTH = 0.97  # a candidate must take less than this share of the time: what is less is noise
+_TOLERANCES = {"bfloat16": 2e-2, "float16": 1e-2, "float32": 1e-3}
+_BATCH, _HEADS, _LENGTH = 4, 8, 8_192
+
+Function = Callable[[], Sequence[Tensor]]
+
+
+@dataclass
+class Tuning:
+    """How to tune.
+
+    Attributes:
+        clock: of the device.
+        generation: of the device, as the files of configurations name it: sm_90.
+        file_of: program -> the file that its entries go to.
+        programs: names of those to tune; all where there are none.
+        deadline: on the monotonic clock.
+        say: is told how far it is.
+        sizes: batch, heads and length of the calls.
+    """
+
+    clock: Clock
+    generation: str
+    file_of: Callable[[str], Path]
+    programs: tuple[str, ...] = ()
+    deadline: float = float("inf")
+    say: Callable[[str], None] = lambda _: None
+    sizes: tuple[int, int, int] = (_BATCH, _HEADS, _LENGTH)
+    started: float = field(default_factory=time.monotonic)
+
+
+def tune(calls: Sequence[ProgramCall], how: Tuning) -> dict[str, list[dict[str, Any]]]:
+    """Tune the programs of all calls, as far as time allows; each winner is written as soon as it is known.
+
+    Returns:
+        Program -> the entries found, in the form of the files of configurations.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    tuned: set[tuple] = set()
+    for number, call in enumerate(calls):
+        if time.monotonic() > how.deadline:
+            how.say(f"no time left for {len(calls) - number} of {len(calls)} calls, the first of them {call.name}")
+            break
+        for program, entries in _tune_call(call, how, tuned):
+            write_entries(how.file_of(program), how.generation, entries)
+            found.setdefault(program, []).extend(entries)
+        how.say(f"{number + 1}/{len(calls)} {call.name}, {call.dtype}; {_time_left(how, number + 1, len(calls))}")
+    return found
+
+
+def write_entries(path: Path, generation: str, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Put entries before those that a file has, in the place of those for the same calls."""
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    replaced = [entry["where"] for entry in entries]
+    kept = [entry for entry in before.get(generation, []) if entry["where"] not in replaced]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({**before, generation: [*entries, *kept]}, indent=1) + "\n")
+    partial.replace(path)
+
+
+def _time_left(how: Tuning, done: int, of: int) -> str:
+    now = time.monotonic()
+    left = min((now - how.started) / done * (of - done), how.deadline - now)
+    return f"{max(0.0, left) / 60:.0f} min left"
+
+
+def _tune_call(call: ProgramCall, how: Tuning, tuned: set[tuple]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Forward, then backward: each program of a pass on its own, the others as they were found best."""
+    chosen: dict[str, Configuration] = {}
+    for direction, function in _passes(call, how):
+        with questions_asked() as questions:
+            expected = function()
+        for group in _by_program(questions, how, tuned):
+            program = group[0].program
+            best = _best(call, direction, group[0], function, expected, chosen, how)
+            if best is not None:
+                chosen[program] = best
+                yield program, [{"where": question.properties, "use": best} for question in group]
+
+
+def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function]]:
+    """(name, function) of the passes; what is made in between is made once."""
+    made = call.build(how.clock.device, *how.sizes)
+
+    def forward() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return (made.function(),)
+
+    yield "forward", forward
+    if not call.differentiable:
+        return
+    leaves = [leaf.requires_grad_() for leaf in made.leaves]
+    output = made.function()
+    cotangent = torch.randn_like(output)
+
+    def backward() -> Sequence[Tensor]:
+        # In this thread: another one, as CUDA's, would not see what is forced in this context.
+        with torch.autograd.set_multithreading_enabled(False):
+            return torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
+
+    yield "backward", backward
+
+
+def _by_program(questions: Sequence[Question], how: Tuning, tuned: set[tuple]) -> list[list[Question]]:
+    """New questions, those about one program together: it gets the same answer for all of them."""
+    groups: dict[str, list[Question]] = {}
+    for question in questions:
+        if question.key in tuned or (how.programs and question.program not in how.programs):
+            continue
+        tuned.add(question.key)
+        groups.setdefault(question.program, []).append(question)
+    return list(groups.values())
+
+
+def _best(
+    call: ProgramCall,
+    direction: str,
+    question: Question,
+    function: Function,
+    expected: Sequence[Tensor],
+    chosen: Mapping[str, Configuration],
+    how: Tuning,
+) -> Configuration | None:
+    """The fastest configuration of a program in a call; None where nothing is faster than the one in use."""
+    program, base = question.program, question.use
+    ways: dict[str, Callable[[], Any]] = {}
+    spilled = _spills(function)[1]
+    tried = candidates(base)
+    for one in tried:
+        if time.monotonic() > how.deadline:
+            break
+        attempt = _with(function, {**chosen, program: one})
+        if _is_right(attempt, expected, spilled, call.dtype):
+            ways[json.dumps(one)] = attempt
+    if not ways:
+        return None
+    in_use = _with(function, {**chosen, program: base})
+    seconds = how.clock.alternate({json.dumps(base): in_use, **ways}, repeats=_REPEATS)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    before, best = medians.pop(json.dumps(base)), min(medians, key=lambda name: medians[name])
+    won = medians[best] < _WORTH * before
+    how.say(
+        f"  {program}, {direction}: {before * 1e3:.3f} ms -> {min(before, medians[best]) * 1e3:.3f} ms with "
+        f"{best if won else 'what is in use'} ({len(ways)} of {len(tried)} right)"
+    )
+    return json.loads(best) if won else None
+
+
+def _with(function: Function, configurations: Mapping[str, Configuration]) -> Function:
+    """The function with some programs' constants given."""
+
+    def call() -> Sequence[Tensor]:
+        with forced(**configurations):
+            return function()
+
+    return call
+
+
+def _spills(attempt: Function) -> tuple[Sequence[Tensor], int]:
+    """What a call gives, and how many bytes of registers its programs spill."""
+    spilled = [0]
+
+    def run(kernel: Any, programs: int, arguments: tuple, options: dict) -> None:
+        spilled[0] += kernel[(programs,)](*arguments, **options).n_spills
+
+    with launching(run):
+        return attempt(), spilled[0]
+
+
+def _is_right(attempt: Function, expected: Sequence[Tensor], spilled: int, dtype: str) -> bool:
+    """Whether a candidate compiles, runs, spills no more, and gives what the configuration in use gives."""
+    try:
+        found, spills = _spills(attempt)
+    except Exception:  # noqa: BLE001 - whatever Triton raises for constants that do not fit: the candidate is out
+        return False
+    return spills <= spilled and max(map(_distance, found, expected)) <= _TOLERANCES[dtype]
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """Relative, on the device; infinite where anything is not finite."""
+    found, expected = found.float(), expected.float()
+    distance = float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+    return distance if math.isfinite(distance) else math.inf

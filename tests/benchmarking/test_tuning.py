@@ -1,0 +1,155 @@
+"""Tuning with a clock that is made up: what wins, what is never taken, and where the winners go."""
+
+import json
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.program_calls import ProgramCall, most_common_first, program_calls
+from polysketch.benchmarking.timing import Clock
+from polysketch.benchmarking.tuning import Tuning, tune, write_entries
+from polysketch.benchmarking.tuning_candidates import candidates
+from polysketch.cli import main
+from polysketch.ops.triton import configurations
+from polysketch.ops.triton.configurations import configuration
+
+FORWARD, BACKWARD = "linear_outputs", "linear_fold"
+CPU = torch.device("cpu")
+FEATURES = 48
+
+
+class Doubled(torch.autograd.Function):
+    """Twice x; each pass asks for the constants of a program, and is wrong, or fails, for some of them."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x * factor(FORWARD)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return grad * factor(BACKWARD)
+
+
+def factor(program: str) -> float:
+    use = configuration(program, CPU, features=FEATURES, dtype="bfloat16")
+    SEEN[program] = use
+    if use["num_stages"] == 4:
+        return 2.5
+    if use["num_stages"] == 1:
+        raise RuntimeError("out of resources")
+    return 2.0
+
+
+SEEN: dict[str, dict[str, int]] = {}
+
+
+def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
+    leaf = torch.ones(batch, heads, length)
+    return Call(lambda: Doubled.apply(leaf), [leaf])
+
+
+class MadeUpClock(Clock):
+    """The more stages, the faster; four and one would be the fastest by far."""
+
+    def once(self, function) -> float:
+        function()
+        seconds = {1: 0.001, 2: 3.0, 3: 2.0, 4: 0.001}
+        return sum(seconds[use["num_stages"]] + 0.1 * (use["num_warps"] != 8) for use in SEEN.values())
+
+
+def tuning(folder, **changes) -> Tuning:
+    SEEN.clear()
+    file_of = lambda program: folder / f"{program}.json"  # noqa: E731
+    return Tuning(MadeUpClock(CPU), "sm_90", file_of, sizes=(1, 2, 3), **changes)
+
+
+def call(name: str = "made up", **changes) -> ProgramCall:
+    return ProgramCall(name, "linear", "bfloat16", build, **changes)
+
+
+@pytest.fixture(autouse=True)
+def in_use(monkeypatch):
+    """Two stages and four warps are in use."""
+    use = {"TOKENS": 64, "num_warps": 4, "num_stages": 2}
+    monkeypatch.setattr(configurations, "_entries", lambda *_: [{"where": {}, "use": dict(use)}])
+
+
+def test_the_fastest_right_candidate_of_each_pass_is_kept_for_calls_with_the_same_properties(tmp_path):
+    found = tune([call()], tuning(tmp_path))
+    best = {"TOKENS": 64, "num_warps": 8, "num_stages": 3}
+    entry = {"where": {"features": FEATURES, "dtype": "bfloat16"}, "use": best}
+    assert found == {FORWARD: [entry], BACKWARD: [entry]}
+    for program in found:
+        assert json.loads((tmp_path / f"{program}.json").read_text()) == {"sm_90": [entry]}
+
+
+def test_only_the_programs_asked_for_are_tuned(tmp_path):
+    assert list(tune([call()], tuning(tmp_path, programs=(BACKWARD,)))) == [BACKWARD]
+
+
+def test_a_question_that_was_answered_is_not_asked_again(tmp_path):
+    heard: list[str] = []
+    tune([call("one"), call("two")], tuning(tmp_path, say=heard.append))
+    assert sum(FORWARD in line for line in heard) == 1
+    assert "1/2 one" in heard[-2]
+    assert "2/2 two" in heard[-1]
+
+
+def test_nothing_is_written_where_nothing_is_faster(tmp_path, monkeypatch):
+    monkeypatch.setattr(MadeUpClock, "once", lambda self, function: (function(), 1.0)[1])
+    assert tune([call()], tuning(tmp_path)) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_the_budget_is_named(tmp_path):
+    heard: list[str] = []
+    assert tune([call("late")], tuning(tmp_path, deadline=time.monotonic() - 1, say=heard.append)) == {}
+    assert heard == ["no time left for 1 of 1 calls, the first of them late"]
+
+
+def test_an_entry_replaces_that_for_the_same_calls_and_precedes_the_others(tmp_path):
+    path = tmp_path / "program.json"
+    entries = [{"where": {"features": size}, "use": {"TOKENS": size}} for size in (16, 32)]
+    write_entries(path, "sm_90", entries)
+    write_entries(path, "sm_80", entries[:1])
+    write_entries(path, "sm_90", [{"where": {"features": 32}, "use": {"TOKENS": 128}}])
+    assert json.loads(path.read_text()) == {
+        "sm_90": [{"where": {"features": 32}, "use": {"TOKENS": 128}}, entries[0]],
+        "sm_80": entries[:1],
+    }
+
+
+def test_candidates_are_few_and_differ_from_what_is_in_use():
+    base = {"QUERIES": 128, "KEYS": 64, "num_warps": 4, "num_stages": 2}
+    found = candidates(base)
+    assert len(found) < 24
+    assert base not in found
+    assert len({tuple(one.items()) for one in found}) == len(found)
+    assert all(set(one) == set(base) for one in found)
+    assert all(one[name] >= 16 for one in found for name in ("QUERIES", "KEYS"))
+
+
+def test_the_first_calls_tuned_are_the_most_common_of_every_op():
+    calls = most_common_first(program_calls(dtypes=("bfloat16",)))
+    assert [one.op for one in calls[:4]] == ["linear", "sketch", "polynomial", "decoding"]
+    assert calls[0].name == "linear power 2, r=32, h=64, local 256"
+    assert len(calls) == len({one.name for one in calls}) == len(program_calls(dtypes=("bfloat16",)))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "a GPU, found"),
+        (("--device", "cpu"), "a GPU, found"),
+        (("--budget-seconds", "0"), "expected --budget-seconds above 0"),
+    ],
+)
+def test_without_a_gpu_tuning_ends_in_one_line(options, reason, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["benchmark", "tune", *options]) in (1, 2)
+    printed = capsys.readouterr().err
+    assert reason in printed
+    assert options[:1] == ("--budget-seconds",) or len(printed.strip().splitlines()) == 1
