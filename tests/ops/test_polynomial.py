@@ -358,9 +358,7 @@ def test_auto_is_the_reference_on_short_sequences_and_blockwise_beyond():
     assert polynomial_attention_backend(short, short, backend="blockwise") == "blockwise"
     with pytest.raises(ValueError, match="one of auto, reference, blockwise, triton, got 'flash'"):
         polynomial_attention(short, short, short, backend="flash")
-    with pytest.raises(
-        RuntimeError, match="the triton backend computes float32, bfloat16 and float16, got torch.float64"
-    ):
+    with pytest.raises(RuntimeError, match=r"the triton backend computes float32, .* got torch.float64"):
         polynomial_attention(short, short, short, backend="triton")
 
 

@@ -148,21 +148,22 @@ def backward(
 
     grads = _empty_like(query, key, value)
     inputs = query, key, value, grad_output = [_last_stride_one(t) for t in (query, key, value, grad_output)]
-    key_mask, factor, shift = _contiguous(key_mask), _factor(denominator, degree, scale), torch.empty_like(denominator)
+    key_mask, factor = _contiguous(key_mask), _factor(denominator, degree, scale)
+    pairs = denominator.new_empty(*denominator.shape, 2)
     numbers = (*_strides(*inputs), query.shape[2], key.shape[2], first_position or 0)
     constants = _constants("polynomial_grad_query", query, key, value, degree, first_position)
     triton.launch(
         polynomial_grad_query,
         _blocks(query, constants["configuration"]["ROWS"]),
         *(query, key, value, key_mask, output, rounding if rounding.numel() else None, grad_output, factor),
-        *(grads[0], shift, *numbers),
+        *(grads[0], pairs, *numbers),
         **constants,
     )
     constants = _constants("polynomial_grad_key_value", query, key, value, degree, first_position)
     triton.launch(
         polynomial_grad_key_value,
         _blocks(key, constants["configuration"]["KEYS"]),
-        *(query, key, value, key_mask, grad_output, factor, shift, grads[1], grads[2], *numbers),
+        *(query, key, value, key_mask, grad_output, pairs, grads[1], grads[2], *numbers),
         **constants,
     )
     return grads

@@ -72,7 +72,7 @@ def polynomial_forward(
     for edge in tl.static_range(2):  # blocks that every row sees whole, then the others
         begin = whole if edge else 0
         end = visible if edge else whole
-        for start in range(begin, end, KEYS):
+        for start in tl.range(begin, end, KEYS, num_stages=1 if edge else None):
             keys, values = load_keys(
                 of_key, key_token, of_value, value_token, of_mask, start, key_length,
                 HEAD, WIDTH, HEAD_BLOCK, WIDTH_BLOCK, KEYS, edge,
@@ -84,7 +84,7 @@ def polynomial_forward(
             if edge and CAUSAL:
                 weights = tl.where(is_past(position, start, ROWS, KEYS), weights, 0.0)
             used = as_operand(weights, PRECISION, DOT)
-            total += tl.sum(used.to(tl.float32), 1)
+            total += tl.sum(as_float32(used), 1)
             numerator = tl.dot(used, values.to(DOT), numerator, input_precision=PRECISION)
 
     # A finite numerator over an infinite denominator would be a wrong zero in silence.
@@ -195,3 +195,12 @@ def as_operand(weights, PRECISION: tl.constexpr, DOT: tl.constexpr):
     if tl.float32 == DOT and PRECISION == "tf32":
         return (weights.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
     return weights.to(DOT)
+
+
+@triton.jit
+def as_float32(operand):
+    """A bfloat16 operand widened by its bits, for which no conversion, a slow instruction, is needed."""
+    if operand.dtype == tl.bfloat16:
+        return (operand.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return operand

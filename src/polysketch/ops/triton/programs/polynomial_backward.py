@@ -38,7 +38,7 @@ def polynomial_grad_query(
     grad_output,
     factor,
     grad_query,
-    shift,
+    pairs,
     query_batch, query_head, query_token,
     key_batch, key_head, key_token,
     value_batch, value_head, value_token,
@@ -62,7 +62,8 @@ def polynomial_grad_query(
     """One program: a block of rows of one query head; under CAUSAL the longest first.
 
     Shapes: as in the forward program; grad_output like output, grad_query (batch, heads, query_length, HEAD), factor
-    f_i and shift f_i (grad_output_i . output_i), written here for the other program, (batch, heads, query_length).
+    f_i (batch, heads, query_length) and, written for the other program, pairs (batch, heads, query_length, 2), f_i and
+    f_i (grad_output_i . output_i).
     """
     block, head, batch, query_heads = row_block(query_length, ROWS, KEY_HEADS, SHARED, CAUSAL)
     first = block * ROWS
@@ -77,7 +78,9 @@ def polynomial_grad_query(
         result += load_block(rounding + row * WIDTH, WIDTH, seen, WIDTH, WIDTH_BLOCK, True).to(tl.float32)
     term = tl.sum(upstream.to(tl.float32) * result, 1)
     factors = tl.load(factor + row + tl.arange(0, ROWS), mask=seen, other=0.0)
-    tl.store(shift + row + tl.arange(0, ROWS), term * factors, seen)
+    places = pairs + (row + tl.arange(0, ROWS)) * 2
+    tl.store(places, factors, seen)
+    tl.store(places + 1, term * factors, seen)
     of_key = at(key, batch, key_batch, head // SHARED, key_head, 0, key_token)
     of_value = at(value, batch, value_batch, head // SHARED, value_head, 0, value_token)
     of_mask = None if key_mask is None else key_mask + batch * key_length
@@ -88,7 +91,7 @@ def polynomial_grad_query(
     for edge in tl.static_range(2):  # blocks that every row sees whole, then the others
         begin = whole if edge else 0
         end = visible if edge else whole
-        for start in range(begin, end, KEYS):
+        for start in tl.range(begin, end, KEYS, num_stages=1 if edge else None):
             keys, values = load_keys(
                 of_key, key_token, of_value, value_token, of_mask, start, key_length,
                 HEAD, WIDTH, HEAD_BLOCK, WIDTH_BLOCK, KEYS, edge,
@@ -110,8 +113,7 @@ def polynomial_grad_key_value(
     value,
     key_mask,
     grad_output,
-    factor,
-    shift,
+    pairs,
     grad_key,
     grad_value,
     query_batch, query_head, query_token,
@@ -150,6 +152,7 @@ def polynomial_grad_key_value(
         of_mask, start, key_length, HEAD, WIDTH, HEAD_BLOCK, WIDTH_BLOCK, KEYS, True,
     )  # fmt: skip
     visible, whole, end = seeing_rows(start - first_position, query_length, ROWS, KEYS, CAUSAL)
+    partly = (whole - visible) // ROWS
 
     total_key = tl.zeros((KEYS, HEAD_BLOCK), tl.float32)
     total_value = tl.zeros((KEYS, WIDTH_BLOCK), tl.float32)
@@ -157,22 +160,23 @@ def polynomial_grad_key_value(
         query_head_number = head * SHARED + member
         of_query = at(query, batch, query_batch, query_head_number, query_head, 0, query_token)
         of_grad = at(grad_output, batch, grad_batch, query_head_number, grad_head, 0, grad_token)
-        row = (key_heads * SHARED + member) * query_length
-        for part in tl.static_range(3):  # rows that see some of the keys, or all, and a last block that is not full
-            begin = visible if part == 0 else whole if part == 1 else end
-            stop = whole if part == 0 else end if part == 1 else query_length
-            for first in range(begin, stop, ROWS):
-                rows = first + tl.arange(0, ROWS)
-                seen = rows < query_length
+        of_pair = pairs + (key_heads * SHARED + member) * query_length * 2
+        for edge in tl.static_range(2):  # blocks of rows that see all of the keys; then the others, the last one too
+            begin = 0 if edge else whole // ROWS
+            stop = partly + tl.cdiv(query_length, ROWS) - end // ROWS if edge else end // ROWS
+            for item in tl.range(begin, stop, num_stages=1 if edge else None):
+                first = item * ROWS
+                if edge:
+                    first = tl.where(item < partly, visible + item * ROWS, end + (item - partly) * ROWS)
+                seen = first + tl.arange(0, ROWS) < query_length
                 token = tl.cast(first, tl.int64)
-                queries = load_block(of_query + token * query_token, query_token, seen, HEAD, HEAD_BLOCK, part == 2)
-                upstream = load_block(of_grad + token * grad_token, grad_token, seen, WIDTH, WIDTH_BLOCK, part == 2)
-                factors = tl.load(factor + row + rows, mask=seen, other=0.0)
-                shifts = tl.load(shift + row + rows, mask=seen, other=0.0)
+                queries = load_block(of_query + token * query_token, query_token, seen, HEAD, HEAD_BLOCK, edge)
+                upstream = load_block(of_grad + token * grad_token, grad_token, seen, WIDTH, WIDTH_BLOCK, edge)
+                factors, shifts = tl.split(load_block(of_pair + token * 2, 2, seen, 2, 2, edge))
                 scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * factors[None, :]
                 slope = power(scores, DEGREE - 1)
                 weights = slope * scores
-                if part != 1 and CAUSAL:
+                if edge and CAUSAL:
                     past = tl.trans(is_past(first_position + first, start, ROWS, KEYS))
                     slope = tl.where(past, slope, 0.0)
                     weights = tl.where(past, weights, 0.0)
