@@ -3,6 +3,7 @@
     python -m benchmarks.compiled                                   results in benchmarks/results/compiled-programs.csv
     python -m benchmarks.compiled --ops linear --targets sm_90 --dtypes bfloat16 --out /tmp/some.csv
     python -m benchmarks.compiled --match "r=32, h=64" --forward    calls whose names contain that; no gradients
+    python -m benchmarks.compiled --everything                      every size in every dtype; hours
 
 A line for each program as it was launched: registers, spills, shared memory and tensor-core instructions. Exit status 1
 where a program spills, or takes more shared memory than its devices have, or does not compile. Compiling takes a second
@@ -25,7 +26,8 @@ TARGETS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile what is asked for; the file is written after every call."""
     arguments = _parse(argv)
-    calls = [call for call in program_calls(arguments.ops, arguments.dtypes) if arguments.match in call.name]
+    calls = program_calls(arguments.ops, arguments.dtypes, everything=arguments.everything)
+    calls = [call for call in calls if arguments.match in call.name]
     lines: dict[tuple, Line] = {}
     failed: list[str] = []
     started = time.monotonic()
@@ -56,6 +58,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--targets", nargs="+", choices=tuple(TARGETS), default=tuple(TARGETS))
     parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=tuple(DTYPES))
     parser.add_argument("--match", default="", help="only calls whose names contain this")
+    parser.add_argument("--everything", action="store_true", help="every size in every dtype, not in bfloat16 alone")
     parser.add_argument("--forward", action="store_true", help="without gradients")
     parser.add_argument("--out", type=Path, default=RESULTS / "compiled-programs.csv")
     return parser.parse_args(argv)

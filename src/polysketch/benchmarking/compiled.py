@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polysketch.ops.triton.ahead_of_time import SHARED_MEMORY, Compiled, compiling
 
-__all__ = ["compile_call", "complaints", "shared_memory_limit"]
+__all__ = ["compile_call", "complaints", "inside_operators", "shared_memory_limit"]
 
 
 def compile_call(function: Callable[[], Any], capability: tuple[int, int]) -> list[Compiled]:
@@ -23,9 +23,16 @@ def compile_call(function: Callable[[], Any], capability: tuple[int, int]) -> li
     Raises:
         RuntimeError: Triton's interpreter is on; or what the compiler says.
     """
-    with compiling(capability) as found, _without_autocast(), _OperatorsInside():
+    with compiling(capability) as found, inside_operators():
         function()
     return found
+
+
+@contextmanager
+def inside_operators() -> Iterator[None]:
+    """Within this block calls on "meta" tensors go through our operators' own code, down to what they launch."""
+    with _without_autocast(), _OperatorsInside():
+        yield
 
 
 def shared_memory_limit(capability: tuple[int, int]) -> int:

@@ -23,6 +23,19 @@ __all__ = ["DTYPES", "OPS", "ProgramCall", "most_common_first", "program_calls"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _LOCAL = 256
 _DEGREE = 4
+_COMMON = {
+    *(f"linear power 2, r={size}, h=64, local {_LOCAL}" for size in (32, 64, 128)),
+    *(f"linear power 2, r=32, h={width}" for width in (64, 128)),
+    "linear power 1, m=64, h=64",
+    "linear power 1, m=256, h=128, local 256",
+    "linear power 2, r=32, h=64, local 256, decay, 2 queries a key",
+    "sketch r=32, h=64",
+    "sketch r=64, h=128",
+    "polynomial h=64",
+    "polynomial h=128",
+    "decoding power 2, r=32, h=64, local 256",
+    "decoding power 1, m=64, h=64",
+}
 
 
 @dataclass(frozen=True)
@@ -44,10 +57,18 @@ class ProgramCall:
     differentiable: bool = True
 
 
-def program_calls(ops_wanted: tuple[str, ...] = (), dtypes: tuple[str, ...] = tuple(DTYPES)) -> list[ProgramCall]:
-    """All calls, or those of some ops and dtypes."""
+def program_calls(
+    ops_wanted: tuple[str, ...] = (), dtypes: tuple[str, ...] = tuple(DTYPES), *, everything: bool = False
+) -> list[ProgramCall]:
+    """Calls of some ops, or of all, in some dtypes.
+
+    Args:
+        ops_wanted: of `OPS`.
+        dtypes: names, of `DTYPES`.
+        everything: every size in every dtype; else other dtypes than bfloat16 come at the common sizes only.
+    """
     made = itertools.chain.from_iterable(OPS[op](dtype) for op in ops_wanted or OPS for dtype in dtypes)
-    return list(made)
+    return [call for call in made if everything or call.dtype == "bfloat16" or call.name in _COMMON]
 
 
 def most_common_first(made: list[ProgramCall]) -> list[ProgramCall]:
@@ -159,14 +180,13 @@ def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) 
             "power": power,
             "local_chunk": local,
             "local_dim": width if local else 0,
-            "device": device,
         }
         state = ops.LinearAttentionState.init(batch, heads, features, width, device=device, **options)
+        state.move_to_(length + local // 2)
         exact = ops.LocalPolynomial(near, far, _DEGREE, local) if local else None
 
-        def step() -> Tensor:
-            state.position.fill_(length)
-            return ops.linear_attention_extend_(query, key, value, state, power=power, offset=1.0, local=exact)
+        def step() -> Tensor:  # of a copy, so that the same call gives the same
+            return ops.linear_attention_extend_(query, key, value, state.clone(), power=power, offset=1.0, local=exact)
 
         return Call(step, [query, key, value])
 
