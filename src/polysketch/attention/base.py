@@ -101,6 +101,17 @@ class Mechanism(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
 
+    def why_not_captured(self, state: Any) -> str | None:
+        """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.
+
+        It does where all that a step does, it does at the same addresses, and no decision is taken in host memory. Such
+        a state has a `reset_()` too, back to before the first token.
+
+        Args:
+            state: from `init_state`.
+        """
+        return f"{type(self).__name__} decides in host memory at every step, or its state grows"
+
     def redraw(self, step: int) -> None:
         """Draw random weights anew, in place, if the mechanism's schedule has it before training step `step` (from 0).
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention.base import Mechanism
 from polysketch.feature_maps import FeatureMap
+from polysketch.ops.linear.decode import why_not_captured
 
 
 class LinearizedAttention(Mechanism):
@@ -106,6 +107,12 @@ class LinearizedAttention(Mechanism):
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options)
         return output.to(value.dtype), state
+
+    def why_not_captured(self, state: ops.LinearAttentionState) -> str | None:
+        """As `Mechanism.why_not_captured`; a subclass with an `extend` of its own speaks for itself."""
+        if type(self).extend is not LinearizedAttention.extend:
+            return super().why_not_captured(state)
+        return why_not_captured(state)
 
 
 def widened(x: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ def _fill_caches(model: TransformerLM, state: ModelState, position: int) -> None
         for length in (position - 1, 1):
             shape = (len(state.position), config.num_kv_heads, length, config.head_dim)
             layer.append(*(torch.randn(shape, device=like.device, dtype=like.dtype) for _ in range(2)))
-    state.position += position
+    state.advance_(position)
 
 
 def _round(decoders: dict[str, Decoder], count: int) -> None:

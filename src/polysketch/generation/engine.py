@@ -3,15 +3,21 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from polysketch.generation import captured
 from polysketch.generation.randomness import RowUniforms
 from polysketch.generation.sampling import Sampler
 from polysketch.models import ModelState, TransformerLM
 
 __all__ = ["GenerationResult", "generate"]
+
+_WORTH_A_GRAPH = 16
+"""Steps. Capturing takes the time of a few."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class GenerationResult:
         tokens_per_second: new tokens of all prompts together, over the seconds from the end of the prompts on.
         prefill_seconds: time to read the prompts.
         state_bytes: size of the state carried from token to token, all prompts together.
+        no_graph: why steps were launched operation by operation; None where a captured graph was replayed.
     """
 
     tokens: list[list[int]]
@@ -31,6 +38,7 @@ class GenerationResult:
     tokens_per_second: float
     prefill_seconds: float
     state_bytes: int
+    no_graph: str | None
 
 
 @torch.inference_mode()
@@ -46,6 +54,7 @@ def generate(
     stop: int | None = None,
     on_token: Callable[[int, int], None] | None = None,
     span: int = 512,
+    graph: bool | Literal["auto"] = "auto",
 ) -> GenerationResult:
     """Continue every prompt by up to `max_new_tokens` tokens, all prompts in one batch.
 
@@ -67,8 +76,11 @@ def generate(
         stop: a token id that ends its row, for instance end of text. Default: none.
         on_token: called as (row, token id) for every new token as soon as it is known, not for the stop id.
         span: prompt tokens read at a time; bounds the memory of long prompts.
+        graph: replay a captured CUDA graph for every token (`CapturedStep`): "auto" where that is possible and there
+            are enough tokens; True insists; False never.
 
     Raises:
+        RuntimeError: graph=True, and why there can be none.
         ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
             not finite.
     """
@@ -79,19 +91,21 @@ def generate(
     was_training = model.training
     model.eval()
     try:
+        step, state, no_graph = _stepper(model, len(prompts), graph, max_new_tokens - 1)
         started = time.perf_counter()
-        logits, state = _prefill(model, prompts, span)
+        logits = _prefill(model, prompts, state, span)
         prefilled = time.perf_counter()
         for remaining in reversed(range(max_new_tokens)):
             chosen = sampler.choose(logits, uniforms.next().to(logits.device))
             rows.add(chosen.tolist())
             if remaining == 0 or rows.all_stopped:
                 break
-            logits, state = _step(model, chosen, state)
+            logits = step(chosen)
         seconds = time.perf_counter() - prefilled
     finally:
         model.train(was_training)
-    return GenerationResult(rows.tokens, rows.stopped, rows.num_tokens / seconds, prefilled - started, state.nbytes)
+    speed = rows.num_tokens / seconds
+    return GenerationResult(rows.tokens, rows.stopped, speed, prefilled - started, state.nbytes, no_graph)
 
 
 class _Rows:
@@ -124,21 +138,38 @@ class _Rows:
         return sum(len(row) for row in self.tokens)
 
 
-def _prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], span: int) -> tuple[Tensor, ModelState]:
-    """Read the prompts and return the logits (batch, vocab) of their last tokens, and the state behind them."""
+def _stepper(
+    model: TransformerLM, num_rows: int, graph: bool | Literal["auto"], steps: int
+) -> tuple[Callable[[Tensor], Tensor], ModelState, str | None]:
+    """What takes a step, the state that it moves on, before the first token, and why it is no graph."""
+    state = model.init_state(num_rows)
+    reason = "graph=False" if graph is False else captured.why_no_graph(model, state)
+    if reason is None and graph == "auto" and steps < _WORTH_A_GRAPH:
+        reason = f"{steps} steps are not worth a capture"
+    if reason is None:
+        try:
+            return captured.CapturedStep(model, state), state, None
+        except RuntimeError as error:  # what a device's library says of an operation it cannot capture
+            reason, state = f"the capture failed: {error}", model.init_state(num_rows)
+    if graph is True:
+        raise RuntimeError(f"graph=True, but a step cannot be captured: {reason}")
+    return partial(_step, model, state), state, reason
+
+
+def _prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], state: ModelState, span: int) -> Tensor:
+    """Read the prompts into the state and return the logits (batch, vocab) of their last tokens."""
     device = next(model.parameters()).device
     ids, key_mask = _pad_left(prompts)
-    state = model.init_state(len(prompts), device=device)
     for span_ids, span_mask in zip(ids.split(span, dim=1), key_mask.split(span, dim=1), strict=True):
         mask = None if bool(span_mask.all()) else span_mask.to(device)
-        hidden, state = model.extend_hidden(span_ids.to(device), state, key_mask=mask)
-    return model.logits(hidden[:, -1:])[:, 0], state
+        hidden, _ = model.extend_hidden(span_ids.to(device), state, key_mask=mask)
+    return model.logits(hidden[:, -1:])[:, 0]
 
 
-def _step(model: TransformerLM, chosen: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-    """Feed one token a row and return the logits (batch, vocab) of the next, and the state behind it."""
-    logits, state = model.extend(chosen.unsqueeze(1), state)
-    return logits[:, -1], state
+def _step(model: TransformerLM, state: ModelState, chosen: Tensor) -> Tensor:
+    """Feed one token a row and return the logits (batch, vocab) of the next."""
+    logits, _ = model.extend(chosen.unsqueeze(1), state)
+    return logits[:, -1]
 
 
 def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """What decoding with a whole model carries."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,24 +13,60 @@ class ModelState:
 
     Attributes:
         layers: the state of each layer's mechanism.
-        position: (batch,) int64 in host memory, tokens seen since each row's first real one.
+        position: (batch,) int64 in host memory, tokens seen since each row's first real one. It changes in place
+            (`advance_`, `move_to_`).
+        device: where the layers' tensors are.
+        device_position: the same numbers as `position` in that device's memory; `position` itself on a CPU.
     """
 
     layers: list[Any]
     position: Tensor
+    device: torch.device | str = "cpu"
+    device_position: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Give the device positions of its own."""
+        in_host_memory = torch.device(self.device).type == "cpu"
+        self.device_position = self.position if in_host_memory else self.position.to(self.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers' states."""
         return self.position.numel() * self.position.element_size() + sum(layer.nbytes for layer in self.layers)
 
+    def advance_(self, tokens: int = 1) -> None:
+        """Count so many more tokens in every row, on the host and on the device; nothing waits."""
+        self.position += tokens
+        if self.device_position is not self.position:
+            self.device_position += tokens
+
+    def move_to_(self, position: Tensor) -> None:
+        """Take these (batch,) positions in host memory, on the host and on the device."""
+        self.position.copy_(position)
+        if self.device_position is not self.position:
+            self.device_position.copy_(position)
+
+    def count_on_host_(self, position: Tensor) -> None:
+        """Take these (batch,) positions in host memory alone, in every layer: a replayed graph moved the device's."""
+        for each in (self, *self.layers):
+            each.position.copy_(position)
+
+    def reset_(self) -> None:
+        """Back to before the first token, at the same addresses.
+
+        Raises:
+            AttributeError: a layer's state that cannot.
+        """
+        for layer in self.layers:
+            layer.reset_()
+        self.move_to_(torch.zeros_like(self.position))
+
     def clone(self) -> "ModelState":
         """An independent copy, to roll back to."""
-        return ModelState([layer.clone() for layer in self.layers], self.position.clone())
+        return ModelState([layer.clone() for layer in self.layers], self.position.clone(), self.device)
 
     def reorder(self, indices: Tensor) -> "ModelState":
         """The state of the rows `indices` (int64), repeats allowed: what beam search needs."""
         indices = torch.as_tensor(indices)
-        return ModelState(
-            [layer.reorder(indices) for layer in self.layers], self.position.index_select(0, indices.cpu())
-        )
+        rows = self.position.index_select(0, indices.cpu())
+        return ModelState([layer.reorder(indices) for layer in self.layers], rows, self.device)

@@ -101,7 +101,22 @@ class TransformerLM(nn.Module):
         device = self.output_bias.device if device is None else device
         dtype = self.output_bias.dtype if dtype is None else dtype
         layers = [block.attention.init_state(batch_size, device, dtype) for block in self.blocks]
-        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64))
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64), device)
+
+    def why_not_captured(self, state: ModelState) -> str | None:
+        """Why a graph of the device that captured `extend` by one token would not serve every token, naming the layer.
+
+        Args:
+            state: from `init_state`.
+
+        Returns:
+            None where it would: see `Mechanism.why_not_captured`.
+        """
+        for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
+            reason = block.attention.why_not_captured(layer)
+            if reason is not None:
+                return f"layer {index}: {reason}"
+        return None
 
     def extend(self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """Logits for new tokens that follow those in `state`; no gradient.
@@ -125,11 +140,14 @@ class TransformerLM(nn.Module):
         """As `extend`, giving (batch, new tokens, hidden_size) after the final norm."""
         if ids.shape[0] != state.position.shape[0]:
             raise ValueError(f"the state holds {state.position.shape[0]} rows, got ids of shape {tuple(ids.shape)}")
-        positions, next_position = advance_positions(state.position, ids.shape[1], key_mask)
+        positions, next_position = _next_positions(state, ids.shape[1], key_mask)
         hidden, rotation = self._embed(ids, positions.to(ids.device))
         for index, block in enumerate(self.blocks):
             hidden, state.layers[index] = block.extend(hidden, state.layers[index], rotation, key_mask=key_mask)
-        state.position = next_position
+        if next_position is None:
+            state.advance_(ids.shape[1])
+        else:
+            state.move_to_(next_position)
         return self.final_norm(hidden), state
 
     @torch.no_grad()
@@ -229,6 +247,17 @@ class TransformerLM(nn.Module):
         if self.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(block, hidden, rotation, key_mask=key_mask, use_reentrant=False)
         return block(hidden, rotation, key_mask=key_mask)
+
+
+def _next_positions(state: ModelState, length: int, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(batch, length) positions of the next tokens, and (batch,) those after them where padding makes rows differ.
+
+    Without a mask nothing is sent to the device, which knows the positions: a graph can be captured.
+    """
+    if key_mask is not None:
+        return advance_positions(state.position, length, key_mask)
+    steps = torch.arange(length, device=state.device_position.device)
+    return state.device_position[:, None] + steps, None
 
 
 def _has_prefix(block: Any) -> bool:

@@ -51,3 +51,11 @@ class TokenMixer(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Mix new tokens with all tokens so far: arguments as for `forward`, and a state, which is updated in place."""
         raise NotImplementedError(f"{type(self).__name__} has no extend")
+
+    def why_not_captured(self, state: Any) -> str | None:
+        """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.
+
+        Args:
+            state: from `init_state`; where the answer is None, with a `reset_()` to before the first token.
+        """
+        return f"{type(self).__name__} decides in host memory at every step"

@@ -60,6 +60,10 @@ class MultiHeadAttention(TokenMixer):
         attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, hidden=hidden)
         return self.output(_merge_heads(attended)), state
 
+    def why_not_captured(self, state: Any) -> str | None:
+        """The mechanism's own answer."""
+        return self.mechanism.why_not_captured(state)
+
     def project(self, hidden: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """What the mechanism is given: (batch, heads, length, head_dim) query, key and value, the first two rotated."""
         heads = self.query_key_value(hidden).unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)

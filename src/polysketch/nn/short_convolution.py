@@ -30,6 +30,11 @@ class ShortConvolutionState:
         """Bytes of the tail and the positions."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.tail, self.position))
 
+    def reset_(self) -> None:
+        """Back to before the first token, at the same addresses."""
+        self.tail.zero_()
+        self.position.zero_()
+
     def clone(self) -> "ShortConvolutionState":
         """An independent copy, to roll back to."""
         return ShortConvolutionState(self.tail.clone(), self.position.clone())
@@ -120,8 +125,15 @@ class ShortConvolution(TokenMixer):
         """As `TokenMixer.extend`."""
         output, tail = self._mix(hidden, key_mask, state.tail)
         state.tail.copy_(tail)
-        _, state.position = advance_positions(state.position, hidden.shape[1], key_mask)
+        if key_mask is None:
+            state.position += hidden.shape[1]
+        else:
+            _, state.position = advance_positions(state.position, hidden.shape[1], key_mask)
         return output, state
+
+    def why_not_captured(self, state: ShortConvolutionState) -> str | None:
+        """As `TokenMixer.why_not_captured`: nothing depends on the position."""
+        return None
 
     def extra_repr(self) -> str:
         """The size of the filter."""

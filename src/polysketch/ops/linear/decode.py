@@ -75,10 +75,26 @@ def linear_attention_extend_(
 
 
 def _step_for(query: Tensor, value: Tensor, state: LinearAttentionState) -> Callable[..., Tensor]:
-    """The fastest step that these tensors allow. Under Triton's interpreter its programs run when called directly."""
-    if (value.is_cuda or value.is_meta) and why_not_extend(value, state) is None:
+    """The fastest step that these tensors allow."""
+    if _by_triton(value, state):
         return partial(_program_step, extend_one_by_triton_)
     return partial(_program_step, extend_one_) if can_extend(query, state) else _step
+
+
+def _by_triton(value: Tensor, state: LinearAttentionState) -> bool:
+    """Whether Triton's programs take the step; under its interpreter they run only when called directly."""
+    return (value.is_cuda or value.is_meta) and why_not_extend(value, state) is None
+
+
+def why_not_captured(state: LinearAttentionState) -> str | None:
+    """Why a graph of the device that captured one token's step would not serve every token; None where it would.
+
+    Without a local part nothing depends on the position. With one, Triton's programs decide on the device; the other
+    steps decide about chunks in host memory.
+    """
+    if state.local_chunk == 0 or _by_triton(state.sums, state):
+        return None
+    return why_not_extend(state.sums, state) or "Triton's interpreter decodes on no device"
 
 
 def _program_step(program, query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:

@@ -3,6 +3,7 @@
 The positions that decide about chunks are read on the device: nothing waits for it, and a graph can be captured.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,8 +42,10 @@ def extend_one_(
     sizes: tuple[int, int] = (state.power, 2 if local is None else local.degree)
     kept: list[Tensor] = [getattr(state, name) for name in _STATE]
     # An operator's call takes as long as several launches; it is for those who trace.
-    extend = linear_attention_extend_operator if torch.compiler.is_compiling() else _extend_one
-    output = extend(*tensors, *kept, state.device_position, *sizes, offset, normalize)
+    extend: Callable[..., Tensor] = _extend_one
+    if torch.compiler.is_compiling():
+        extend = linear_attention_extend_operator
+    output = extend(*[*tensors, *kept, state.device_position, *sizes, offset, normalize])
     if state.device_position is not state.position:
         state.position += 1
     return output[:, :, None]
