@@ -1,7 +1,8 @@
 """The networks of the learned sketch as programs in Triton (`ops/triton/programs/learned_sketch*.py`).
 
-Forward launches one program a level; backward makes the levels' inputs again, then goes from the last level to the
-first, a half of the networks at a time. Besides inputs and outputs of halves, r wide, nothing reaches the memory.
+Forward launches one program a level, with the weights in shared memory where they fit; backward makes the levels'
+inputs again, then goes from the last level to the first, a half of the networks at a time. Besides inputs and outputs
+of halves, r wide, nothing reaches the memory.
 """
 
 from collections.abc import Sequence
@@ -163,17 +164,26 @@ def _pairs_backward(call: _Call, level: _Level, values: Tensor, grad: Tensor) ->
 
 def _launch_pairs(call: _Call, level: _Level, values: Tensor, *tensors: Tensor | None) -> None:
     from polysketch.ops.triton.programs.learned_sketch import learned_sketch
+    from polysketch.ops.triton.programs.learned_sketch_resident import learned_sketch_resident
 
-    chosen = _configuration("learned_sketch", call, level.first, values)
+    keeps = int(tensors[0] is None)
+    chosen = _configuration("learned_sketch", call, level.first, values, keeps=keeps)
     pairs, tiles = level.networks // 2, -(-call.rows // chosen["TOKENS"])
-    launch(
-        learned_sketch,
-        tiles * pairs * call.maps,
-        *(values, level.first.weights, *tensors, *_strides(level.first, values), call.length, call.rows, tiles),
-        configuration=chosen,
-        PAIRS=pairs,
-        **_constants(call, level.first),
-    )
+    every = pairs * call.maps
+    constants: dict[str, Any] = {"configuration": chosen, "PAIRS": pairs, **_constants(call, level.first)}
+    arguments = (values, level.first.weights, *tensors, *_strides(level.first, values), call.length, call.rows, tiles)
+    if not chosen.pop("RESIDENT"):
+        launch(learned_sketch, tiles * every, *arguments, **constants)
+        return
+    each = max(1, -(-tiles * every // _multiprocessors(values.device)))
+    programs = -(-tiles // each)
+    shared = level.first.shared > 1
+    launch(learned_sketch_resident, programs * every, *arguments, each, programs, SHARED=shared, **constants)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """Of a device that is there; else of an H100."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def _inputs_backward(call: _Call, level: _Level, half: _Half, values: Tensor, grad: Tensor) -> Tensor:
@@ -268,10 +278,15 @@ def _constants(call: _Call, half: _Half) -> dict[str, Any]:
     }
 
 
-def _configuration(program: str, call: _Call, half: _Half, values: Tensor) -> dict[str, int]:
-    wide = call.dtype != torch.bfloat16
+def _configuration(program: str, call: _Call, half: _Half, values: Tensor, **more: int) -> dict[str, int]:
     return configuration(
-        program, values.device, inputs=_lanes(half.inputs), size=_lanes(call.size), operand_bytes=4 if wide else 2
+        program,
+        values.device,
+        inputs=_lanes(half.inputs),
+        size=_lanes(call.size),
+        hidden=call.hidden,
+        operand_bytes=2 if call.dtype == torch.bfloat16 else 4,
+        **more,
     )
 
 

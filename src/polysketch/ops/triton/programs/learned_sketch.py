@@ -51,34 +51,50 @@ def learned_sketch(
     tile = number % tiles
     pair = (number // tiles) % PAIRS
     owner = number // tiles // PAIRS
-    batch, head, token, seen = row_places(tile, owner, rows, length, HEADS // MAPS, TOKENS)
-    place = (batch * HEADS + head) * length + token
+    of_row, place, seen = row_places(
+        tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
+    )
     # Values and gradients of all heads and maps, before those of the next network.
     every = tl.cast(rows, tl.int64) * MAPS
-    of_row = batch * values_batch + head * values_head + token * values_token
 
-    first = 2 * pair
     of_network = weights + owner * MAP_WEIGHTS
     left_middle, left = network(
-        values + first * values_network, of_network, first, of_row, seen,
+        values + 2 * pair * values_network, of_network, 2 * pair, of_row, seen,
         INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
-    if grad is not None:
-        store_rows(middles + first * every * SIZE, place, left_middle, seen, SIZE, LANES)
     right_middle, right = network(
-        values + (first + 1) * values_network, of_network, first + 1, of_row, seen,
+        values + (2 * pair + 1) * values_network, of_network, 2 * pair + 1, of_row, seen,
         INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
+    )  # fmt: skip
+    store_pair(
+        left_middle, left, right_middle, right, combined, grad, middles, output_grads,
+        pair, every, place, seen, SIZE, FAST, LANES,
     )  # fmt: skip
 
+
+@triton.jit
+def store_pair(
+    left_middle, left, right_middle, right, combined, grad, middles, output_grads,
+    pair, every, place, seen,
+    SIZE: tl.constexpr,
+    FAST: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """Write the features of a pair of outputs; with their gradient, the middles and the gradients of the outputs."""
     root: tl.constexpr = SIZE**0.5
-    bounded = tanh(left * right * (1 / root))
+    left = left.to(tl.float32)
+    right = right.to(tl.float32)
+    bounded = tanh(left * right * (1 / root), FAST)
     if grad is None:
         store_rows(combined + pair * every * SIZE, place, bounded * root, seen, SIZE, LANES)
     else:
-        store_rows(middles + (first + 1) * every * SIZE, place, right_middle, seen, SIZE, LANES)
+        of_left = 2 * pair * every * SIZE
+        of_right = of_left + every * SIZE
         slope = load_values(grad + pair * every * SIZE, place * SIZE, seen, SIZE, LANES) * (1 - bounded * bounded)
-        store_rows(output_grads + first * every * SIZE, place, slope * right, seen, SIZE, LANES)
-        store_rows(output_grads + (first + 1) * every * SIZE, place, slope * left, seen, SIZE, LANES)
+        store_rows(middles + of_left, place, left_middle, seen, SIZE, LANES)
+        store_rows(middles + of_right, place, right_middle, seen, SIZE, LANES)
+        store_rows(output_grads + of_left, place, slope * right, seen, SIZE, LANES)
+        store_rows(output_grads + of_right, place, slope * left, seen, SIZE, LANES)
 
 
 @triton.jit
@@ -99,14 +115,14 @@ def network(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Middle and output (TOKENS, LANES), float32, of the network with this index."""
+    """Middle and output (TOKENS, LANES) of the network with this index; rounded, for they wait for the other one."""
     FIRST: tl.constexpr = 2 * INPUTS + HIDDEN * (INPUTS + SIZE)
     SECOND: tl.constexpr = 2 * SIZE + 2 * HIDDEN * SIZE
     of_network = weights + index * (FIRST + SECOND)
     rows = load_values(values, of_row, seen, INPUTS, INPUT_LANES)
     middle = half(rows, of_network, INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK)
     output = half(middle, of_network + FIRST, SIZE, SIZE, HIDDEN, FAST, PRECISION, DOT, LANES, LANES, TOKENS, BLOCK)
-    return middle, output
+    return middle.to(DOT), output.to(DOT)
 
 
 @triton.jit
@@ -139,13 +155,26 @@ def half(
 
 
 @triton.jit
-def row_places(tile, owner, rows, length, GROUP: tl.constexpr, TOKENS: tl.constexpr):
-    """Batch, head and token of the rows of a tile, and whether they exist."""
-    row = tile * TOKENS + tl.arange(0, TOKENS)
+def row_places(
+    tile, owner, rows, length,
+    batch_stride, head_stride, token_stride,
+    HEADS: tl.constexpr,
+    MAPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Of the rows of a tile: where they are by these strides, in (batch, HEADS, length), and whether they exist."""
+    GROUP: tl.constexpr = HEADS // MAPS
+    start = tile * TOKENS
+    row = start + tl.arange(0, TOKENS)
     item = row // length
     batch = (item // GROUP).to(tl.int64)
     head = (owner * GROUP + item % GROUP).to(tl.int64)
-    return batch, head, (row % length).to(tl.int64), row < rows
+    token = row % length
+    # Of a single map the rows are all rows; their numbers take fewer registers than products.
+    place = start.to(tl.int64) + tl.arange(0, TOKENS)
+    if MAPS > 1:
+        place = (batch * HEADS + head) * length + token
+    return batch * batch_stride + head * head_stride + token.to(tl.int64) * token_stride, place, row < rows
 
 
 @triton.jit
@@ -230,8 +259,10 @@ def _fast_tanh(x):
 
 
 @triton.jit
-def tanh(x):
-    """To float32's relative precision also near zero, where 1 - 2 / (e^2x + 1) has none."""
+def tanh(x, FAST: tl.constexpr):
+    """To the dtype's relative precision also near zero, where 1 - 2 / (e^2x + 1) has none."""
+    if FAST:
+        return _fast_tanh(x)
     size = tl.abs(x)
     small = tl.minimum(size, 0.25)
     square = small * small

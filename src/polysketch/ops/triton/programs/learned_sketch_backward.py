@@ -57,10 +57,10 @@ def learned_sketch_inputs_backward(
     tile = number % tiles
     taken = (number // tiles) % (NETWORKS // SHARED)
     owner = number // tiles // (NETWORKS // SHARED)
-    batch, head, token, seen = row_places(tile, owner, rows, length, HEADS // MAPS, TOKENS)
-    place = (batch * HEADS + head) * length + token
+    of_row, place, seen = row_places(
+        tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
+    )
     every = tl.cast(rows, tl.int64) * MAPS
-    of_row = batch * values_batch + head * values_head + token * values_token
 
     inputs = load_values(values + taken * values_network, of_row, seen, INPUTS, INPUT_LANES)
     standard, inverse = standardize(inputs, INPUTS, INPUT_LANES)
@@ -144,9 +144,9 @@ def learned_sketch_weights_backward(
     down_sum = tl.zeros((BLOCK, LANES), tl.float32)
     hidden_sum = tl.zeros((BLOCK,), tl.float32)
     for tile in range(span * tiles_per_span, tl.minimum((span + 1) * tiles_per_span, tiles)):
-        batch, head, token, seen = row_places(tile, owner, rows, length, HEADS // MAPS, TOKENS)
-        place = (batch * HEADS + head) * length + token
-        of_row = batch * values_batch + head * values_head + token * values_token
+        of_row, place, seen = row_places(
+            tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
+        )
         inputs = load_values(of_values, of_row, seen, INPUTS, INPUT_LANES)
         standard, _inverse = standardize(inputs, INPUTS, INPUT_LANES)
         standard = standard.to(DOT)

@@ -1,0 +1,164 @@
+"""The program of `learned_sketch.py` for networks that fit into shared memory: their weights are read once.
+
+A program goes through many tiles. What is loaded before the loop and multiplied in it stays in shared memory; the
+matrices come in blocks of hidden units, so that activations of one block at a time need registers.
+"""
+
+import triton
+import triton.language as tl
+
+from polysketch.ops.triton.programs.learned_sketch import (
+    load_down,
+    load_up,
+    load_values,
+    row_places,
+    scale_and_bias,
+    standardize,
+    store_pair,
+    twice_gelu,
+)
+
+
+@triton.jit(do_not_specialize=["length", "rows", "tiles", "tiles_per_program", "programs"])
+def learned_sketch_resident(
+    values,
+    weights,
+    combined,
+    grad,
+    middles,
+    output_grads,
+    values_network, values_batch, values_head, values_token,
+    length,
+    rows,
+    tiles,
+    tiles_per_program,
+    programs,
+    HEADS: tl.constexpr,
+    MAPS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    SHARED: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    MAP_WEIGHTS: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: consecutive tiles of the rows of one map, one pair of networks. Arguments as of `learned_sketch`.
+
+    With SHARED both networks take the same values, which are standardized once.
+    """
+    FIRST: tl.constexpr = 2 * INPUTS + HIDDEN * (INPUTS + SIZE)
+    NETWORK: tl.constexpr = FIRST + 2 * SIZE + 2 * HIDDEN * SIZE
+    number = tl.program_id(0)
+    part = number % programs
+    pair = (number // programs) % PAIRS
+    owner = number // programs // PAIRS
+    every = tl.cast(rows, tl.int64) * MAPS
+    of_left = weights + owner * MAP_WEIGHTS + 2 * pair * NETWORK
+    of_right = of_left + NETWORK
+    left_values = values + 2 * pair * values_network
+    right_values = left_values + values_network
+
+    left_first = load_half(of_left, INPUTS, SIZE, HIDDEN, DOT, INPUT_LANES, LANES, BLOCK)
+    left_second = load_half(of_left + FIRST, SIZE, SIZE, HIDDEN, DOT, LANES, LANES, BLOCK)
+    right_first = load_half(of_right, INPUTS, SIZE, HIDDEN, DOT, INPUT_LANES, LANES, BLOCK)
+    right_second = load_half(of_right + FIRST, SIZE, SIZE, HIDDEN, DOT, LANES, LANES, BLOCK)
+    for tile in range(part * tiles_per_program, tl.minimum((part + 1) * tiles_per_program, tiles)):
+        of_row, place, seen = row_places(
+            tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
+        )
+        left_inputs = load_standard(left_values, of_row, seen, INPUTS, INPUT_LANES)
+        right_inputs = left_inputs
+        if not SHARED:
+            right_inputs = load_standard(right_values, of_row, seen, INPUTS, INPUT_LANES)
+        left_middle, left = held_network(
+            left_inputs, left_first, left_second,
+            INPUTS, SIZE, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS,
+        )  # fmt: skip
+        right_middle, right = held_network(
+            right_inputs, right_first, right_second,
+            INPUTS, SIZE, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS,
+        )  # fmt: skip
+        store_pair(
+            left_middle, left, right_middle, right, combined, grad, middles, output_grads,
+            pair, every, place, seen, SIZE, FAST, LANES,
+        )  # fmt: skip
+
+
+@triton.jit
+def load_half(
+    weights,
+    INPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Where a half's weights are, and the blocks of both matrices."""
+    ups = ()  # Triton unpacks no tuples into tuples
+    downs = ()
+    for start in tl.static_range(0, HIDDEN, BLOCK):
+        ups = ups + (load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT),)  # noqa: RUF005
+        downs = downs + (load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT),)  # noqa: RUF005
+    return weights, ups, downs
+
+
+@triton.jit
+def load_standard(values, of_row, seen, INPUTS: tl.constexpr, INPUT_LANES: tl.constexpr):
+    """Standardized values of the rows of a tile."""
+    standard, _inverse = standardize(load_values(values, of_row, seen, INPUTS, INPUT_LANES), INPUTS, INPUT_LANES)
+    return standard
+
+
+@triton.jit
+def held_network(
+    standard,
+    first,
+    second,
+    INPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """`network` of `learned_sketch.py` of standardized values, given what `load_half` loaded."""
+    middle = held_half(standard, first, INPUTS, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS)
+    standard, _inverse = standardize(middle, SIZE, LANES)
+    output = held_half(standard, second, SIZE, FAST, PRECISION, DOT, LANES, LANES, TOKENS)
+    return middle.to(DOT), output.to(DOT)
+
+
+@triton.jit
+def held_half(
+    standard,
+    held,
+    INPUTS: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """`half` of `learned_sketch.py` of standardized values, given what `load_half` loaded."""
+    weights, ups, downs = held
+    # Small, and in the first cache: they are not worth the registers that holding them takes.
+    scale, bias = scale_and_bias(weights, INPUTS, INPUT_LANES)
+    normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
+    total = tl.zeros((TOKENS, LANES), tl.float32)
+    for block in tl.static_range(len(ups)):
+        hidden = tl.dot(normed, tl.trans(ups[block]), input_precision=PRECISION)
+        active, _share = twice_gelu(hidden, FAST)
+        total = tl.dot(active.to(DOT), tl.trans(downs[block]), total, input_precision=PRECISION)
+    return 0.5 * total
