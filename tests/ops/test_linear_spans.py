@@ -30,7 +30,7 @@ def cuts(request, monkeypatch) -> list[int]:
         return found[-1]
 
     monkeypatch.setattr(spans._Cut, "of", spy)
-    monkeypatch.setattr(aligned, "num_spans", lambda key, chunk: request.param)
+    monkeypatch.setattr(aligned, "num_spans", lambda *_: request.param)
     return found
 
 
@@ -59,7 +59,7 @@ def test_strong_decay_over_many_spans_neither_overflows_nor_is_lost(monkeypatch)
     tensors.log_decay *= 2000  # some spans are forgotten wholly, others hardly
     tensors.log_decay[:, :, 50:150] = -0.001
     expected = run(case, tensors, backend="reference").output
-    monkeypatch.setattr(aligned, "num_spans", lambda key, chunk: 20)
+    monkeypatch.setattr(aligned, "num_spans", lambda *_: 20)
     assert relative_error(run(case, tensors).output, expected) < 1e-10
 
 

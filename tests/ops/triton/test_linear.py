@@ -1,11 +1,16 @@
 """The Triton programs of linear attention compute what the reference defines: output, every gradient, states."""
 
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from ops.linear_cases import Case, assert_same, gradients, make, run
+from polysketch import ops
+from polysketch.ops.linear import aligned, triton
+from polysketch.ops.linear.operators import linear_attention_operator
 
 CASES = [
     Case(length=33, batch=1, heads=2),
@@ -56,3 +61,117 @@ def assert_triton_agrees(case: Case, tolerance: float = 2e-5) -> None:
 @pytest.mark.parametrize("case", CASES + WITH_HISTORY, ids=str)
 def test_programs_agree_with_the_reference(case):
     assert_triton_agrees(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(length=70, batch=1, heads=2, key_heads=1, decays=True),
+        Case(length=75, batch=2, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, chunk_size=16),
+    ],
+    ids=str,
+)
+def test_a_sequence_in_spans_agrees_with_the_reference(case, monkeypatch):
+    """The spans' own sums come from calls that are not causal, and decay."""
+    monkeypatch.setattr(aligned, "num_spans", lambda *_: 3)
+    assert_triton_agrees(case)
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["a head at a time", "a row at a time"])
+def test_what_does_not_fit_into_scratch_memory_at_once_takes_turns(size, monkeypatch):
+    """To the same bits: heads do not know of one another."""
+    case = replace(CASES[1], heads=4, key_heads=2, dtype=torch.float32)
+    tensors = make(case)
+    expected = gradients(case, tensors, "triton")
+    monkeypatch.setattr(triton, "SCRATCH_BYTES", size)
+    found = gradients(case, tensors, "triton")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[4]], ids=str)
+def test_half_precision_is_as_good_as_its_own_rounding(case):
+    """float16 inputs against float64 on the same numbers; sums and weights may leave the range of float16."""
+    rounded = make(replace(case, dtype=torch.float16))
+    doubled = rounded.map(lambda x: x if x.dtype == torch.bool else x.double())
+    assert_same(gradients(case, rounded, "triton"), gradients(case, doubled, "reference"), 2e-3)
+
+
+def test_sums_beyond_the_range_of_half_precision_stay_finite():
+    case = Case(length=40, batch=1, heads=1, key_heads=1, local_chunk=0, chunk_size=8, dtype=torch.float64)
+    tensors = make(case)
+    large = replace(tensors, query=tensors.query * 40, key=tensors.key * 40).map(torch.Tensor.half)
+    doubled = large.map(torch.Tensor.double)
+    assert doubled.key.square().sum() ** 2 > 65_504
+    assert_same(gradients(case, large, "triton"), gradients(case, doubled, "reference"), 5e-3)
+
+
+@pytest.mark.parametrize("view", ["tokens before heads", "every second column"])
+def test_any_strides_are_taken(view):
+    case = Case(length=21, batch=2, heads=2, key_heads=2, dtype=torch.float32)
+    tensors = make(case)
+    if view == "tokens before heads":
+        strided = tensors.map(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
+    else:
+        strided = tensors.map(lambda x: x.repeat_interleave(2, -1)[..., ::2])
+    found, expected = run(case, strided, backend="triton").output, run(case, tensors, backend="triton").output
+    assert torch.equal(found, expected)
+
+
+def test_it_is_an_operator():
+    """Schema, fake kernel and gradients as torch.library promises them."""
+    query, key, value = (torch.randn(1, 2, 20, width).requires_grad_() for width in (5, 5, 3))
+    arguments = (query, key, value, *[None] * 6, 2, True, 1.0, True, 2, 16, 1, False, "triton")
+    torch.library.opcheck(linear_attention_operator, arguments)
+
+
+def test_it_is_refused_where_it_cannot_run():
+    wide, narrow = torch.randn(1, 1, 4, 129), torch.randn(1, 1, 4, 8)
+    assert ops.linear_attention_backend(narrow, narrow, narrow, backend="triton") == "triton"
+    with pytest.raises(RuntimeError, match="values up to 128 wide, got 129"):
+        ops.linear_attention(narrow, narrow, wide, backend="triton")
+    with pytest.raises(RuntimeError, match="float64"):
+        ops.linear_attention(narrow.double(), narrow.double(), narrow.double(), backend="triton")
+    with pytest.raises(RuntimeError, match="bfloat16"):
+        ops.linear_attention(narrow.bfloat16(), narrow.bfloat16(), narrow.bfloat16(), backend="triton")
+
+
+PLAIN, DECAYED, LINEAR = CASES[1], CASES[2], CASES[5]
+MUTANTS = {
+    "the prefix is not read": ("linear_outputs", "if not (SKIP_FIRST and index == 0)", "if False", PLAIN),
+    "the first chunk reads sums of nothing": ("linear_outputs", "index == 0", "index == 1", PLAIN),
+    "what a query sees ends one early": ("linear_outputs", "[:, None] >= key_place", "[:, None] > key_place", PLAIN),
+    "the denominator is not added up": ("linear_outputs", "denominator += tl.sum(weight, 1)", "pass", PLAIN),
+    "off-diagonal products count once": (
+        "linear_fold",
+        "first == second, 1.0, 2.0",
+        "first == second, 1.0, 1.0",
+        PLAIN,
+    ),
+    "a chunk is folded before it is kept": ("linear_fold", "step == 0", "step == steps - 1", PLAIN),
+    "sums do not decay": ("linear_fold", "total *= decay", "pass", DECAYED),
+    "normalizers do not decay": ("linear_fold", "normalizer *= decay", "pass", LINEAR),
+    "weights in a chunk do not decay": ("linear_outputs", "weight *= tl.exp", "weight *= 1 + 0 * tl.exp", DECAYED),
+    "squares have half of their slope": ("linear_sums_gradient", "other == tile, 2.0", "other == tile, 1.0", PLAIN),
+    "mirrored tiles are not turned": ("linear_sums_gradient", "other <= tile, straight", "other <= 9, straight", PLAIN),
+    "gradients of denominators are lost": ("linear_sums_gradient", "mass -= tl.sum", "mass -= 0 * tl.sum", PLAIN),
+    "one query head of a group is heard": ("linear_inner_gradient", "+ item // queries", "+ 0", PLAIN),
+    "what is there is not added to": ("linear_inner_gradient", "    if ADD:", "    if False:", DECAYED),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
+    program, line, broken, case = MUTANTS[name]
+    module = importlib.import_module(f"polysketch.ops.triton.programs.{program}")
+    source = Path(module.__file__).read_text()
+    assert line in source
+    path = tmp_path / f"{program}.py"
+    path.write_text(source.replace(line, broken))
+    spec = importlib.util.spec_from_file_location(program, path)
+    mutant = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutant)
+    for kernel in [kernel for kernel in vars(module) if kernel.startswith("linear_")]:
+        monkeypatch.setattr(module, kernel, getattr(mutant, kernel))
+    with pytest.raises(AssertionError, match="relative errors beyond"):
+        assert_triton_agrees(case)

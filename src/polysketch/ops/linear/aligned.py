@@ -11,6 +11,7 @@ from polysketch.ops.linear.operators import linear_attention_operator
 from polysketch.ops.linear.plan import Diagonal
 from polysketch.ops.linear.spans import attend_in_spans, num_spans
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
+from polysketch.ops.linear.tiles import expanded_size
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
 
@@ -31,6 +32,10 @@ COMPUTE_CHUNKS = {
     "native": ComputeChunk(128, 512),
     "triton": ComputeChunk(256, 256),
 }
+
+
+ROWS_OF_A_PROGRAM = 128
+"""About so many rows of the sums are one program of the triton backend."""
 
 
 def aligned_attention(
@@ -63,7 +68,7 @@ def aligned_attention(
     if not causal:
         output = _both_directions(*moved[:4], power=power, offset=offset, normalize=normalize, backend=backend)
         return LinearAttentionResult(output if alignment is None else alignment.from_aligned(output), None)
-    count = num_spans(moved[1], chunk)
+    count = num_spans(moved[1], chunk, _pieces(backend, moved[1], power))
     causal_call = partial(call, causal=True) if count == 1 else partial(attend_in_spans, call, count)
     output, _, sums, normalizer = causal_call(
         *moved,
@@ -84,6 +89,11 @@ def aligned_attention(
 def _compute_chunk(length: int, backend: str) -> int:
     chunk = COMPUTE_CHUNKS[backend]
     return length if length <= chunk.single else chunk.size
+
+
+def _pieces(backend: str, key: Tensor, power: int) -> int:
+    """Into how many programs a backend cuts the sums of one head."""
+    return -(-expanded_size(key.shape[3], power) // ROWS_OF_A_PROGRAM) if backend == "triton" else 1
 
 
 def _call(

@@ -18,7 +18,10 @@ BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
     "native": partial(aligned_attention, backend="native"),
     "triton": partial(aligned_attention, backend="triton"),
 }
-_WHY_NOT = {"native": native.why_not, "triton": triton.why_not}
+_WHY_NOT: dict[str, Callable[[Tensor, Tensor | None], str | None]] = {
+    "native": lambda query, value: native.why_not(query),
+    "triton": triton.why_not,
+}
 """Of backends that cannot run everywhere: the reason why one cannot here."""
 # Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
 # reference is up to three times as fast below, and slower above.
@@ -90,7 +93,7 @@ def linear_attention(
     check(
         query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size
     )
-    picked = linear_attention_backend(query_features, key_features, state=state, backend=backend)
+    picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
     options = {} if picked == "reference" else {"chunk_size": chunk_size}
     with torch.autocast(value.device.type, enabled=False):
         return BACKENDS[picked](
@@ -113,33 +116,37 @@ def linear_attention(
 def linear_attention_backend(
     query_features: Tensor,
     key_features: Tensor,
+    value: Tensor | None = None,
     *,
     state: LinearAttentionState | None = None,
     backend: str = "auto",
 ) -> str:
     """The backend that `linear_attention` with these arguments runs.
 
-    "auto" picks the triton backend on a CUDA device where Triton is installed, and the native one for float32 on a CPU
-    where there is a compiler; else, on a CPU, the quadratic reference for so few weights that calls cost more than they
-    compute, and the chunked backend for all that is left.
+    "auto" picks the triton backend on a CUDA device where Triton is installed, for values up to 128 wide (one that is
+    not given is taken for such), and the native one for float32 on a CPU where there is a compiler; else, on a CPU, the
+    quadratic reference for so few weights that calls cost more than they compute, and the chunked backend for all that
+    is left.
 
     Raises:
         ValueError: an unknown name.
         RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
     """
     if backend == "auto":
-        return _picked(query_features, key_features, state)
+        return _picked(query_features, key_features, value, state)
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
-    reason = _WHY_NOT[backend](query_features) if backend in _WHY_NOT else None
+    reason = _WHY_NOT[backend](query_features, value) if backend in _WHY_NOT else None
     if reason is not None:
         raise RuntimeError(reason)
     return backend
 
 
-def _picked(query_features: Tensor, key_features: Tensor, state: LinearAttentionState | None) -> str:
+def _picked(
+    query_features: Tensor, key_features: Tensor, value: Tensor | None, state: LinearAttentionState | None
+) -> str:
     if query_features.device.type == "cuda":
-        return "chunked" if triton.why_not(query_features) else "triton"
+        return "chunked" if triton.why_not(query_features, value) else "triton"
     if query_features.device.type != "cpu":
         return "chunked"
     if native.why_not(query_features) is None:

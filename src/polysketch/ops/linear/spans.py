@@ -18,20 +18,26 @@ _SHORTEST_ON_A_CPU = 4096
 """Tokens of a span at least. Measured with one head on two cores: two spans of 2,048 are slower than one after another
 in the backward pass, two of 8,192 take 0.73 of the time forward and 0.78 with the backward pass."""
 _SHORTEST_ON_A_DEVICE = 1024
-_UNITS_ON_A_DEVICE = 128
-"""Heads times spans that keep a GPU's multiprocessors busy; not measured yet, like the length above."""
+_UNITS_ON_A_DEVICE = 256
+"""Pieces of work that keep a GPU busy, two for each multiprocessor; not measured yet, like the length above."""
 
 Call = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
-def num_spans(key: Tensor, chunk: int) -> int:
-    """How many spans keep every worker busy; 1 where the key heads (batch, key_heads, length, r) already do."""
+def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
+    """How many spans keep every worker busy; 1 where the key heads (batch, key_heads, length, r) already do.
+
+    Args:
+        key: key features.
+        chunk: tokens of a chunk.
+        pieces: into how many independent ones a backend cuts the work of a head.
+    """
     if torch.compiler.is_compiling():
         return 1
     on_cpu = key.device.type == "cpu"
     workers = num_workers(key.device) if on_cpu else _UNITS_ON_A_DEVICE
     shortest = max(chunk, _SHORTEST_ON_A_CPU if on_cpu else _SHORTEST_ON_A_DEVICE)
-    units = max(1, key.shape[0] * key.shape[1])
+    units = max(1, key.shape[0] * key.shape[1] * pieces)
     return max(1, min(workers // units, key.shape[2] // shortest))
 
 

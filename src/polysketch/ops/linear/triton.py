@@ -18,12 +18,22 @@ from polysketch.ops.linear.chunked import empty_outputs
 from polysketch.ops.linear.decay_gradient import decay_gradient
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
 from polysketch.ops.linear.tiles import TILE, expanded_size, symmetrize, tile_pairs
-from polysketch.ops.triton import configuration, launch, precision, why_not
+from polysketch.ops.triton import availability, configuration, launch, precision
 
 __all__ = ["backward", "forward", "why_not"]
 
+WIDEST_VALUE = 128
+"""Gradients are made of whole rows of values, in registers."""
+
 SCRATCH_BYTES = 2**30
 """Of the sums before every chunk, kept at once; more heads than fit take turns."""
+
+
+def why_not(query: Tensor, value: Tensor | None = None) -> str | None:
+    """Why the programs cannot take a call with tensors like these; None where they can."""
+    if value is not None and value.shape[-1] > WIDEST_VALUE:
+        return f"the triton backend takes values up to {WIDEST_VALUE} wide, got {value.shape[-1]}"
+    return availability.why_not(query)
 
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
@@ -78,8 +88,10 @@ class _Part(NamedTuple):
         return tensor[self.rows, self.first * shared : self.last * shared]
 
     def inputs(self, inputs: Inputs) -> Inputs:
-        parts = (None if tensor is None else self.of(tensor) for tensor in inputs[:-1])
-        return Inputs(*parts, None if inputs.length is None else inputs.length[self.rows])
+        """This part of every input."""
+        given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
+        length = None if inputs.length is None else inputs.length[self.rows]
+        return inputs._replace(**{name: self.of(tensor) for name, tensor in given.items()}, length=length)
 
 
 def _parts(inputs: Inputs, plan: Plan) -> Iterator[_Part]:
@@ -106,6 +118,13 @@ class _Sums(NamedTuple):
     final: Tensor | None
     final_normalizer: Tensor | None
 
+    def copy_final_to(self, sums: Tensor, normalizer: Tensor) -> None:
+        """Hand over the sums after the last chunk."""
+        assert self.final is not None
+        assert self.final_normalizer is not None
+        sums.copy_(self.final)
+        normalizer.copy_(self.final_normalizer)
+
 
 @dataclass
 class _Call:
@@ -119,7 +138,9 @@ class _Call:
         self.batch, self.key_heads, self.length, self.features = key.shape
         self.heads, self.queries, self.width = query.shape[1], query.shape[2], value.shape[3]
         self.shared = self.heads // self.key_heads
-        self.chunk, self.chunks = self.plan.chunk, -(-self.length // self.plan.chunk)
+        # What is not causal reads the sums of everything: one chunk.
+        self.chunk = self.plan.chunk if self.plan.causal else max(self.length, self.queries)
+        self.chunks = _blocks(self.length, self.chunk)
         self.local = self.inputs.local_query is not None
         self.expanded = expanded_size(self.features, self.plan.power)
         self.dot = torch.bfloat16 if value.dtype == torch.bfloat16 else torch.float32
@@ -134,7 +155,7 @@ class _Call:
 
     def launch(self, kernel, programs: int, *arguments, use: dict[str, int], **constants: int) -> None:
         """Launch with the constants that every program here has."""
-        import triton.language as tl
+        import triton.language as tl  # absolute: Triton, not this module
 
         dot = tl.bfloat16 if self.dot == torch.bfloat16 else tl.float32
         launch(
@@ -157,7 +178,7 @@ class _Call:
             features=self.features,
             width=self.width,
             inner=self.inner_key.shape[3],
-            dtype=str(self.like.dtype).removeprefix("torch."),
+            products=_products(self.like.dtype),
         )
         for name, size in at_most.items():
             found[name] = min(found[name], _block(size))
@@ -227,8 +248,7 @@ class _Call:
         final: bool,
     ) -> _Sums:
         """The gradient of the sums, from the end of the sequence to its beginning."""
-        carry = self.folding[1] if self.plan.causal else None
-        factor = self.read_factor if self.plan.causal else None
+        carry, factor = (self.folding[1], self.read_factor) if self.plan.causal else (None, None)
         return self._fold(self.query, numerator, mass, factor, carry, initial, self.shared, True, states, final)
 
     def _fold(
@@ -247,7 +267,7 @@ class _Call:
         from polysketch.ops.triton.programs.linear_fold import linear_fold
 
         length = x.shape[2]
-        chunks = -(-length // self.chunk)
+        chunks = _blocks(length, self.chunk)
         lead = (self.batch, self.key_heads)
         found = _Sums(
             self.new(*lead, chunks, self.expanded, self.width, dtype=self.dot) if states else None,
@@ -255,15 +275,11 @@ class _Call:
             self.new(*lead, self.expanded, self.width) if final else None,
             self.new(*lead, self.expanded) if final else None,
         )
-        use = self.use("linear_fold", COLUMNS=self.width)
-        blocks = len(tile_pairs(self.features))
-        if self.plan.power == 1:
-            use["ROWS"] = min(use["ROWS"], _block(self.features))
-            blocks = _blocks(self.features, use["ROWS"])
+        use = self.use("linear_fold", COLUMNS=self.width, ROWS=self._most_rows())
         first_sums, first_normalizer = (None if each is None else each.float().contiguous() for each in initial)
         self.launch(
             linear_fold,
-            self.batch * self.key_heads * blocks * _blocks(self.width, use["COLUMNS"]),
+            self.batch * self.key_heads * _blocks(self.expanded, use["ROWS"]) * _blocks(self.width, use["COLUMNS"]),
             *(x, y, u, factor, carry, first_sums, first_normalizer, *found),
             *(*x.stride()[:3], *y.stride()[:3], length, self.chunk, chunks),
             use=use,
@@ -282,19 +298,18 @@ class _Call:
         """What every query reads."""
         from polysketch.ops.triton.programs.linear_outputs import linear_outputs
 
-        chunk, chunks = (self.chunk, self.chunks) if self.plan.causal else (self.queries, 1)
         inner = self.inner_key.shape[3]
         use = self.use("linear_outputs", COLUMNS=self.width, DEPTH=inner, ROWS=self._most_rows())
-        blocks = _blocks(chunk, use["QUERIES"]) * _blocks(self.width, use["COLUMNS"])
+        blocks = _blocks(self.chunk, use["QUERIES"]) * _blocks(self.width, use["COLUMNS"])
         self.launch(
             linear_outputs,
-            self.batch * self.heads * chunks * blocks,
+            self.batch * self.heads * self.chunks * blocks,
             *(self.query, self.value, self.inner_query, self.inner_key),
             *(self.read_factor if self.plan.causal else None, None if self.local else self.since),
             *(sums.states, sums.state_normalizers, outputs.output, outputs.denominator),
             *(*self.query.stride()[:3], *self.value.stride()[:3]),
             *(*self.inner_query.stride()[:3], *self.inner_key.stride()[:3]),
-            *(self.plan.offset, self.queries, chunk, chunks),
+            *(self.plan.offset, self.queries, self.chunk, self.chunks),
             use=use,
             HEADS=self.heads,
             SHARED=self.shared,
@@ -315,11 +330,12 @@ class _Call:
         mass = self.new(*outputs.denominator.shape)
         rows = mass.numel()
         use = self.use("linear_upstream")
-        self.launch(
+        launch(
             linear_upstream,
             _blocks(rows, use["TOKENS"]),
             *(outputs.output, upstream.output, outputs.denominator, upstream.denominator, numerator, mass, rows),
-            use=use,
+            configuration=use,
+            WIDTH=self.width,
             NORMALIZE=self.plan.normalize,
             COLUMNS=_block(self.width),
         )
@@ -327,28 +343,13 @@ class _Call:
 
     def query_gradient(self, sums: _Sums, numerator: Tensor, mass: Tensor, gradient: Tensor) -> None:
         """What the queries get through the sums that they have read."""
-        chunk, chunks = (self.chunk, self.chunks) if self.plan.causal else (self.queries, 1)
         factor = self.read_factor if self.plan.causal else None
-        self._sums_gradient(
-            self.query, numerator, mass, factor, sums, gradient, None, chunk, chunks, self.heads, self.shared
-        )
+        self._sums_gradient(self.query, numerator, mass, factor, sums, gradient, None, self.heads, self.shared)
 
     def key_gradient(self, sums: _Sums, gradient: Tensor, value_gradient: Tensor) -> None:
         """What keys and values get through the sums that they were folded into."""
-        chunk, chunks = (self.chunk, self.chunks) if self.plan.causal else (self.length, 1)
-        self._sums_gradient(
-            self.key,
-            self.value,
-            None,
-            self.folding[0],
-            sums,
-            gradient,
-            value_gradient,
-            chunk,
-            chunks,
-            self.key_heads,
-            1,
-        )
+        factor = self.folding[0]
+        self._sums_gradient(self.key, self.value, None, factor, sums, gradient, value_gradient, self.key_heads, 1)
 
     def _sums_gradient(
         self,
@@ -359,8 +360,6 @@ class _Call:
         sums: _Sums,
         gradient: Tensor,
         read: Tensor | None,
-        chunk: int,
-        chunks: int,
         heads: int,
         shared: int,
     ) -> None:
@@ -369,9 +368,9 @@ class _Call:
         use = self.use("linear_sums_gradient", ROWS=self._most_rows())
         self.launch(
             linear_sums_gradient,
-            self.batch * heads * chunks * _blocks(chunk, use["TOKENS"]),
+            self.batch * heads * self.chunks * _blocks(self.chunk, use["TOKENS"]),
             *(x, upstream, mass, factor, sums.states, sums.state_normalizers, gradient, read),
-            *(*x.stride()[:3], *upstream.stride()[:3], x.shape[2], chunk, chunks),
+            *(*x.stride()[:3], *upstream.stride()[:3], x.shape[2], self.chunk, self.chunks),
             use=use,
             HEADS=heads,
             SHARED=shared,
@@ -434,9 +433,8 @@ def _forward(call: _Call, outputs: Outputs) -> None:
         sums = _as_state(call, call.fold_keys(states=False, final=True), weighted=False)
     if call.queries:
         call.outputs(sums, outputs)
-    if plan.return_sums and sums.final is not None and sums.final_normalizer is not None:
-        outputs.sums.copy_(sums.final)
-        outputs.normalizer.copy_(sums.final_normalizer)
+    if plan.return_sums:
+        sums.copy_final_to(outputs.sums, outputs.normalizer)
 
 
 def _backward(call: _Call, outputs: Outputs, upstream: Outputs, gradients: dict[str, Tensor]) -> None:
@@ -460,8 +458,10 @@ def _backward(call: _Call, outputs: Outputs, upstream: Outputs, gradients: dict[
     if plan.causal and plan.diagonal != Diagonal.NONE:
         call.inner_gradients(numerator, mass, gradients)
     if wanted:
-        gradients["sums"].copy_(found.final)
-        gradients["normalizer"].copy_(found.final_normalizer)
+        found.copy_final_to(gradients["sums"], gradients["normalizer"])
+        if not plan.causal and call.folding[1] is not None:
+            gradients["sums"].mul_(call.folding[1][..., None])
+            gradients["normalizer"].mul_(call.folding[1])
 
 
 def _as_state(call: _Call, sums: _Sums, *, weighted: bool) -> _Sums:
@@ -474,6 +474,11 @@ def _as_state(call: _Call, sums: _Sums, *, weighted: bool) -> _Sums:
         weights = weights.repeat_interleave(TILE * TILE)
         final, normalizer = final * weights[:, None], normalizer * weights
     return sums._replace(states=final.to(call.dot)[:, :, None], state_normalizers=normalizer[:, :, None])
+
+
+def _products(dtype: torch.dtype) -> str:
+    """What products are made of: bfloat16, tf32, or float32 as it is, "ieee"."""
+    return "bfloat16" if dtype == torch.bfloat16 else precision(dtype)
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ there and never stored.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import PAIR, TILE, expanded_rows, load_columns, load_rows, tile_pair
+from polysketch.ops.triton.programs.tiles import TILE, expanded_rows, load_columns, load_rows, tile_pair
 
 
 @triton.jit(do_not_specialize=["length", "chunk", "chunks"])
@@ -45,7 +45,9 @@ def linear_fold(
     is read; normalizers without WIDTH.
     """
     TILES: tl.constexpr = (FEATURES + 15) // 16
-    BLOCKS: tl.constexpr = TILES * (TILES + 1) // 2 if POWER == 2 else (FEATURES + ROWS - 1) // ROWS
+    PARTS: tl.constexpr = 256 // ROWS if POWER == 2 else 1
+    SLICE: tl.constexpr = ROWS // 16
+    BLOCKS: tl.constexpr = PARTS * TILES * (TILES + 1) // 2 if POWER == 2 else (FEATURES + ROWS - 1) // ROWS
     EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
     COLUMN_BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     number = tl.program_id(0)
@@ -57,68 +59,67 @@ def linear_fold(
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     rows = block * ROWS + tl.arange(0, ROWS)
     if POWER == 2:
-        first, second = tile_pair(block, TILES)
-        left = first * TILE + tl.arange(0, TILE)
+        first, second = tile_pair(block // PARTS, TILES)
+        left = first * TILE + (block % PARTS) * SLICE + tl.arange(0, SLICE)
         right = second * TILE + tl.arange(0, TILE)
         weight = tl.where(first == second, 1.0, 2.0)
+        slots = block * ROWS + tl.arange(0, SLICE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
     else:
-        first, second = block, block
         left = rows
         right = rows
         weight = 1.0
+        slots = rows
     # What a gradient is kept as: without the weight with which it comes in and goes out.
     outer = weight if GRADIENT else 1.0
     entry = rows[:, None] * WIDTH + columns[None, :]
     inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if POWER == 2:
-        normalizer = tl.zeros((TILE, TILE), tl.float32)
-        slots = block * PAIR + tl.arange(0, TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    else:
-        normalizer = tl.zeros((ROWS,), tl.float32)
-        slots = rows
+    normalizer = tl.zeros(slots.shape, tl.float32)
     if initial_sums is not None:
         total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
         normalizer = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
 
-    for step in range(chunks):
-        index = chunks - 1 - step if REVERSE else step
-        place = head * chunks + index
-        if WRITE_STATES:
-            tl.store(states + place * EXPANDED * WIDTH + entry, (total * weight).to(states.dtype.element_ty), inside)
-            if column_block == 0:
-                tl.store(state_normalizers + place * EXPANDED + slots, normalizer * weight, slots < EXPANDED)
-        if carry is not None:
-            decay = tl.load(carry + place)
-            total *= decay
-            normalizer *= decay
-        for item in range(SHARED * tl.cdiv(chunk, TOKENS)):
-            query_head = key_head * SHARED + item % SHARED
-            offset = (item // SHARED) * TOKENS
-            start = (index * chunk + offset).to(tl.int64)
-            tokens = tl.arange(0, TOKENS)
-            seen = (tokens + offset < chunk) & (tokens + start < length)
-            of_x = x + batch * x_batch + query_head * x_head + start * x_token
-            of_y = y + batch * y_batch + query_head * y_head + start * y_token
-            column = load_rows(of_y, tokens, y_token, columns, seen, WIDTH).to(DOT)
-            ones = seen.to(tl.float32)
-            if factor is not None:
-                ones = tl.load(factor + head * length + start + tokens, mask=seen, other=0.0)
-                column = (column * ones[:, None]).to(DOT)
-            if u is not None:
-                query_row = batch * (KEY_HEADS * SHARED) + query_head
-                ones *= tl.load(u + query_row * length + start + tokens, mask=seen, other=0.0)
-            of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
-            if POWER == 2:
-                of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES).to(DOT)
-                products = of_left[:, None, :] * of_right[None, :, :]
-                expanded = tl.reshape(products, (ROWS, TOKENS))
-                weighted = (of_left * ones[None, :]).to(DOT)
-                normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
-            else:
-                expanded = of_left
-                normalizer += tl.sum(of_left * ones[None, :], 1)
-            total = tl.dot(expanded, column, total, input_precision=PRECISION)
+    # One loop over the blocks of all chunks, so that loads run ahead over the boundaries of chunks too.
+    steps = SHARED * tl.cdiv(chunk, TOKENS)
+    for item in range(chunks * steps):
+        index = chunks - 1 - item // steps if REVERSE else item // steps
+        step = item % steps
+        if step == 0:
+            place = head * chunks + index
+            if WRITE_STATES:
+                target = states + place * EXPANDED * WIDTH + entry
+                tl.store(target, (total * weight).to(states.dtype.element_ty), inside)
+                if column_block == 0:
+                    tl.store(state_normalizers + place * EXPANDED + slots, normalizer * weight, slots < EXPANDED)
+            if carry is not None:
+                decay = tl.load(carry + place)
+                total *= decay
+                normalizer *= decay
+        query_head = key_head * SHARED + step % SHARED
+        offset = (step // SHARED) * TOKENS
+        start = (index * chunk).to(tl.int64) + offset
+        tokens = tl.arange(0, TOKENS)
+        seen = (tokens + offset < chunk) & (tokens + start < length)
+        of_x = x + batch * x_batch + query_head * x_head + start * x_token
+        of_y = y + batch * y_batch + query_head * y_head + start * y_token
+        column = load_rows(of_y, tokens, y_token, columns, seen, WIDTH).to(DOT)
+        ones = seen.to(tl.float32)
+        if factor is not None:
+            ones = tl.load(factor + head * length + start + tokens, mask=seen, other=0.0)
+            column = (column * ones[:, None]).to(DOT)
+        if u is not None:
+            query_row = batch * (KEY_HEADS * SHARED) + query_head
+            ones *= tl.load(u + query_row * length + start + tokens, mask=seen, other=0.0)
+        of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
+        if POWER == 2:
+            of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES).to(DOT)
+            expanded = tl.reshape(of_left[:, None, :] * of_right[None, :, :], (ROWS, TOKENS))
+            weighted = (of_left * ones[None, :]).to(DOT)
+            normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
+        else:
+            expanded = of_left
+            normalizer += tl.sum(of_left * ones[None, :], 1)
+        total = tl.dot(expanded, column, total, input_precision=PRECISION)
 
     if WRITE_FINAL:
         tl.store(final_sums + head * EXPANDED * WIDTH + entry, total * outer, inside)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from polysketch.ops.triton.programs.linear_outputs import scores, visible
-from polysketch.ops.triton.programs.tiles import load_columns, load_rows, power
+from polysketch.ops.triton.programs.tiles import load_columns, load_rows, power, store_rows
 
 
 @triton.jit
@@ -88,11 +88,9 @@ def linear_inner_query_gradient(
         change = (tl.dot(upstream, of_values, input_precision=PRECISION) + mass[:, None]) * slope
         of_keys = load_rows(of_key, keys, inner_key_token, entries, key_seen, INNER).to(DOT)
         found = tl.dot(change.to(DOT), of_keys, found, input_precision=PRECISION)
-    mask = seen[:, None] & (entries < INNER)[None, :]
-    target = gradient + here * INNER + places[:, None] * INNER + entries[None, :]
     if ADD:
-        found += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    tl.store(target, found.to(gradient.dtype.element_ty), mask)
+        found += load_rows(gradient + here * INNER, places, INNER, entries, seen, INNER).to(tl.float32)
+    store_rows(gradient + here * INNER, found, places, entries, seen, INNER)
 
 
 @triton.jit(do_not_specialize=["length", "chunk", "chunks"])
@@ -164,13 +162,9 @@ def linear_inner_key_gradient(
         of_queries = load_rows(of_query, places, inner_query_token, entries, seen, INNER).to(DOT)
         of_keys = tl.dot(change.to(DOT), of_queries, of_keys, input_precision=PRECISION)
     here = key_row * length + first
-    mask = key_seen[:, None] & (entries < INNER)[None, :]
-    target = key_gradient + here * INNER + keys[:, None] * INNER + entries[None, :]
     if ADD:
-        of_keys += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-    tl.store(target, of_keys.to(key_gradient.dtype.element_ty), mask)
+        of_keys += load_rows(key_gradient + here * INNER, keys, INNER, entries, key_seen, INNER).to(tl.float32)
+    store_rows(key_gradient + here * INNER, of_keys, keys, entries, key_seen, INNER)
     if depth == 0:
-        mask = key_seen[:, None] & (columns < WIDTH)[None, :]
-        target = value_gradient + here * WIDTH + keys[:, None] * WIDTH + columns[None, :]
-        for_values += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-        tl.store(target, for_values.to(value_gradient.dtype.element_ty), mask)
+        for_values += load_rows(value_gradient + here * WIDTH, keys, WIDTH, columns, key_seen, WIDTH).to(tl.float32)
+        store_rows(value_gradient + here * WIDTH, for_values, keys, columns, key_seen, WIDTH)

@@ -9,7 +9,15 @@ queries is a program of its own.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import expanded_rows, load_columns, load_rows, power, read_sums, reciprocal
+from polysketch.ops.triton.programs.tiles import (
+    expanded_rows,
+    load_columns,
+    load_rows,
+    power,
+    read_sums,
+    reciprocal,
+    store_rows,
+)
 
 
 @triton.jit
@@ -20,11 +28,18 @@ def scores(
 ):  # fmt: skip
     """(QUERIES, KEYS) products of rows of width INNER, DEPTH columns at a time."""
     found = tl.zeros((QUERIES, KEYS), tl.float32)
-    for start in tl.static_range(0, INNER, DEPTH):
-        columns = start + tl.arange(0, DEPTH)
-        left = load_rows(query, query_tokens, query_stride, columns, query_seen, INNER).to(DOT)
-        right = load_columns(key, key_tokens, key_stride, columns, key_seen, INNER).to(DOT)
-        found = tl.dot(left, right, found, input_precision=PRECISION)
+    if INNER <= 2 * DEPTH:
+        for start in tl.static_range(0, INNER, DEPTH):
+            columns = start + tl.arange(0, DEPTH)
+            left = load_rows(query, query_tokens, query_stride, columns, query_seen, INNER).to(DOT)
+            right = load_columns(key, key_tokens, key_stride, columns, key_seen, INNER).to(DOT)
+            found = tl.dot(left, right, found, input_precision=PRECISION)
+    else:
+        for start in range(0, INNER, DEPTH):
+            columns = start + tl.arange(0, DEPTH)
+            left = load_rows(query, query_tokens, query_stride, columns, query_seen, INNER).to(DOT)
+            right = load_columns(key, key_tokens, key_stride, columns, key_seen, INNER).to(DOT)
+            found = tl.dot(left, right, found, input_precision=PRECISION)
     return found
 
 
@@ -130,8 +145,6 @@ def linear_outputs(
         denominator += offset
         numerator *= reciprocal(denominator)[:, None]
     here = row * length + first
-    mask = seen[:, None] & (columns < WIDTH)[None, :]
-    target = output + here * WIDTH + places[:, None] * WIDTH + columns[None, :]
-    tl.store(target, numerator.to(output.dtype.element_ty), mask)
+    store_rows(output + here * WIDTH, numerator, places, columns, seen, WIDTH)
     if column_block == 0:
         tl.store(denominators + here + places, denominator, seen)

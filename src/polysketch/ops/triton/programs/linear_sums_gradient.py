@@ -15,6 +15,7 @@ from polysketch.ops.triton.programs.tiles import (
     pair_number,
     read_sums,
     reciprocal,
+    store_rows,
 )
 
 
@@ -33,9 +34,7 @@ def linear_upstream(
         denominator = tl.load(denominators + tokens, mask=seen, other=0.0)
         gradient *= reciprocal(denominator)[:, None]
         mass -= tl.sum(gradient * load_rows(output, tokens, WIDTH, columns, seen, WIDTH).to(tl.float32), 1)
-    mask = seen[:, None] & (columns < WIDTH)[None, :]
-    target = numerator_gradient + tokens[:, None] * WIDTH + columns[None, :]
-    tl.store(target, gradient.to(numerator_gradient.dtype.element_ty), mask)
+    store_rows(numerator_gradient, gradient, tokens, columns, seen, WIDTH)
     tl.store(mass_gradient + tokens, mass, seen)
 
 
@@ -129,13 +128,11 @@ def linear_sums_gradient(
     if factor is not None:
         decay = tl.load(factor + key_row * length + first + places, mask=seen, other=0.0)
     if read is not None:
-        found, _ = read_sums(
+        of_values, _ = read_sums(
             of_x, places, x_token, seen, sums, None, columns,
             FEATURES, WIDTH, POWER, PRECISION, DOT, TOKENS, COLUMNS, ROWS,
         )  # fmt: skip
-        mask = seen[:, None] & (columns < WIDTH)[None, :]
-        target = read + here * WIDTH + places[:, None] * WIDTH + columns[None, :]
-        tl.store(target, (found * decay[:, None]).to(read.dtype.element_ty), mask)
+        store_rows(read + here * WIDTH, of_values * decay[:, None], places, columns, seen, WIDTH)
     operand = load_rows(of_upstream, places, upstream_token, columns, seen, WIDTH).to(DOT)
     ones = tl.full((TOKENS,), 1.0, tl.float32)
     if mass is not None:
@@ -153,6 +150,4 @@ def linear_sums_gradient(
             of_sums = tl.load(sums + entries[None, :] * WIDTH + columns[:, None], mask=inside, other=0.0)
             found = tl.dot(operand, of_sums.to(DOT), input_precision=PRECISION)
             found += ones[:, None] * tl.load(normalizer + entries, mask=entries < FEATURES, other=0.0)[None, :]
-        mask = seen[:, None] & (entries < FEATURES)[None, :]
-        target = x_gradient + here * FEATURES + places[:, None] * FEATURES + entries[None, :]
-        tl.store(target, (found * decay[:, None]).to(x_gradient.dtype.element_ty), mask)
+        store_rows(x_gradient + here * FEATURES, found * decay[:, None], places, entries, seen, FEATURES)

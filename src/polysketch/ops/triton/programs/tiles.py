@@ -48,13 +48,21 @@ def load_columns(pointer, tokens, stride, columns, seen, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def store_rows(pointer, found, tokens, columns, seen, WIDTH: tl.constexpr):
+    """Write (tokens, columns) of a contiguous row-major tensor in its dtype."""
+    mask = seen[:, None] & (columns < WIDTH)[None, :]
+    tl.store(pointer + tokens[:, None] * WIDTH + columns[None, :], found.to(pointer.dtype.element_ty), mask)
+
+
+@triton.jit
 def power(base, EXPONENT: tl.constexpr):
     """base^EXPONENT by squarings, up to 63."""
     result = tl.full(base.shape, 1.0, base.dtype)
     for bit in tl.static_range(6):
         if (EXPONENT >> bit) & 1:
             result *= base
-        base *= base
+        if EXPONENT >> (bit + 1):
+            base *= base
     return result
 
 
