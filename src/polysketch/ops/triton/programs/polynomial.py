@@ -88,7 +88,8 @@ def polynomial_forward(
             numerator = tl.dot(used, values.to(DOT), numerator, input_precision=PRECISION)
 
     # A finite numerator over an infinite denominator would be a wrong zero in silence.
-    inverse = tl.where(total < float("inf"), tl.where(total == 0.0, 0.0, 1.0 / total), float("nan"))
+    empty = total == 0.0
+    inverse = tl.where(total < float("inf"), tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total)), float("nan"))
     result = numerator * inverse[:, None]
     row = query_heads * query_length + first
     store_block(output + row * WIDTH, result, seen, WIDTH, WIDTH_BLOCK, ROWS)
