@@ -156,35 +156,34 @@ def polynomial_grad_key_value(
 
     total_key = tl.zeros((KEYS, HEAD_BLOCK), tl.float32)
     total_value = tl.zeros((KEYS, WIDTH_BLOCK), tl.float32)
-    for member in range(SHARED):
-        query_head_number = head * SHARED + member
-        of_query = at(query, batch, query_batch, query_head_number, query_head, 0, query_token)
-        of_grad = at(grad_output, batch, grad_batch, query_head_number, grad_head, 0, grad_token)
-        of_pair = pairs + (key_heads * SHARED + member) * query_length * 2
-        for edge in tl.static_range(2):  # blocks of rows that see all of the keys; then the others, the last one too
-            begin = 0 if edge else whole // ROWS
-            stop = partly + tl.cdiv(query_length, ROWS) - end // ROWS if edge else end // ROWS
-            for item in tl.range(begin, stop, num_stages=1 if edge else None):
-                first = item * ROWS
-                if edge:
-                    first = tl.where(item < partly, visible + item * ROWS, end + (item - partly) * ROWS)
-                seen = first + tl.arange(0, ROWS) < query_length
-                token = tl.cast(first, tl.int64)
-                queries = load_block(of_query + token * query_token, query_token, seen, HEAD, HEAD_BLOCK, edge)
-                upstream = load_block(of_grad + token * grad_token, grad_token, seen, WIDTH, WIDTH_BLOCK, edge)
-                factors, shifts = tl.split(load_block(of_pair + token * 2, 2, seen, 2, 2, edge))
-                scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * factors[None, :]
-                slope = power(scores, DEGREE - 1)
-                weights = slope * scores
-                if edge and CAUSAL:
-                    past = tl.trans(is_past(first_position + first, start, ROWS, KEYS))
-                    slope = tl.where(past, slope, 0.0)
-                    weights = tl.where(past, weights, 0.0)
-                weights = as_operand(weights, PRECISION, DOT)
-                total_value = tl.dot(weights, upstream.to(DOT), total_value, input_precision=PRECISION)
-                grad_weights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
-                slope = as_operand(slope * (grad_weights * factors[None, :] - shifts[None, :]), PRECISION, DOT)
-                total_key = tl.dot(slope, queries.to(DOT), total_key, input_precision=PRECISION)
+    for edge in tl.static_range(2):  # blocks of rows that see all of the keys; then the others, the last one too
+        blocks_of_rows = partly + tl.cdiv(query_length, ROWS) - end // ROWS if edge else (end - whole) // ROWS
+        for item in tl.range(0, SHARED * blocks_of_rows, num_stages=1 if edge else None):
+            member = item // blocks_of_rows if SHARED > 1 else 0
+            number = item - member * blocks_of_rows
+            if edge:
+                first = tl.where(number < partly, visible + number * ROWS, end + (number - partly) * ROWS)
+            else:
+                first = whole + number * ROWS
+            seen = first + tl.arange(0, ROWS) < query_length
+            row = (key_heads * SHARED + member) * query_length + first
+            of_query = at(query, batch, query_batch, head * SHARED + member, query_head, first, query_token)
+            of_grad = at(grad_output, batch, grad_batch, head * SHARED + member, grad_head, first, grad_token)
+            queries = load_block(of_query, query_token, seen, HEAD, HEAD_BLOCK, edge)
+            upstream = load_block(of_grad, grad_token, seen, WIDTH, WIDTH_BLOCK, edge)
+            factors, shifts = tl.split(load_block(pairs + row * 2, 2, seen, 2, 2, edge))
+            scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * factors[None, :]
+            slope = power(scores, DEGREE - 1)
+            weights = slope * scores
+            if edge and CAUSAL:
+                past = tl.trans(is_past(first_position + first, start, ROWS, KEYS))
+                slope = tl.where(past, slope, 0.0)
+                weights = tl.where(past, weights, 0.0)
+            weights = as_operand(weights, PRECISION, DOT)
+            total_value = tl.dot(weights, upstream.to(DOT), total_value, input_precision=PRECISION)
+            grad_weights = tl.dot(values, tl.trans(upstream), input_precision=PRECISION)
+            slope = as_operand(slope * (grad_weights * factors[None, :] - shifts[None, :]), PRECISION, DOT)
+            total_key = tl.dot(slope, queries.to(DOT), total_key, input_precision=PRECISION)
 
     inside = start + tl.arange(0, KEYS) < key_length
     place = key_heads * key_length + start
