@@ -98,8 +98,11 @@ def linear_outputs(
     key_head = head // SHARED
     key_row = batch * (HEADS // SHARED) + key_head
 
+    # Keys count from the chunk's first token, queries from the block's: what is not causal is one chunk of any length.
     first = (index * chunk).to(tl.int64)
-    places = block * QUERIES + tl.arange(0, QUERIES)
+    start = first + block * QUERIES
+    queries = tl.arange(0, QUERIES)
+    places = block * QUERIES + queries
     seen = (places < chunk) & (first + places < length)
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
     EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
@@ -108,32 +111,32 @@ def linear_outputs(
     denominator = tl.zeros((QUERIES,), tl.float32)
     if not (SKIP_FIRST and index == 0):
         numerator, denominator = read_sums(
-            query + batch * query_batch + head * query_head + first * query_token,
-            places, query_token, seen,
+            query + batch * query_batch + head * query_head + start * query_token,
+            queries, query_token, seen,
             states + state * EXPANDED * WIDTH,
             state_normalizers + state * EXPANDED,
             columns, FEATURES, WIDTH, POWER, PRECISION, DOT, QUERIES, COLUMNS, ROWS,
         )  # fmt: skip
         if factor is not None:
-            decay = tl.load(factor + key_row * length + first + places, mask=seen, other=0.0)
+            decay = tl.load(factor + key_row * length + start + queries, mask=seen, other=0.0)
             numerator *= decay[:, None]
             denominator *= decay
     if DIAGONAL != 0:
-        of_query = inner_query + batch * inner_query_batch + head * inner_query_head + first * inner_query_token
+        of_query = inner_query + batch * inner_query_batch + head * inner_query_head + start * inner_query_token
         of_key = inner_key + batch * inner_key_batch + key_head * inner_key_head + first * inner_key_token
         of_value = value + batch * value_batch + key_head * value_head + first * value_token
         last = tl.minimum(chunk, (block + 1) * QUERIES) if DIAGONAL == 1 else chunk
         last = tl.minimum(last, length - first).to(tl.int32)
-        for start in range(0, last, KEYS):
-            keys = start + tl.arange(0, KEYS)
+        for key_start in range(0, last, KEYS):
+            keys = key_start + tl.arange(0, KEYS)
             key_seen = keys < last
             weight = scores(
-                of_query, of_key, places, inner_query_token, keys, inner_key_token, seen, key_seen,
+                of_query, of_key, queries, inner_query_token, keys, inner_key_token, seen, key_seen,
                 INNER, PRECISION, DOT, QUERIES, KEYS, DEPTH,
             )  # fmt: skip
             weight = power(weight, EXPONENT)
             if since is not None:
-                at_query = tl.load(since + key_row * length + first + places, mask=seen, other=0.0)
+                at_query = tl.load(since + key_row * length + start + queries, mask=seen, other=0.0)
                 at_key = tl.load(since + key_row * length + first + keys, mask=key_seen, other=0.0)
                 weight *= tl.exp(tl.minimum(at_query[:, None] - at_key[None, :], 0.0))
             weight = tl.where(visible(places, keys, seen, key_seen, DIAGONAL), weight, 0.0)
@@ -144,7 +147,7 @@ def linear_outputs(
     if NORMALIZE:
         denominator += offset
         numerator *= reciprocal(denominator)[:, None]
-    here = row * length + first
-    store_rows(output + here * WIDTH, numerator, places, columns, seen, WIDTH)
+    here = row * length + start
+    store_rows(output + here * WIDTH, numerator, queries, columns, seen, WIDTH)
     if column_block == 0:
-        tl.store(denominators + here + places, denominator, seen)
+        tl.store(denominators + here + queries, denominator, seen)

@@ -114,35 +114,35 @@ def linear_sums_gradient(
     row = (number // blocks // chunks).to(tl.int64)
     batch, head = row // HEADS, row % HEADS
     key_row = batch * (HEADS // SHARED) + head // SHARED
-    first = (index * chunk).to(tl.int64)
-    places = block * TOKENS + tl.arange(0, TOKENS)
-    seen = (places < chunk) & (first + places < length)
+    start = (index * chunk).to(tl.int64) + block * TOKENS
+    tokens = tl.arange(0, TOKENS)
+    seen = (block * TOKENS + tokens < chunk) & (start + tokens < length)
     columns = tl.arange(0, COLUMNS)
-    of_x = x + batch * x_batch + head * x_head + first * x_token
-    of_upstream = upstream + batch * upstream_batch + head * upstream_head + first * upstream_token
+    of_x = x + batch * x_batch + head * x_head + start * x_token
+    of_upstream = upstream + batch * upstream_batch + head * upstream_head + start * upstream_token
     sums = states + (key_row * chunks + index) * EXPANDED * WIDTH
     normalizer = state_normalizers + (key_row * chunks + index) * EXPANDED
-    here = row * length + first
+    here = row * length + start
 
     decay = seen.to(tl.float32)
     if factor is not None:
-        decay = tl.load(factor + key_row * length + first + places, mask=seen, other=0.0)
+        decay = tl.load(factor + key_row * length + start + tokens, mask=seen, other=0.0)
     if read is not None:
         of_values, _ = read_sums(
-            of_x, places, x_token, seen, sums, None, columns,
+            of_x, tokens, x_token, seen, sums, None, columns,
             FEATURES, WIDTH, POWER, PRECISION, DOT, TOKENS, COLUMNS, ROWS,
         )  # fmt: skip
-        store_rows(read + here * WIDTH, of_values * decay[:, None], places, columns, seen, WIDTH)
-    operand = load_rows(of_upstream, places, upstream_token, columns, seen, WIDTH).to(DOT)
+        store_rows(read + here * WIDTH, of_values * decay[:, None], tokens, columns, seen, WIDTH)
+    operand = load_rows(of_upstream, tokens, upstream_token, columns, seen, WIDTH).to(DOT)
     ones = tl.full((TOKENS,), 1.0, tl.float32)
     if mass is not None:
-        ones = tl.load(mass + here + places, mask=seen, other=0.0)
+        ones = tl.load(mass + here + tokens, mask=seen, other=0.0)
     across = tl.arange(0, TILE) if POWER == 2 else tl.arange(0, ROWS)
     for tile in range(TILES if POWER == 2 else (FEATURES + ROWS - 1) // ROWS):
         entries = tile * across.shape[0] + across
         if POWER == 2:
             found = contract_tile(
-                of_x, operand, ones, places, x_token, seen, sums, normalizer, columns, tile,
+                of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, tile,
                 FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
             )  # fmt: skip
         else:
@@ -150,4 +150,4 @@ def linear_sums_gradient(
             of_sums = tl.load(sums + entries[None, :] * WIDTH + columns[:, None], mask=inside, other=0.0)
             found = tl.dot(operand, of_sums.to(DOT), input_precision=PRECISION)
             found += ones[:, None] * tl.load(normalizer + entries, mask=entries < FEATURES, other=0.0)[None, :]
-        store_rows(x_gradient + here * FEATURES, found * decay[:, None], places, entries, seen, FEATURES)
+        store_rows(x_gradient + here * FEATURES, found * decay[:, None], tokens, entries, seen, FEATURES)
