@@ -77,21 +77,6 @@ def _forward(
 
     The rounding is empty unless it is kept and the dtype is a half one. Only the output is differentiable.
     """
-    return forward(query, key, value, key_mask, degree, scale, offset, first_position, keep_rounding)
-
-
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    degree: int,
-    scale: float,
-    offset: float,
-    first_position: int | None,
-    keep_rounding: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator's work, for tensors of any device: "meta" ones serve to compile ahead of time."""
     from polysketch.ops.triton.programs.polynomial import polynomial_forward
 
     output, rounding, denominator = _empty_outputs(query, value, keep_rounding)
@@ -125,25 +110,6 @@ def _backward(
     first_position: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    return backward(
-        grad_output, query, key, value, key_mask, output, rounding, denominator, degree, scale, first_position
-    )
-
-
-def backward(
-    grad_output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    output: Tensor,
-    rounding: Tensor,
-    denominator: Tensor,
-    degree: int,
-    scale: float,
-    first_position: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator's work, for tensors of any device."""
     from polysketch.ops.triton.programs.polynomial_backward import polynomial_grad_key_value, polynomial_grad_query
 
     grads = _empty_like(query, key, value)

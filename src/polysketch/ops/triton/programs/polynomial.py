@@ -94,7 +94,7 @@ def polynomial_forward(
     row = query_heads * query_length + first
     store_block(output + row * WIDTH, result, seen, WIDTH, WIDTH_BLOCK, ROWS)
     if rounding is not None:
-        rest = result - result.to(output.dtype.element_ty).to(tl.float32)
+        rest = result - as_float32(result.to(output.dtype.element_ty))
         store_block(rounding + row * WIDTH, rest, seen, WIDTH, WIDTH_BLOCK, ROWS)
     tl.store(denominator + row + tl.arange(0, ROWS), total, seen)
 
@@ -199,9 +199,9 @@ def as_operand(weights, PRECISION: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def as_float32(operand):
-    """A bfloat16 operand widened by its bits, for which no conversion, a slow instruction, is needed."""
-    if operand.dtype == tl.bfloat16:
-        return (operand.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+def as_float32(rounded):
+    """What was just rounded; from bfloat16 by its bits, for compilers turn that pair of conversions into slow ones."""
+    if rounded.dtype == tl.bfloat16:
+        return (rounded.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
-        return operand
+        return rounded.to(tl.float32)
