@@ -172,7 +172,7 @@ def _launch_pairs(call: _Call, level: _Level, values: Tensor, *tensors: Tensor |
     every = pairs * call.maps
     constants: dict[str, Any] = {"configuration": chosen, "PAIRS": pairs, **_constants(call, level.first)}
     arguments = (values, level.first.weights, *tensors, *_strides(level.first, values), call.length, call.rows, tiles)
-    if not chosen.pop("RESIDENT"):
+    if not chosen.pop("resident"):
         launch(learned_sketch, tiles * every, *arguments, **constants)
         return
     each = max(1, -(-tiles * every // _multiprocessors(values.device)))

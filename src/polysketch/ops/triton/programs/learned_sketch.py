@@ -62,25 +62,25 @@ def learned_sketch(
         values + 2 * pair * values_network, of_network, 2 * pair, of_row, seen,
         INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
+    if grad is not None:
+        store_rows(middles + 2 * pair * every * SIZE, place, left_middle, seen, SIZE, LANES)
     right_middle, right = network(
         values + (2 * pair + 1) * values_network, of_network, 2 * pair + 1, of_row, seen,
         INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
-    store_pair(
-        left_middle, left, right_middle, right, combined, grad, middles, output_grads,
-        pair, every, place, seen, SIZE, FAST, LANES,
-    )  # fmt: skip
+    if grad is not None:
+        store_rows(middles + (2 * pair + 1) * every * SIZE, place, right_middle, seen, SIZE, LANES)
+    store_pair(left, right, combined, grad, output_grads, pair, every, place, seen, SIZE, FAST, LANES)
 
 
 @triton.jit
 def store_pair(
-    left_middle, left, right_middle, right, combined, grad, middles, output_grads,
-    pair, every, place, seen,
+    left, right, combined, grad, output_grads, pair, every, place, seen,
     SIZE: tl.constexpr,
     FAST: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Write the features of a pair of outputs; with their gradient, the middles and the gradients of the outputs."""
+    """Write the features of a pair of outputs; or, given their gradient, those of the outputs."""
     root: tl.constexpr = SIZE**0.5
     left = left.to(tl.float32)
     right = right.to(tl.float32)
@@ -91,8 +91,6 @@ def store_pair(
         of_left = 2 * pair * every * SIZE
         of_right = of_left + every * SIZE
         slope = load_values(grad + pair * every * SIZE, place * SIZE, seen, SIZE, LANES) * (1 - bounded * bounded)
-        store_rows(middles + of_left, place, left_middle, seen, SIZE, LANES)
-        store_rows(middles + of_right, place, right_middle, seen, SIZE, LANES)
         store_rows(output_grads + of_left, place, slope * right, seen, SIZE, LANES)
         store_rows(output_grads + of_right, place, slope * left, seen, SIZE, LANES)
 
@@ -115,14 +113,14 @@ def network(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Middle and output (TOKENS, LANES) of the network with this index; rounded, for they wait for the other one."""
+    """Middle and output (TOKENS, LANES) of the network with this index; the output rounded, for it may have to wait."""
     FIRST: tl.constexpr = 2 * INPUTS + HIDDEN * (INPUTS + SIZE)
     SECOND: tl.constexpr = 2 * SIZE + 2 * HIDDEN * SIZE
     of_network = weights + index * (FIRST + SECOND)
     rows = load_values(values, of_row, seen, INPUTS, INPUT_LANES)
     middle = half(rows, of_network, INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK)
     output = half(middle, of_network + FIRST, SIZE, SIZE, HIDDEN, FAST, PRECISION, DOT, LANES, LANES, TOKENS, BLOCK)
-    return middle.to(DOT), output.to(DOT)
+    return middle, output.to(DOT)
 
 
 @triton.jit
@@ -149,7 +147,7 @@ def half(
         up = load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
         down = load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
         hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
-        active, _share = twice_gelu(hidden, FAST)
+        active, _bounded = twice_gelu(hidden, FAST)
         total = tl.dot(active.to(DOT), tl.trans(down), total, input_precision=PRECISION)
     return 0.5 * total
 
@@ -241,16 +239,16 @@ def load_down(
 
 @triton.jit
 def twice_gelu(x, FAST: tl.constexpr):
-    """2 gelu(x), tanh form: x (1 + tanh z), z = x (LINEAR + CUBIC x^2); and 1 + tanh z.
+    """2 gelu(x), tanh form: x (1 + tanh z), z = x (LINEAR + CUBIC x^2); and tanh z.
 
     Twice, for the halving is spared where a product follows, at whose end it is done on fewer numbers.
     """
     argument = x * (LINEAR + CUBIC * (x * x))
     if FAST:  # one instruction, to 2^-11, where activations are rounded to 2^-9 all the same
         bounded = _fast_tanh(argument)
-        return x + x * bounded, 1 + bounded
+        return x + x * bounded, bounded
     share = 2 / (1 + tl.exp(tl.minimum(-2 * argument, 80.0)))
-    return x * share, share
+    return x * share, share - 1
 
 
 @triton.jit

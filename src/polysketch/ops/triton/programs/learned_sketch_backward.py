@@ -170,6 +170,6 @@ def learned_sketch_weights_backward(
 
 @triton.jit
 def twice_gelu_and_slope(x, FAST: tl.constexpr):
-    """2 gelu(x) = x share, and its derivative: share + x share (2 - share) z', z the argument of the tanh."""
-    active, share = twice_gelu(x, FAST)
-    return active, share + (2 * active - active * share) * (LINEAR + 3 * CUBIC * (x * x))
+    """2 gelu(x) = x (1 + t), t = tanh z, and its derivative: 1 + t + x (1 + t) (1 - t) z'."""
+    active, bounded = twice_gelu(x, FAST)
+    return active, 1 + bounded + (active - active * bounded) * (LINEAR + 3 * CUBIC * (x * x))

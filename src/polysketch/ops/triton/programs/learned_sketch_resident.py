@@ -15,6 +15,7 @@ from polysketch.ops.triton.programs.learned_sketch import (
     scale_and_bias,
     standardize,
     store_pair,
+    store_rows,
     twice_gelu,
 )
 
@@ -73,22 +74,24 @@ def learned_sketch_resident(
         of_row, place, seen = row_places(
             tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
         )
-        left_inputs = load_standard(left_values, of_row, seen, INPUTS, INPUT_LANES)
-        right_inputs = left_inputs
+        standard = load_standard(left_values, of_row, seen, INPUTS, INPUT_LANES)
+        left_normed = affine(standard, of_left, INPUTS, DOT, INPUT_LANES)
         if not SHARED:
-            right_inputs = load_standard(right_values, of_row, seen, INPUTS, INPUT_LANES)
+            standard = load_standard(right_values, of_row, seen, INPUTS, INPUT_LANES)
+        right_normed = affine(standard, of_right, INPUTS, DOT, INPUT_LANES)
         left_middle, left = held_network(
-            left_inputs, left_first, left_second,
-            INPUTS, SIZE, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS,
+            left_normed, left_first, left_second, of_left + FIRST,
+            SIZE, FAST, PRECISION, DOT, LANES, TOKENS,
         )  # fmt: skip
+        if grad is not None:
+            store_rows(middles + 2 * pair * every * SIZE, place, left_middle, seen, SIZE, LANES)
         right_middle, right = held_network(
-            right_inputs, right_first, right_second,
-            INPUTS, SIZE, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS,
+            right_normed, right_first, right_second, of_right + FIRST,
+            SIZE, FAST, PRECISION, DOT, LANES, TOKENS,
         )  # fmt: skip
-        store_pair(
-            left_middle, left, right_middle, right, combined, grad, middles, output_grads,
-            pair, every, place, seen, SIZE, FAST, LANES,
-        )  # fmt: skip
+        if grad is not None:
+            store_rows(middles + (2 * pair + 1) * every * SIZE, place, right_middle, seen, SIZE, LANES)
+        store_pair(left, right, combined, grad, output_grads, pair, every, place, seen, SIZE, FAST, LANES)
 
 
 @triton.jit
@@ -102,13 +105,13 @@ def load_half(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Where a half's weights are, and the blocks of both matrices."""
+    """Blocks of both matrices of a half."""
     ups = ()  # Triton unpacks no tuples into tuples
     downs = ()
     for start in tl.static_range(0, HIDDEN, BLOCK):
         ups = ups + (load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT),)  # noqa: RUF005
         downs = downs + (load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT),)  # noqa: RUF005
-    return weights, ups, downs
+    return ups, downs
 
 
 @triton.jit
@@ -119,46 +122,50 @@ def load_standard(values, of_row, seen, INPUTS: tl.constexpr, INPUT_LANES: tl.co
 
 
 @triton.jit
+def affine(standard, weights, INPUTS: tl.constexpr, DOT: tl.constexpr, INPUT_LANES: tl.constexpr):
+    """Standardized values by the scale and bias of a half, rounded for its product.
+
+    Scale and bias are small, and in the first cache: they are not worth the registers that holding them takes.
+    """
+    scale, bias = scale_and_bias(weights, INPUTS, INPUT_LANES)
+    return (standard * scale[None, :] + bias[None, :]).to(DOT)
+
+
+@triton.jit
 def held_network(
-    standard,
+    normed,
     first,
     second,
-    INPUTS: tl.constexpr,
+    second_weights,
     SIZE: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
-    INPUT_LANES: tl.constexpr,
     LANES: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """`network` of `learned_sketch.py` of standardized values, given what `load_half` loaded."""
-    middle = held_half(standard, first, INPUTS, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS)
+    """`network` of `learned_sketch.py` of normed values, given what `load_half` loaded."""
+    middle = held_half(normed, first, FAST, PRECISION, DOT, LANES, TOKENS)
     standard, _inverse = standardize(middle, SIZE, LANES)
-    output = held_half(standard, second, SIZE, FAST, PRECISION, DOT, LANES, LANES, TOKENS)
-    return middle.to(DOT), output.to(DOT)
+    output = held_half(affine(standard, second_weights, SIZE, DOT, LANES), second, FAST, PRECISION, DOT, LANES, TOKENS)
+    return middle, output.to(DOT)
 
 
 @triton.jit
 def held_half(
-    standard,
+    normed,
     held,
-    INPUTS: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
-    INPUT_LANES: tl.constexpr,
     LANES: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """`half` of `learned_sketch.py` of standardized values, given what `load_half` loaded."""
-    weights, ups, downs = held
-    # Small, and in the first cache: they are not worth the registers that holding them takes.
-    scale, bias = scale_and_bias(weights, INPUTS, INPUT_LANES)
-    normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
+    """`half` of `learned_sketch.py` of normed values, given what `load_half` loaded."""
+    ups, downs = held
     total = tl.zeros((TOKENS, LANES), tl.float32)
     for block in tl.static_range(len(ups)):
         hidden = tl.dot(normed, tl.trans(ups[block]), input_precision=PRECISION)
-        active, _share = twice_gelu(hidden, FAST)
+        active, _bounded = twice_gelu(hidden, FAST)
         total = tl.dot(active.to(DOT), tl.trans(downs[block]), total, input_precision=PRECISION)
     return 0.5 * total
