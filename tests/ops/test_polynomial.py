@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +16,7 @@ from polysketch.ops.polynomial import (
     polynomial_attention_with_cache,
 )
 from polysketch.ops.polynomial.blockwise import odd_power, power_
+from polysketch.ops.triton import availability
 
 BACKENDS = ["reference", "blockwise"]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -360,6 +362,21 @@ def test_auto_is_the_reference_on_short_sequences_and_blockwise_beyond():
         polynomial_attention(short, short, short, backend="flash")
     with pytest.raises(RuntimeError, match=r"the triton backend computes float32, .* got torch.float64"):
         polynomial_attention(short, short, short, backend="triton")
+
+
+def test_auto_is_triton_on_cuda_where_its_programs_take_the_tensors(monkeypatch):
+    monkeypatch.setattr(availability, "_too_old", lambda index: None)
+    monkeypatch.setattr(availability, "_installed", lambda: True)
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 3, 64, device="cuda", dtype=torch.bfloat16)
+        wide = x.expand(4, 1, 2, 3, 64).permute(1, 2, 3, 4, 0).flatten(3)
+        assert polynomial_attention_backend(x, x) == polynomial_attention_backend(x, x, x) == "triton"
+        assert polynomial_attention_backend(x.double(), x.double()) == "reference"
+        assert polynomial_attention_backend(x, x, wide) == "reference"
+        with pytest.raises(RuntimeError, match="vectors of up to 128, got one of 256"):
+            polynomial_attention_backend(x, x, wide, backend="triton")
+        monkeypatch.setattr(availability, "_too_old", lambda index: "too old")
+        assert polynomial_attention_backend(x, x) == "reference"
 
 
 @pytest.mark.parametrize("degree", [3, 0, -2, 1, 2.0, True])

@@ -60,6 +60,7 @@ CASES = [
     Case(queries=3, keys=40, first_position=None, missing=(7,), offset=0.0, degree=10, scale=0.1),
     Case(queries=48, keys=64, first_position=16, batch=2, missing=(20, 64), offset=0.0, heads=1, key_heads=1),
     Case(queries=2, keys=31, first_position=29, heads=4, key_heads=2, blocks=(32, 16), degree=14, scale=0.2),
+    Case(queries=20, keys=70, first_position=3, heads=1, key_heads=1, degree=6, scale=0.25),
     Case(queries=20, keys=20, first_position=None, batch=2, heads=1, key_heads=1, missing=(20, 3), head_dim=40),
 ]
 
@@ -151,6 +152,18 @@ def test_an_overflowing_row_is_nan_and_no_other() -> None:
     assert output[:, :, 20].isnan().all()
     assert output[:, :, :20].isfinite().all()
     assert output[:, :, 21:].isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_row_of_which_only_the_sum_overflows_is_nan_too_with_its_gradients() -> None:
+    """Its numerator is finite, and over infinity it would be a wrong zero in silence."""
+    case = Case(queries=2, keys=2, heads=1, key_heads=1, degree=8, scale=1.0, head_dim=1, value_dim=1)
+    entry = torch.full((1, 1, 2, 1), 2e38 ** (1 / 16))
+    output, grad_query, _, _ = run(case, [entry, entry, torch.full_like(entry, 1e-3), torch.ones_like(entry)])
+    torch.testing.assert_close(output[0, 0, 0], torch.tensor([1e-3]))
+    assert output[0, 0, 1].isnan().all()
+    assert grad_query[0, 0, 1].isnan().all()
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -202,5 +202,5 @@ def seeing_rows(first, query_length, ROWS: tl.constexpr, KEYS: tl.constexpr, CAU
     if CAUSAL:
         visible = tl.maximum(first, 0) // ROWS * ROWS
         whole = tl.cdiv(tl.maximum(first + KEYS - 1, 0), ROWS) * ROWS
-        return visible, tl.maximum(tl.minimum(whole, end), visible), tl.maximum(end, visible)
+        return visible, tl.maximum(tl.minimum(whole, end), visible), end
     return 0, 0, end
