@@ -195,12 +195,12 @@ def polynomial_grad_key_value(
 def seeing_rows(first, query_length, ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr):
     """(a, b, c): the rows a to b see some of a block of keys, b to c all of them, c to the end too.
 
-    All are multiples of ROWS; no block of rows before c passes the end. `first` is the row that stands where the first
-    key of the block does, negative where all rows come later.
+    All are multiples of ROWS; no block of rows before c passes the end. Where none sees any, b comes before a. `first`
+    is the row that stands where the first key of the block does, negative where all rows come later.
     """
     end = query_length // ROWS * ROWS
     if CAUSAL:
         visible = tl.maximum(first, 0) // ROWS * ROWS
         whole = tl.cdiv(tl.maximum(first + KEYS - 1, 0), ROWS) * ROWS
-        return visible, tl.maximum(tl.minimum(whole, end), visible), end
+        return visible, tl.minimum(whole, end), end
     return 0, 0, end
