@@ -8,6 +8,8 @@ lie one after another in memory (norm scale, norm bias, up, down, norm scale, no
 import triton
 import triton.language as tl
 
+from polysketch.ops.triton.programs.polynomial import as_float32
+
 EPSILON = tl.constexpr(1e-5)
 LINEAR = tl.constexpr(0.7978845608028654)  # of the argument of the tanh in GELU: sqrt(2 / pi)
 CUBIC = tl.constexpr(0.035677408136300125)  # 0.044715 sqrt(2 / pi)
@@ -82,8 +84,8 @@ def store_pair(
 ):  # fmt: skip
     """Write the features of a pair of outputs; or, given their gradient, those of the outputs."""
     root: tl.constexpr = SIZE**0.5
-    left = left.to(tl.float32)
-    right = right.to(tl.float32)
+    left = as_float32(left)
+    right = as_float32(right)
     bounded = tanh(left * right * (1 / root), FAST)
     if grad is None:
         store_rows(combined + pair * every * SIZE, place, bounded * root, seen, SIZE, LANES)
