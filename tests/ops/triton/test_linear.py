@@ -11,6 +11,7 @@ from ops.linear_cases import Case, assert_same, gradients, make, run
 from polysketch import ops
 from polysketch.ops.linear import aligned, triton
 from polysketch.ops.linear.operators import linear_attention_operator
+from polysketch.ops.triton import forced
 
 CASES = [
     Case(length=33, batch=1, heads=2),
@@ -33,6 +34,23 @@ WITH_HISTORY = [
     Case(power=1, local_chunk=16, length=33, history=16, decays=True, padded=True, heads=2, key_heads=1),
     Case(local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
 ]
+
+
+BLOCKS = {
+    "linear_fold": {"ROWS": 128, "COLUMNS": 16, "TOKENS": 32, "FLAT": 1},
+    "linear_outputs": {"QUERIES": 32, "KEYS": 32, "COLUMNS": 16, "ROWS": 128, "DEPTH": 16},
+    "linear_upstream": {"TOKENS": 64},
+    "linear_sums_gradient": {"TOKENS": 32, "ROWS": 128},
+    "linear_inner_query_gradient": {"QUERIES": 32, "KEYS": 32, "DEPTH": 16},
+    "linear_inner_key_gradient": {"QUERIES": 32, "KEYS": 32, "DEPTH": 16},
+}
+"""Few programs, for each instruction of each is interpreted; and still several blocks of everything."""
+
+
+@pytest.fixture(autouse=True)
+def _few_programs():
+    with forced(**BLOCKS):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +85,7 @@ def test_programs_agree_with_the_reference(case):
     "case",
     [
         Case(length=70, batch=1, heads=2, key_heads=1, decays=True),
-        Case(length=75, batch=2, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, chunk_size=16),
+        Case(length=60, batch=2, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, chunk_size=20),
     ],
     ids=str,
 )
@@ -77,10 +95,21 @@ def test_a_sequence_in_spans_agrees_with_the_reference(case, monkeypatch):
     assert_triton_agrees(case)
 
 
+@pytest.mark.parametrize("case", [CASES[1], CASES[5]], ids=str)
+def test_other_blocks_change_nothing(case):
+    """Narrower than features, values and chunks, or wider than all of them; and the loops of another device."""
+    narrow = {"ROWS": 64, "QUERIES": 16, "KEYS": 16, "TOKENS": 16, "FLAT": 0}
+    wide = {"ROWS": 256, "QUERIES": 64, "KEYS": 64, "TOKENS": 64, "COLUMNS": 64, "DEPTH": 64}
+    for sizes in (narrow, wide):
+        changed = {program: use | {name: sizes.get(name, use[name]) for name in use} for program, use in BLOCKS.items()}
+        with forced(**changed):
+            assert_triton_agrees(case)
+
+
 @pytest.mark.parametrize("size", [1, 100_000], ids=["a head at a time", "a row at a time"])
 def test_what_does_not_fit_into_scratch_memory_at_once_takes_turns(size, monkeypatch):
     """To the same bits: heads do not know of one another."""
-    case = replace(CASES[1], heads=4, key_heads=2, dtype=torch.float32)
+    case = replace(CASES[1], length=18, heads=4, key_heads=2, dtype=torch.float32)
     tensors = make(case)
     expected = gradients(case, tensors, "triton")
     monkeypatch.setattr(triton, "SCRATCH_BYTES", size)
@@ -147,7 +176,7 @@ MUTANTS = {
         "first == second, 1.0, 1.0",
         PLAIN,
     ),
-    "a chunk is folded before it is kept": ("linear_fold", "step == 0", "step == steps - 1", PLAIN),
+    "a chunk is folded before it is kept": ("linear_fold", "item % steps == 0", "item % steps == steps - 1", PLAIN),
     "sums do not decay": ("linear_fold", "total *= decay", "pass", DECAYED),
     "normalizers do not decay": ("linear_fold", "normalizer *= decay", "pass", LINEAR),
     "weights in a chunk do not decay": ("linear_outputs", "weight *= tl.exp", "weight *= 1 + 0 * tl.exp", DECAYED),

@@ -13,6 +13,58 @@ import triton.language as tl
 from polysketch.ops.triton.programs.tiles import TILE, expanded_rows, load_columns, load_rows, tile_pair
 
 
+@triton.jit
+def _begin_chunk(
+    total, normalizer, weight, carry, states, state_normalizers, place, entry, inside, slots, column_block,
+    EXPANDED: tl.constexpr, WIDTH: tl.constexpr, WRITE_STATES: tl.constexpr,
+):  # fmt: skip
+    """Keep the sums before a chunk, weighted as they are read, and let them decay over it."""
+    if WRITE_STATES:
+        tl.store(states + place * EXPANDED * WIDTH + entry, (total * weight).to(states.dtype.element_ty), inside)
+        if column_block == 0:
+            tl.store(state_normalizers + place * EXPANDED + slots, normalizer * weight, slots < EXPANDED)
+    if carry is not None:
+        decay = tl.load(carry + place)
+        total *= decay
+        normalizer *= decay
+    return total, normalizer
+
+
+@triton.jit
+def _fold_block(
+    total, normalizer, x, y, u, factor, head, batch, key_head, first, step, columns, left, right,
+    x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
+    KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, POWER: tl.constexpr,
+    PRECISION: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """Add TOKENS tokens of one of the heads that share the sums, of the chunk that begins with token `first`."""
+    query_head = key_head * SHARED + step % SHARED
+    offset = (step // SHARED) * TOKENS
+    start = first.to(tl.int64) + offset
+    tokens = tl.arange(0, TOKENS)
+    seen = (tokens + offset < chunk) & (tokens + start < length)
+    of_x = x + batch * x_batch + query_head * x_head + start * x_token
+    of_y = y + batch * y_batch + query_head * y_head + start * y_token
+    column = load_rows(of_y, tokens, y_token, columns, seen, WIDTH).to(DOT)
+    ones = seen.to(tl.float32)
+    if factor is not None:
+        ones = tl.load(factor + head * length + start + tokens, mask=seen, other=0.0)
+        column = (column * ones[:, None]).to(DOT)
+    if u is not None:
+        query_row = batch * (KEY_HEADS * SHARED) + query_head
+        ones *= tl.load(u + query_row * length + start + tokens, mask=seen, other=0.0)
+    of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
+    if POWER == 2:
+        of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES).to(DOT)
+        expanded = tl.reshape(of_left[:, None, :] * of_right[None, :, :], (ROWS, TOKENS))
+        weighted = (of_left * ones[None, :]).to(DOT)
+        normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
+    else:
+        expanded = of_left
+        normalizer += tl.sum(of_left * ones[None, :], 1)
+    return tl.dot(expanded, column, total, input_precision=PRECISION), normalizer
+
+
 @triton.jit(do_not_specialize=["length", "chunk", "chunks"])
 def linear_fold(
     x, y, u, factor, carry,
@@ -36,6 +88,7 @@ def linear_fold(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
+    FLAT: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of expanded rows and of value columns of one key head.
 
@@ -79,47 +132,35 @@ def linear_fold(
         total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
         normalizer = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
 
-    # One loop over the blocks of all chunks, so that loads run ahead over the boundaries of chunks too.
     steps = SHARED * tl.cdiv(chunk, TOKENS)
-    for item in range(chunks * steps):
-        index = chunks - 1 - item // steps if REVERSE else item // steps
-        step = item % steps
-        if step == 0:
-            place = head * chunks + index
-            if WRITE_STATES:
-                target = states + place * EXPANDED * WIDTH + entry
-                tl.store(target, (total * weight).to(states.dtype.element_ty), inside)
-                if column_block == 0:
-                    tl.store(state_normalizers + place * EXPANDED + slots, normalizer * weight, slots < EXPANDED)
-            if carry is not None:
-                decay = tl.load(carry + place)
-                total *= decay
-                normalizer *= decay
-        query_head = key_head * SHARED + step % SHARED
-        offset = (step // SHARED) * TOKENS
-        start = (index * chunk).to(tl.int64) + offset
-        tokens = tl.arange(0, TOKENS)
-        seen = (tokens + offset < chunk) & (tokens + start < length)
-        of_x = x + batch * x_batch + query_head * x_head + start * x_token
-        of_y = y + batch * y_batch + query_head * y_head + start * y_token
-        column = load_rows(of_y, tokens, y_token, columns, seen, WIDTH).to(DOT)
-        ones = seen.to(tl.float32)
-        if factor is not None:
-            ones = tl.load(factor + head * length + start + tokens, mask=seen, other=0.0)
-            column = (column * ones[:, None]).to(DOT)
-        if u is not None:
-            query_row = batch * (KEY_HEADS * SHARED) + query_head
-            ones *= tl.load(u + query_row * length + start + tokens, mask=seen, other=0.0)
-        of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
-        if POWER == 2:
-            of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES).to(DOT)
-            expanded = tl.reshape(of_left[:, None, :] * of_right[None, :, :], (ROWS, TOKENS))
-            weighted = (of_left * ones[None, :]).to(DOT)
-            normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
-        else:
-            expanded = of_left
-            normalizer += tl.sum(of_left * ones[None, :], 1)
-        total = tl.dot(expanded, column, total, input_precision=PRECISION)
+    if FLAT:
+        # One loop over the blocks of all chunks, so that loads run ahead over the boundaries of chunks too.
+        for item in range(chunks * steps):
+            index = chunks - 1 - item // steps if REVERSE else item // steps
+            if item % steps == 0:
+                total, normalizer = _begin_chunk(
+                    total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
+                    slots, column_block, EXPANDED, WIDTH, WRITE_STATES,
+                )  # fmt: skip
+            total, normalizer = _fold_block(
+                total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, item % steps, columns, left,
+                right, x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
+                KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, PRECISION, DOT, ROWS, TOKENS,
+            )  # fmt: skip
+    else:
+        # Triton 3.6 compiles no loop for sm_100 in which a condition touches what products are added to.
+        for turn in range(chunks):
+            index = chunks - 1 - turn if REVERSE else turn
+            total, normalizer = _begin_chunk(
+                total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
+                slots, column_block, EXPANDED, WIDTH, WRITE_STATES,
+            )  # fmt: skip
+            for step in range(steps):
+                total, normalizer = _fold_block(
+                    total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, step, columns, left,
+                    right, x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
+                    KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, PRECISION, DOT, ROWS, TOKENS,
+                )  # fmt: skip
 
     if WRITE_FINAL:
         tl.store(final_sums + head * EXPANDED * WIDTH + entry, total * outer, inside)
