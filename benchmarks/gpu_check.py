@@ -1,24 +1,31 @@
-"""Everything on a GPU in one call of under 8 minutes: is it right, and how fast beside the fused kernels and the floor.
+"""Everything on a GPU in two calls of under 8 minutes each: is it right, and how fast beside the fused kernels.
 
-    python benchmarks/gpu_check.py                              results in benchmarks/results/gpu-*.jsonl
-    python benchmarks/gpu_check.py --out FOLDER/gpu.jsonl --budget-seconds 450
-    python benchmarks/gpu_check.py --only checks                or several of checks, attention, training, decoding
-    python benchmarks/gpu_check.py --device cpu --quick         the whole script with tiny sizes, without a GPU
+    python benchmarks/gpu_check.py check                        results in benchmarks/results/gpu-check-TIME.jsonl
+    python benchmarks/gpu_check.py bench                        results in benchmarks/results/gpu-bench-TIME.jsonl, .png
+    python benchmarks/gpu_check.py bench --only attention       or several of attention, training, decoding
+    python benchmarks/gpu_check.py check --device cpu --quick   the script with tiny sizes, without a GPU; bench too
+    python benchmarks/gpu_check.py bench --out FOLDER/gpu.jsonl --budget-seconds 300
 
-1. Correctness: every op, map, mechanism and the model, forward and backward, against float64 on the CPU; fresh memory
-   is filled with NaN first. 2. What the device does at best: a bfloat16 product, a copy. 3. The floor of every case,
-   stated before anything is timed, then the times. 4. Training steps of gpt2-small, and decoding.
+check: every op by every backend that runs there, in every dtype, forward and backward, against the formula in float64:
+an output may be off by twice, a gradient by three times as much as the plain formula in the same dtype, and the same
+call twice gives the same bits. Then masks, states, decoding, every map, mechanism and the model within tolerances;
+fresh memory is filled with NaN first. compute-sanitizer over every program where it is installed. Several processes at
+once.
+bench: what the device does at best, a bfloat16 product and a copy; the floor of every case, stated before anything is
+timed; attention alone from 1k to 128k tokens, training steps of gpt2-small, decoding; targets, reached or MISSED.
 
 Every case is written as a JSON line as soon as it is known; one that fails or does not fit is recorded with its reason
-and the rest goes on. Exit status 1 if a correctness check failed or none could run, else 0: a fused kernel that is
-missing is no error. Needs torch and numpy alone; a clone that is not installed will do.
+and the rest goes on. Exit status 1 if something is wrong, broke down, or could not be checked at all, else 0: a missed
+target or a missing fused kernel is no error. Needs torch and numpy alone, matplotlib for the picture; a clone that is
+not installed will do.
 """
 
 import argparse
+import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,20 +36,24 @@ if not __package__:  # called as a file: the clone's root is not on the path
 
 from benchmarks import RESULTS
 from benchmarks.budget import Budget, Section
-from benchmarks.checks import all_checks, run_check
-from benchmarks.gpu import attention, language_model
+from benchmarks.checks import sanitizer
+from benchmarks.checks.pool import run_in_processes
+from benchmarks.checks.tasks import Record, Task, all_tasks
+from benchmarks.gpu import attention, decoding, language_model, picture
 from benchmarks.gpu.cases import text_of
-from benchmarks.gpu.table import print_table
+from benchmarks.gpu.table import print_bench, print_check
 from benchmarks.journal import Journal, stamped
 from polysketch.benchmarking.environment import environment
 from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matmul_precision, matrix_rate
 
-_SHARES = {"checks": 0.45, "attention": 0.6, "training": 0.55, "decoding": 0.95}
-"""Of what is left when each section begins; what one does not use is the next one's."""
+_SHARES = {"attention": 0.6, "training": 0.5, "decoding": 0.95}
+"""Of what is left when each section of `bench` begins; what one does not use is the next one's."""
+_CHECKING = 0.9  # of the budget; the rest is for the processes' last tasks and the sanitizer
+_MOST_PROCESSES = 12
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all sections; returns the exit status."""
+    """Run `check` or `bench`; returns the exit status."""
     arguments = _parse(argv)
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -55,27 +66,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("gpu_check", description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", nargs="+", choices=tuple(_SHARES), metavar="SECTION", help=", ".join(_SHARES))
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: under a minute on a CPU")
-    parser.add_argument("--out", type=Path, help="file of JSON lines; default benchmarks/results/gpu-TIME.jsonl")
-    parser.add_argument("--budget-seconds", type=float, default=450.0, help="what does not fit is left out, by name")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    check = verbs.add_parser("check", help="is everything right?")
+    check.add_argument("--processes", type=int, help="at once; default: one for each core but two, at most 12; 0: none")
+    bench = verbs.add_parser("bench", help="how fast is it?")
+    bench.add_argument("--only", nargs="+", choices=tuple(_SHARES), metavar="SECTION", help=", ".join(_SHARES))
+    for verb in (check, bench):
+        verb.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+        verb.add_argument("--quick", action="store_true", help="tiny sizes: a minute or two on a CPU")
+        verb.add_argument("--out", type=Path, help="file of JSON lines; default in benchmarks/results, with the time")
+        verb.add_argument("--budget-seconds", type=float, default=450.0, help="what does not fit is left out, by name")
     return parser.parse_args(argv)
 
 
 def _run(device: torch.device, arguments: argparse.Namespace) -> int:
     budget = Budget(arguments.budget_seconds)
-    journal = Journal(arguments.out or RESULTS / stamped("gpu-quick" if arguments.quick else "gpu", ".jsonl"))
+    name = f"gpu-{arguments.verb}{'-quick' if arguments.quick else ''}"
+    journal = Journal(arguments.out or RESULTS / stamped(name, ".jsonl"))
     described = journal.write("environment", **environment(device), quick=arguments.quick)
-    print(f"{described['device']}, torch {described['torch']}, commit {described['commit'][:12]}", flush=True)
-    asked = arguments.only or _SHARES
-    for name in ("checks", "timing"):
-        _guarded(name, journal, partial(_PARTS[name], device, asked, budget, journal, quick=arguments.quick))
-    print_table(journal)
+    title = f"{described['device']}, torch {described['torch']}, triton {described['triton']}"
+    title += f", commit {described['commit'][:12]}"
+    print(title, flush=True)
+    run = {"check": _check, "bench": _bench}[arguments.verb]
+    _guarded(arguments.verb, journal, lambda: run(device, arguments, budget, journal))
+    if arguments.verb == "check":
+        print_check(journal)
+    else:
+        print_bench(journal)
+        drawn = picture.draw(journal, title)
+        print(f"picture: {drawn}" if drawn else "")
     print(f"{time.monotonic() - budget.started:.0f} s; all numbers in {journal.path}")
-    checks = journal.of("check")
-    unchecked = "checks" in asked and not checks
-    return 0 if all(check["passed"] for check in checks) and not unchecked and not journal.of("crashed") else 1
+    return _status(arguments.verb, journal)
+
+
+def _status(verb: str, journal: Journal) -> int:
+    found = [*journal.of("check"), *journal.of("ratio"), *journal.of("sanitizer")]
+    wrong = any(one["passed"] is False for one in found)
+    unchecked = verb == "check" and not journal.of("check")
+    return 1 if wrong or unchecked or journal.of("crashed") else 0
 
 
 def _guarded(name: str, journal: Journal, part: Callable[[], None]) -> None:
@@ -87,30 +115,54 @@ def _guarded(name: str, journal: Journal, part: Callable[[], None]) -> None:
         print(f"  CRASHED: {record}", flush=True)
 
 
-def _check(device: torch.device, asked: Container[str], budget: Budget, journal: Journal, *, quick: bool) -> None:
-    """Run the checks that fit; a failing one is named at once."""
-    if "checks" not in asked:
-        return
-    section, started = budget.section(_SHARES["checks"]), time.monotonic()
-    for check in all_checks(quick=quick):
+def _check(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
+    """Run the tasks that fit; a failing one is named at once."""
+    looking_on = sanitizer.start() if device.type == "cuda" else "there is no GPU"
+    section, tasks = budget.section(_CHECKING), all_tasks(quick=arguments.quick)
+    report = partial(_report, journal, budget, len(tasks))
+    count = _processes(device) if arguments.processes is None else arguments.processes
+    if count:
+        left_out = run_in_processes(tasks, device.type, count, section, report, quick=arguments.quick)
+    else:
+        left_out = _run_here(tasks, device, section, report)
+    for task in left_out:
+        journal.write("skipped", section="checks", name=task.name, reason="no time left in this section")
+    journal.write("sanitizer", **sanitizer.finish(looking_on, budget.left))
+
+
+def _processes(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
+
+
+def _run_here(
+    tasks: list[Task], device: torch.device, section: Section, report: Callable[[Task, list[Record]], None]
+) -> list[Task]:
+    """One after the other; returns what was left out."""
+    for number, task in enumerate(tasks):
         if not section.fits(2.0):
-            journal.write("skipped", section="checks", name=check.name, reason="no time left in this section")
-            continue
-        record = journal.write("check", **run_check(check, device))
+            return tasks[number:]
+        report(task, task.run(device))
+    return []
+
+
+def _report(journal: Journal, budget: Budget, count: int, task: Task, records: list[Record]) -> None:
+    for one in records:
+        record = journal.write(task.kind, **one)
         if not record["passed"]:
-            print(f"  WRONG: {record}", flush=True)
-    print(f"  {len(journal.of('check'))} checks in {time.monotonic() - started:.0f} s", flush=True)
+            print(f"  WRONG: {record}"[:400], flush=True)
+    done = len(journal.of("check")) + len({(one["name"], one["dtype"]) for one in journal.of("ratio")})
+    if done % 50 == 0 and records:
+        print(f"  {done} of {count} after {time.monotonic() - budget.started:.0f} s", flush=True)
 
 
-def _time(device: torch.device, asked: Container[str], budget: Budget, journal: Journal, *, quick: bool) -> None:
+def _bench(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
     """Ceilings, floors, and the timed sections asked for."""
-    if not any(name in asked for name in _TIMED):
-        return
-    clock = Clock(device, most=2 if quick else 20)
-    rates = _measure_rates(clock, journal, quick=quick)
+    clock = Clock(device, most=2 if arguments.quick else 20)
+    rates = _measure_rates(clock, journal, quick=arguments.quick)
     for name, section in _TIMED.items():
-        if name in asked:
-            section(clock, rates, budget.section(_SHARES[name]), journal, quick=quick)
+        if name in (arguments.only or _TIMED):
+            part = partial(section, clock, rates, budget.section(_SHARES[name]), journal, quick=arguments.quick)
+            _guarded(name, journal, part)
 
 
 def _time_attention(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
@@ -122,9 +174,8 @@ def _time_attention(clock: Clock, rates: Rates, section: Section, journal: Journ
 _TIMED = {
     "attention": _time_attention,
     "training": language_model.time_training,
-    "decoding": language_model.time_decoding,
+    "decoding": decoding.time_decoding,
 }
-_PARTS = {"checks": _check, "timing": _time}
 
 
 def _measure_rates(clock: Clock, journal: Journal, *, quick: bool) -> Rates:

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from benchmarks.checks.base import DTYPES, Check, compare, moved, rounded, with_gradients
 from polysketch import ops
+from polysketch.ops.linear.api import BACKENDS
+from polysketch.ops.linear.tiles import symmetrize
 
 # Measured on a CPU: 2e-6, 3e-3 and 4e-4; a wrong algorithm is off by far more than any of these.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-_OFFSET = 1.0
-_DEGREE = 4
+OFFSET = 1.0
+DEGREE = 4
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,21 @@ class Case:
 
 def checks(quick: bool) -> list[Check]:
     """Power x local x (plain, decay, mask, state, all of them), and a few more; every dtype, forward and backward."""
-    cases = [_small(case) for case in _cases()] if quick else _cases()
+    cases = [small(case) for case in _cases()] if quick else _cases()
     forward = [_check(case, dtype) for case in cases for dtype in DTYPES]
     decoding = [_extend_check(case, dtype) for case in cases if case.causal and case.normalize for dtype in DTYPES]
-    longest = _small(Case(length=4_095)) if quick else Case(length=4_095, local=256)
+    longest = small(Case(length=4_095)) if quick else Case(length=4_095, local=256)
     return [*forward, *decoding, Check(f"linear twice: {longest.name}", partial(_twice, longest), 1e-6)]
 
 
 def prefix_share(case: Case) -> float:
     """Share of the attention mass that sketched weights hold in a case's inputs: near 0 or 1 a check would be blind."""
     case = replace(case, history=0, normalize=False)
-    tensors, mask, _ = _inputs(case, torch.float64)
+    tensors, mask, _ = inputs(case, torch.float64)
     tensors["value"] = torch.ones_like(tensors["value"])
-    everything = _attend(case, mask, "reference", **tensors)["output"].sum()
+    everything = attend(case, mask, "reference", **tensors)["output"].sum()
     tensors["query"] = torch.zeros_like(tensors["query"])
-    return float(1 - _attend(case, mask, "reference", **tensors)["output"].sum() / everything)
+    return float(1 - attend(case, mask, "reference", **tensors)["output"].sum() / everything)
 
 
 def _cases() -> list[Case]:
@@ -71,7 +73,7 @@ def _cases() -> list[Case]:
     return [*product, *others, Case(length=1), Case(length=800, local=256, features=64)]
 
 
-def _small(case: Case) -> Case:
+def small(case: Case) -> Case:
     """The same for a CPU in a hurry."""
     length = min(case.length, 71)
     return replace(case, length=length, local=min(case.local, 16), history=min(case.history, 21), head_dim=16)
@@ -87,17 +89,49 @@ def _extend_check(case: Case, dtype: str) -> Check:
 
 
 def _errors(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
-    tensors, mask, state = _inputs(case, dtype)
-    expected = with_gradients(partial(_attend, case, mask, "reference"), {**tensors, **state})
+    tensors, mask, state = inputs(case, dtype)
+    expected = with_gradients(partial(attend, case, mask, "reference"), {**tensors, **state})
     on_device = moved(tensors, device, dtype) | moved(state, device, torch.float32)
-    attend = partial(_attend, case, None if mask is None else mask.to(device), "chunked")
-    return compare(with_gradients(attend, on_device), expected)
+    mask = None if mask is None else mask.to(device)
+    errors: dict[str, float] = {}
+    for backend in backends_for(on_device["query"]):
+        found = with_gradients(partial(attend, case, mask, backend), on_device)
+        pairs = compare(_symmetric(case, found), _symmetric(case, expected))
+        errors |= {f"{backend}: {name}": error for name, error in pairs.items()}
+    return errors
+
+
+def _symmetric(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums as every state has them, and their gradients: a backend may keep nothing else of x_a x_b and x_b x_a."""
+    if case.power == 1:
+        return tensors
+
+    def symmetric(name: str, tensor: Tensor) -> Tensor:
+        if not name.endswith(("state_sums", "state_normalizer")):
+            return tensor
+        columns = tensor if name.endswith("sums") else tensor[..., None]
+        return symmetrize(columns, case.features).reshape(tensor.shape)
+
+    return {name: symmetric(name, tensor) for name, tensor in tensors.items()}
+
+
+def backends_for(query: Tensor) -> list[str]:
+    """Those that run on tensors like this one, but for the reference: "chunked", and what is compiled."""
+    return [name for name in BACKENDS if name != "reference" and _runs(name, query)]
+
+
+def _runs(name: str, query: Tensor) -> bool:
+    try:
+        ops.linear_attention_backend(query, query, backend=name)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _extend_errors(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
     """Output and final state of `extend_` over uneven spans, single tokens among them."""
-    tensors, mask, state = _inputs(case, dtype)
-    expected = _attend(case, mask, "reference", return_state=True, **tensors, **state)
+    tensors, mask, state = inputs(case, dtype)
+    expected = attend(case, mask, "reference", return_state=True, **tensors, **state)
     found_state = _empty_state(case, device)
     if state:
         found_state.copy_(_state(case, {name: tensor.to(device) for name, tensor in state.items()}, case.history))
@@ -114,12 +148,15 @@ def _extend_errors(case: Case, dtype: torch.dtype, device: torch.device) -> dict
 
 def _twice(case: Case, device: torch.device) -> dict[str, float]:
     """The same call twice: an error that moves is a race."""
-    tensors = moved(_inputs(case, torch.float32)[0], device, torch.float32)
-    attend = partial(_attend, case, None, "chunked")
-    return compare(with_gradients(attend, tensors), with_gradients(attend, tensors))
+    tensors = moved(inputs(case, torch.float32)[0], device, torch.float32)
+    errors: dict[str, float] = {}
+    for backend in backends_for(tensors["query"]):
+        call = partial(attend, case, None, backend)
+        errors[backend] = max(compare(with_gradients(call, tensors), with_gradients(call, tensors)).values())
+    return errors
 
 
-def _attend(
+def attend(
     case: Case, mask: Tensor | None, backend: str, return_state: bool = False, **tensors: Tensor
 ) -> dict[str, Tensor]:
     """Output and, where asked for or where there is a history, the state after the last token."""
@@ -156,18 +193,18 @@ def _extend(
 def _options(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
     local = None
     if case.local:
-        local = ops.LocalPolynomial(tensors["local_query"], tensors["local_key"], _DEGREE, case.local)
+        local = ops.LocalPolynomial(tensors["local_query"], tensors["local_key"], DEGREE, case.local)
     decay = tensors.get("log_decay")
     return {
         "power": case.power,
-        "offset": _OFFSET,
+        "offset": OFFSET,
         "normalize": case.normalize,
         "local": local,
         "log_decay": decay,
     }
 
 
-def _inputs(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Tensor]]:
+def inputs(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Tensor]]:
     """Tensors in float64, the mask, and the state after the history; sketched and exact weights of like size."""
     generator = torch.Generator().manual_seed(0)
     tensors = rounded(_random(case, case.length, generator), dtype)
@@ -175,7 +212,7 @@ def _inputs(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], Tensor |
     if case.history:
         before = _random(replace(case, padded=False), case.history, generator)
         fresh = replace(case, history=0)
-        state = _attend(fresh, None, "reference", return_state=True, **before)
+        state = attend(fresh, None, "reference", return_state=True, **before)
         state = {name: tensor.float().double() for name, tensor in state.items() if name != "output"}
     return tensors, _mask(case, generator) if case.padded else None, state
 
@@ -192,7 +229,7 @@ def _random(case: Case, length: int, generator: torch.Generator) -> dict[str, Te
     if case.local:
         chunks = max(1.0, length / (2 * case.local))  # sketched keys are that many times as many as exact ones
         mean_weight = (2 / torch.pi) ** case.power * chunks
-        tensors["local_query"] = normal(case.heads, case.head_dim) * (mean_weight / 3) ** (1 / _DEGREE)
+        tensors["local_query"] = normal(case.heads, case.head_dim) * (mean_weight / 3) ** (1 / DEGREE)
         tensors["local_key"] = normal(case.key_heads, case.head_dim) / case.head_dim**0.5
     if case.decays:
         uniform = torch.rand(case.batch, case.key_heads, length, generator=generator, dtype=torch.float64)

@@ -1,5 +1,6 @@
 """Attention alone, 1k to 128k tokens: this library's against the fused kernels of scaled_dot_product_attention."""
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,15 +8,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from benchmarks.budget import Section
 from benchmarks.gpu.cases import out_of_memory, release_memory, text_of
 from benchmarks.journal import Journal
+from polysketch import ops
 from polysketch.benchmarking import calls, floors
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Floor, Shape
-from polysketch.benchmarking.timing import Clock, Rates, matmul_precision, peak_memory
+from polysketch.benchmarking.timing import Clock, Rates, peak_memory
 
 _LONGEST_CALL = 1.5  # seconds; a series that takes longer is not continued
 _FUSED = {
@@ -23,6 +26,8 @@ _FUSED = {
     "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+_LOCAL = 256
+_FEATURES = 256  # of power 1, beside flash-linear-attention's
 SDPA = tuple(_FUSED)
 
 
@@ -34,13 +39,14 @@ class Series:
         name: in records and tables.
         prepare: (shape, device, dtype) -> Call with random inputs.
         floor: (shape, backward=...) -> Floor.
-        precision: of float32 products inside.
+        counted: (shape) -> operations of the forward pass, as rates are stated: of exact attention half of both
+            products, of ours 4 (r (r + 1) / 2) (h + 1) + 2 local (h + 1) a token and head; backward twice as many.
     """
 
     name: str
     prepare: Callable[[Shape, torch.device, torch.dtype], Call]
     floor: Callable[..., Floor]
-    precision: str = "highest"
+    counted: Callable[[Shape], float]
 
 
 @dataclass(frozen=True)
@@ -59,20 +65,70 @@ class Case:
 
 
 def all_series() -> list[Series]:
-    """The fused kernels first, then features given (sketch size, local chunk), then whole mechanisms."""
-    fused = [Series(name, partial(calls.sdpa, backend=kind), _exact_floor) for name, kind in _FUSED.items()]
-    linear = [_linear(32, 1024), _linear(32, 256), _linear(64, 1024), _linear(64, 256), _linear(32, 1024, "high")]
-    sizes = {"sketch_size": 32, "local": 1024}
-    whole = partial(calls.polysketch, **sizes), partial(floors.polysketch, **sizes, itemsize=2)
-    polynomial = Series("polynomial degree=4", calls.polynomial, _exact_floor)
-    return [*fused, *linear, Series("polysketch r=32 local=1024", *whole), polynomial]
+    """The fused kernels first, then features given, then whole mechanisms, random and learned."""
+    fused = [Series(name, partial(calls.sdpa, backend=kind), _exact_floor, _exact) for name, kind in _FUSED.items()]
+    if importlib.util.find_spec("fla") is not None:
+        fused.append(Series(f"fla linear m={_FEATURES}", _fla, _power_one_floor, _power_one_operations))
+    given = [_features(32, _LOCAL), _features(64, _LOCAL), _features(32, 1024)]
+    whole = [_mechanism(size, learned) for learned in (False, True) for size in (32, 64)]
+    power_one = Series(f"features m={_FEATURES}, power 1", _power_one, _power_one_floor, _power_one_operations)
+    return [*fused, *given, *whole, power_one, Series("polynomial degree=4", calls.polynomial, _exact_floor, _exact)]
 
 
-def _linear(sketch_size: int, local: int, precision: str = "highest") -> Series:
+def _features(sketch_size: int, local: int) -> Series:
     sizes = {"sketch_size": sketch_size, "local": local}
-    name = f"linear r={sketch_size} local={local}{' tf32' if precision == 'high' else ''}"
+    name = f"features r={sketch_size}{'' if local == _LOCAL else f' local={local}'}"
     floor = partial(floors.linear_attention, **sizes, itemsize=2)
-    return Series(name, partial(calls.linear, **sizes), floor, precision)
+    return Series(name, partial(calls.linear, **sizes), floor, partial(_linear, **sizes))
+
+
+def _mechanism(sketch_size: int, learned: bool) -> Series:
+    sizes: dict[str, Any] = {"sketch_size": sketch_size, "local": _LOCAL}
+    prepare = partial(calls.polysketch, **sizes, learned=learned)
+    floor = partial(floors.polysketch, **sizes, itemsize=2, learned=learned)
+    return Series(f"{'learned' if learned else 'random'} r={sketch_size}", prepare, floor, partial(_linear, **sizes))
+
+
+def _linear(shape: Shape, sketch_size: int, local: int) -> float:
+    expanded, width = sketch_size * (sketch_size + 1) // 2, shape.head_dim + 1
+    return shape.rows * (4 * expanded + 2 * min(local, shape.length)) * width
+
+
+def _exact(shape: Shape) -> float:
+    return shape.rows * 2 * shape.length * shape.head_dim
+
+
+def _power_one_operations(shape: Shape) -> float:
+    return shape.rows * 4 * _FEATURES * (shape.head_dim + 1)
+
+
+def _power_one_floor(shape: Shape, *, backward: bool) -> Floor:
+    forward = floors.cumulative_sums(shape, _FEATURES, itemsize=2)
+    return forward.times(3) if backward else forward
+
+
+def _power_one(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+    """The same function as flash-linear-attention's, by ours."""
+    query, key, value = _given(shape, device, dtype)
+
+    def attend() -> Tensor:
+        return ops.linear_attention(query, key, value, power=1, causal=True, normalize=False).output
+
+    return Call(attend, [query, key, value])
+
+
+def _fla(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+    """flash-linear-attention's chunked linear attention, heads after tokens as it wants them."""
+    from fla.ops.linear_attn import chunk_linear_attn
+
+    query, key, value = (tensor.transpose(1, 2).contiguous() for tensor in _given(shape, device, dtype))
+    return Call(lambda: chunk_linear_attn(query, key, value, normalize=False)[0], [query, key, value])
+
+
+def _given(shape: Shape, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    widths = (_FEATURES, _FEATURES, shape.head_dim)
+    sizes = [(shape.batch, shape.heads, shape.length, width) for width in widths]
+    return [torch.randn(size, device=device, dtype=dtype) / size[3] ** 0.5 for size in sizes]
 
 
 def cases(*, quick: bool) -> list[Case]:
@@ -122,18 +178,28 @@ def _reason_to_skip(case: Case, ended_at: int | None, last_seconds: float, secti
 def _time_case(case: Case, clock: Clock, rates: Rates, journal: Journal) -> dict[str, Any]:
     """One record, of a time or of a failure."""
     try:
-        with matmul_precision(case.series.precision):
-            measured = _measure(case, clock)
+        measured = _measure(case, clock)
     except Exception as error:  # noqa: BLE001 - one broken case must not hide the others
         record = journal.write("failed", **case.labels, error=text_of(error), out_of_memory=out_of_memory(error))
         print(f"  {_title(case)}: {record['error']}", flush=True)
     else:
-        floor = case.series.floor(case.shape, backward=case.backward).seconds(rates)
-        record = journal.write("time", **case.labels, **measured, floor_seconds=floor)
-        print(f"  {_title(case)}: {measured['seconds'] * 1e3:.3f} ms, floor {floor * 1e3:.3f} ms", flush=True)
+        record = journal.write("time", **case.labels, **measured, **_shares(case, measured["seconds"], rates))
+        print(f"  {_title(case)}: {record['seconds'] * 1e3:.3f} ms, {record['tflops']:.0f} TFLOP/s", flush=True)
     finally:
         release_memory(clock.device)
     return record
+
+
+def _shares(case: Case, seconds: float, rates: Rates) -> dict[str, float]:
+    """What the time means: the rate by the count of operations, and shares of what the device can do at best."""
+    floor = case.series.floor(case.shape, backward=case.backward)
+    rate = case.series.counted(case.shape) * (3 if case.backward else 1) / seconds
+    return {
+        "floor_seconds": floor.seconds(rates),
+        "tflops": rate / 1e12,
+        "matrix_share": rate / rates.operations,
+        "bandwidth_share": floor.bytes / seconds / rates.bandwidth,
+    }
 
 
 def _measure(case: Case, clock: Clock) -> dict[str, Any]:

@@ -1,29 +1,65 @@
-"""The short table at the end of a run."""
+"""The short tables at the end of a run."""
 
 from typing import Any
 
 from benchmarks.gpu.attention import SDPA
+from benchmarks.gpu.targets import figures, unmeasured
 from benchmarks.journal import Journal
 
-_COLUMNS = {
-    "linear r=32 local=1024": "linear 32/1024",
-    "linear r=32 local=256": "linear 32/256",
-    "linear r=64 local=1024": "linear 64/1024",
-    "linear r=32 local=1024 tf32": "32/1024 tf32",
-    "polysketch r=32 local=1024": "polysketch",
+_TITLES = {
+    "features r=32": "features 32",
+    "features r=64": "features 64",
+    "random r=32": "random 32",
+    "learned r=32": "learned 32",
+    "random r=64": "random 64",
+    "learned r=64": "learned 64",
     "polynomial degree=4": "polynomial",
 }
 
 
-def print_table(journal: Journal) -> None:
-    """Times against the fastest fused kernel, training, decoding, what failed and what was left out."""
+def print_check(journal: Journal) -> None:
+    """The largest errors beside the plain formula's by op, dtype and backend; then what is wrong, and how many."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for one in journal.of("ratio"):
+        groups.setdefault((one["name"].partition(" ")[0], one["dtype"], one["backend"]), []).append(one)
+    if groups:
+        print("largest error over that of the plain formula in the same dtype (allowed: output 2, gradients 3)")
+        print(f"{'':>12} {'dtype':>9} {'backend':>10} {'cases':>6} {'passed':>7} {'output':>8} {'gradients':>10}")
+    for (op, dtype, backend), records in sorted(groups.items()):
+        output, gradient = (_largest(records, name) for name in ("output_ratio", "gradient_ratio"))
+        passed = sum(one["passed"] for one in records)
+        print(f"{op:>12} {dtype:>9} {backend:>10} {len(records):>6} {passed:>7} {output:>8} {gradient:>10}")
+    for one in journal.of("sanitizer"):
+        said = {True: "nothing found", False: "FOUND ERRORS", None: f"no answer: {one.get('reason')}"}[one["passed"]]
+        print(f"compute-sanitizer, memcheck: {said}")
+    _print_failures(journal)
+    _print_wrong(journal)
+
+
+def print_bench(journal: Journal) -> None:
+    """Times against the fastest fused kernel, training, decoding, targets, what failed and what was left out."""
     for direction in ("forward", "forward+backward"):
         for one in (False, True):
             _print_times(journal, direction, batch_one=one)
     for kind in ("train", "decode"):
         for record in journal.of(kind):
             print(_model_line(kind, record))
+    for figure in figures(journal):
+        target = f">= {figure.at_least:g}" if figure.at_least is not None else f"<= {figure.at_most:g}"
+        print(f"{figure.name:<64} {figure.value:10.2f} {figure.unit:<8} {target:<9} {_verdict(figure.reached)}")
+    for name in unmeasured(journal):
+        print(f"{name:<64} {'not measured':>10}")
     _print_failures(journal)
+
+
+def _verdict(reached: bool | None) -> str:
+    return "reached" if reached else "MISSED"
+
+
+def _largest(records: list[dict[str, Any]], name: str) -> str:
+    values = [one.get(name) for one in records]
+    numbers = [value for value in values if isinstance(value, float)]
+    return f"{max(numbers):.2f}" if len(numbers) == len(values) else "-"
 
 
 def _print_times(journal: Journal, direction: str, *, batch_one: bool) -> None:
@@ -31,18 +67,20 @@ def _print_times(journal: Journal, direction: str, *, batch_one: bool) -> None:
     if not records:
         return
     tokens = "batch 1" if batch_one else f"{records[0]['batch'] * records[0]['length']:,} tokens"
-    print(f"{direction}, {tokens}: ms, and times as fast as the fastest fused kernel")
-    print(f"{'length':>8} {'fused':>10} " + " ".join(f"{title:>16}" for title in _COLUMNS.values()))
+    print(f"{direction}, {tokens}: ms, times as fast as the fastest fused kernel, TFLOP/s")
+    print(f"{'length':>8} {'fused':>10} " + " ".join(f"{title:>18}" for title in _TITLES.values()))
     for length in sorted({record["length"] for record in records}):
-        seconds = {one["series"]: one["seconds"] for one in records if one["length"] == length}
-        fused = min((seconds[name] for name in SDPA if name in seconds), default=None)
-        cells = [_cell(seconds.get(name), fused) for name in _COLUMNS]
-        print(f"{length:>8} {_milliseconds(fused):>10} " + " ".join(f"{cell:>16}" for cell in cells))
+        found = {one["series"]: one for one in records if one["length"] == length}
+        fused = min((found[name]["seconds"] for name in SDPA if name in found), default=None)
+        cells = [_cell(found.get(name), fused) for name in _TITLES]
+        print(f"{length:>8} {_milliseconds(fused):>10} " + " ".join(f"{cell:>18}" for cell in cells))
 
 
-def _cell(seconds: float | None, fused: float | None) -> str:
-    speed = f" x{fused / seconds:.2f}" if seconds and fused else ""
-    return _milliseconds(seconds) + speed
+def _cell(one: dict[str, Any] | None, fused: float | None) -> str:
+    if one is None:
+        return "-"
+    speed = f" x{fused / one['seconds']:.2f}" if fused else ""
+    return f"{_milliseconds(one['seconds'])}{speed} {one['tflops']:.0f}"
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -50,17 +88,17 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _model_line(kind: str, record: dict[str, Any]) -> str:
-    where = f"{record['batch']} x {record.get('length', record.get('position'))}"
+    where = f"{record.get('rows', record['batch'])} x {record.get('length', record.get('position'))}"
     extra = _size("peak", record.get("peak_bytes")) + _size("state", record.get("state_bytes"))
     share = record["floor_seconds"] / record["seconds"]
     return (
-        f"{kind:>6} {record['mechanism']:>10} {where:>12} {record['seconds'] * 1e3:9.2f} ms"
+        f"{kind:>6} {record['model']:>12} {where:>14} {record['seconds'] * 1e3:9.2f} ms"
         f" {record['tokens_per_second']:12,.0f} tokens/s  {share:6.1%} of floor{extra}"
     )
 
 
 def _size(name: str, size: int | None) -> str:
-    return "" if size is None else f"  {name} {size / 2**20:,.1f} MiB"
+    return "" if size is None else f"  {name} {size / 2**20:,.0f} MiB"
 
 
 def _print_failures(journal: Journal) -> None:
@@ -72,8 +110,27 @@ def _print_failures(journal: Journal) -> None:
         print(f"left out for lack of time: {len(skipped)} cases, named in {journal.path}")
     for crash in journal.of("crashed"):
         print(f"CRASHED: {crash['part']}: {crash['error']}")
-    checks = journal.of("check")
-    wrong = [check for check in checks if not check["passed"]]
-    for check in wrong:
-        print(f"WRONG: {check['name']}: {check.get('error') or (check['worst'], check['relative_error'])}")
-    print(f"correctness: {len(checks) - len(wrong)} of {len(checks)} checks passed")
+
+
+def _print_wrong(journal: Journal) -> None:
+    for kind in ("ratio", "check"):
+        records = journal.of(kind)
+        wrong = [one for one in records if not one["passed"]]
+        for one in wrong:
+            print(f"WRONG: {one['name']}{_by(one)}: {_why(one)}"[:200])
+        title = {"ratio": "comparisons with plain formulas", "check": "checks"}[kind]
+        print(f"correctness: {len(records) - len(wrong)} of {len(records)} {title} passed")
+
+
+def _by(one: dict[str, Any]) -> str:
+    return f", {one['dtype']}, {one['backend']}" if "backend" in one else ""
+
+
+def _why(one: dict[str, Any]) -> str:
+    if "error" in one:
+        return one["error"]
+    if one.get("not_deterministic"):
+        return f"not the same twice: {', '.join(one['not_deterministic'])}"
+    if "output_ratio" in one:
+        return f"output x{one['output_ratio']}, gradients x{one['gradient_ratio']}, worst {one['worst']}"
+    return f"{one['worst']} is off by {one['relative_error']}"

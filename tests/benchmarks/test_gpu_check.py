@@ -1,38 +1,62 @@
 """The GPU script, tried with tiny sizes on a CPU: it runs to its end, and it sees what is broken."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.checks import linear, mechanisms
+from benchmarks.checks import linear, mechanisms, ratios, sanitizer
+from benchmarks.checks.base import run_check
+from benchmarks.checks.tasks import Task, all_tasks
 from benchmarks.gpu import attention as timed_attention
+from benchmarks.gpu import decoding, language_model, targets
+from benchmarks.journal import Journal
 
 from benchmarks import gpu_check
 from polysketch import attention as library
 from polysketch.ops.linear import api
 
+CPU = torch.device("cpu")
 
-def run(out: Path, *options: str) -> tuple[int, list[dict]]:
+
+def run(verb: str, out: Path, *options: str) -> tuple[int, list[dict]]:
     """Exit status and records of the script on this CPU."""
-    status = gpu_check.main(["--device", "cpu", "--quick", "--out", str(out), *options])
+    status = gpu_check.main([verb, "--device", "cpu", "--quick", "--out", str(out), *options])
     return status, [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_the_whole_script_passes_and_records_every_part(tmp_path, capsys):
-    status, records = run(tmp_path / "gpu.jsonl")
+def some_tasks(*names: str) -> list[Task]:
+    return [task for task in all_tasks(quick=True) if task.name.startswith(names)]
+
+
+def test_every_check_passes_and_is_recorded(tmp_path, capsys):
+    status, records = run("check", tmp_path / "gpu.jsonl")
     kinds = Counter(record["kind"] for record in records)
     assert status == 0
-    assert kinds["environment"] == kinds["rates"] == 1
+    assert kinds["environment"] == kinds["sanitizer"] == 1
     assert kinds["check"] > 300
-    assert kinds["train"] == 4
-    assert kinds["decode"] == 8
+    assert kinds["ratio"] > 10
+    shown = capsys.readouterr().out
+    assert f"{kinds['check']} of {kinds['check']} checks passed" in shown
+    assert f"{kinds['ratio']} of {kinds['ratio']} comparisons with plain formulas passed" in shown
+
+
+def test_everything_that_is_timed_is_recorded_and_drawn(tmp_path, capsys):
+    status, records = run("bench", tmp_path / "gpu.jsonl")
+    kinds = Counter(record["kind"] for record in records)
+    assert status == 0
+    assert kinds["rates"] == 1
+    assert kinds["train"] == 2 * len(language_model.MODELS)
+    assert kinds["decode"] == 16
     assert kinds["floor"] == len(timed_attention.cases(quick=True))
-    timed = {(record["series"], record["direction"]) for record in records if record["kind"] == "time"}
-    assert {series for series, _ in timed} >= {"sdpa flash", "polysketch r=32 local=1024", "polynomial degree=4"}
-    assert {direction for _, direction in timed} == {"forward", "forward+backward"}
-    assert f"{kinds['check']} of {kinds['check']} checks passed" in capsys.readouterr().out
+    timed = [record for record in records if record["kind"] == "time"]
+    assert {one["series"] for one in timed} >= {"sdpa flash", "features r=32", "learned r=64", "polynomial degree=4"}
+    assert {one["direction"] for one in timed} == {"forward", "forward+backward"}
+    assert all(one["tflops"] > 0 and one["matrix_share"] > 0 and one["bandwidth_share"] > 0 for one in timed)
+    assert (tmp_path / "gpu.png").stat().st_size > 1_000
+    assert "rate, r=32, forward+backward at 32k" in capsys.readouterr().out
 
 
 def wrong_value(result, *_):
@@ -59,18 +83,109 @@ def test_a_broken_backend_is_detected_and_the_rest_goes_on(change, tmp_path, mon
     intact = api.BACKENDS["chunked"]
     broken = lambda *tensors, **options: change(intact(*tensors, **options), *tensors)  # noqa: E731
     monkeypatch.setitem(api.BACKENDS, "chunked", broken)
-    some = [check for check in linear.checks(quick=True) if check.name.startswith("linear: power")][::9]
-    monkeypatch.setattr(gpu_check, "all_checks", lambda *, quick: some)
-    status, records = run(tmp_path / "gpu.jsonl", "--only", "checks")
-    checks = [record for record in records if record["kind"] == "check"]
+    some = [*some_tasks("linear: power")[::9], *some_tasks("linear power 2, local")]
+    monkeypatch.setattr(gpu_check, "all_tasks", lambda *, quick: some)
+    status, records = run("check", tmp_path / "gpu.jsonl")
+    checks = [one for one in records if one["kind"] == "check" or one.get("backend") == "chunked"]
     assert status == 1
     assert len(checks) == len(some)
     assert not any(check["passed"] for check in checks)
 
 
-def test_the_intact_backend_passes_the_same_checks():
-    some = [check for check in linear.checks(quick=True) if check.name.startswith("linear: power")][::9]
-    assert all(gpu_check.run_check(check, torch.device("cpu"))["passed"] for check in some)
+def test_a_result_that_is_not_the_same_twice_is_no_success(tmp_path, monkeypatch):
+    intact, turn = api.BACKENDS["chunked"], iter(range(100))
+
+    def moving(*tensors, **options):
+        result = intact(*tensors, **options)
+        return result._replace(output=result.output * (1 + 1e-7 * (next(turn) % 2)))
+
+    monkeypatch.setitem(api.BACKENDS, "chunked", moving)
+    monkeypatch.setattr(gpu_check, "all_tasks", lambda *, quick: some_tasks("linear power 2, local"))
+    status, records = run("check", tmp_path / "gpu.jsonl")
+    found = [one for one in records if one.get("backend") == "chunked" and one["dtype"] == "float32"]
+    assert status == 1
+    assert found
+    assert all("output" in one["not_deterministic"] for one in found)
+
+
+def test_plain_formulas_in_float64_are_the_references():
+    for one in ratios.ratios(quick=True):
+        inputs = one.inputs()
+        expected = {"linear": "reference", "polynomial": "reference", "sketch": "chunked"}[one.name.partition(" ")[0]]
+        found = one.formula(**inputs)
+        torch.testing.assert_close(found, one.backends[expected](**inputs), rtol=1e-9, atol=1e-12)
+
+
+def test_processes_run_what_they_have_time_for_and_name_the_rest(tmp_path):
+    status, records = run("check", tmp_path / "gpu.jsonl", "--processes", "1", "--budget-seconds", "20")
+    done = {(record["kind"], record["name"]) for record in records if record["kind"] in ("check", "ratio")}
+    left_out = [record["name"] for record in records if record["kind"] == "skipped"]
+    assert len(done) >= 5
+    assert status == (0 if any(kind == "check" for kind, _ in done) else 1)
+    assert 0 < len(left_out) < len(all_tasks(quick=True))
+
+
+def test_a_process_that_crashes_fails_its_task_alone(monkeypatch):
+    from benchmarks.budget import Budget
+    from benchmarks.checks import pool
+
+    tasks = [Task("check", str(number), lambda device: []) for number in range(4)]
+    script = (
+        "import sys, os\n"
+        "for line in sys.stdin:\n"
+        "    if int(line) == 2: os._exit(1)\n"
+        "    print('records: [{\"passed\": true}]', flush=True)\n"
+    )
+    monkeypatch.setattr(pool._Worker, "command", lambda self: [sys.executable, "-c", script])
+    found: dict[str, list] = {}
+    left = pool.run_in_processes(
+        tasks, "cpu", 1, Budget(60).section(1.0), lambda task, records: found.update({task.name: records}), quick=True
+    )
+    assert left == []
+    assert [found[str(number)][0]["passed"] for number in range(4)] == [True, True, False, True]
+    assert "crashed" in found["2"][0]["error"]
+
+
+def test_the_sanitizer_runs_where_it_is_and_says_so_where_it_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: None)
+    assert sanitizer.finish(sanitizer.start(), 1.0)["passed"] is None
+    tool = tmp_path / "compute-sanitizer"
+    for status, passed in ((0, True), (99, False), (1, None)):
+        tool.write_text(f"#!/bin/sh\necho ========= ERROR SUMMARY\nexit {status}\n")
+        tool.chmod(0o755)
+        monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
+        found = sanitizer.finish(sanitizer.start(), 30.0)
+        assert found["passed"] is passed
+        assert found["reports"] == ["========= ERROR SUMMARY"]
+
+
+def test_targets_are_computed_from_the_records(tmp_path):
+    journal = Journal(tmp_path / "gpu.jsonl")
+    for length in (2**11, 2**12, 2**15, 2**17):
+        common = {"direction": "forward+backward", "length": length, "batch": 2**17 // length}
+        journal.write("time", series="sdpa flash", seconds=length / 2**12, **common)
+        journal.write("time", series="sdpa cudnn", seconds=length / 2**11.5, **common)
+        journal.write("time", series="features r=32", seconds=2**0.5, tflops=150.0, **common)
+    journal.write("train", model="softmax", length=2**15, seconds=4.0)
+    journal.write("train", model="random r=32", length=2**15, seconds=1.0)
+    found = {figure.name: figure for figure in targets.figures(journal)}
+    rate, at_32k, at_128k, even, training, learned, decoded = targets.NAMES
+    assert found[rate].reached is False
+    assert found[at_32k].value == pytest.approx(8 / 2**0.5)
+    assert found[at_128k].value == pytest.approx(32 / 2**0.5)
+    assert found[even].value == pytest.approx(2**12.5)
+    assert found[training].reached is True
+    assert targets.unmeasured(journal) == [learned, decoded]
+
+
+def test_a_filled_state_decodes_at_its_position():
+    for name in ("softmax", "random r=32"):
+        model = language_model.build_model(name, CPU, quick=True).eval()
+        state = model.init_state(2)
+        decoding.fill(state, model, 40, room=3)
+        logits, state = model.extend(torch.zeros(2, 1, dtype=torch.int64), state)
+        assert state.position.tolist() == [41, 41]
+        assert logits.isfinite().all()
 
 
 def test_every_mechanism_of_the_table_is_checked_in_every_dtype_and_decodes_where_it_can():
@@ -94,9 +209,9 @@ INTACT_EXTEND = library.HedgehogAttention.extend
 
 def test_decoding_that_forgets_is_detected(monkeypatch):
     one = next(check for check in mechanisms.checks(quick=True) if check.name == "decoding: hedgehog, float32")
-    assert gpu_check.run_check(one, torch.device("cpu"))["passed"]
+    assert run_check(one, CPU)["passed"]
     monkeypatch.setattr(library.HedgehogAttention, "extend", forgetful)
-    assert not gpu_check.run_check(one, torch.device("cpu"))["passed"]
+    assert not run_check(one, CPU)["passed"]
 
 
 def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, monkeypatch):
@@ -104,7 +219,7 @@ def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, 
         raise torch.OutOfMemoryError("deliberately too large")
 
     monkeypatch.setattr(timed_attention.calls, "polynomial", too_large)
-    status, records = run(tmp_path / "gpu.jsonl", "--only", "attention")
+    status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "attention")
     failed = [record for record in records if record["kind"] == "failed" and record["series"].startswith("polynomial")]
     skipped = [record for record in records if record["kind"] == "skipped"]
     kinds = [record["kind"] for record in records]
@@ -113,13 +228,14 @@ def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, 
     assert failed
     assert all(record["out_of_memory"] for record in failed)
     assert any(record["series"].startswith("polynomial") for record in skipped)
-    assert any(record["series"].startswith("polysketch") for record in records if record["kind"] == "time")
+    assert any(record["series"].startswith("learned") for record in records if record["kind"] == "time")
 
 
-def test_what_does_not_fit_the_budget_is_named_and_no_check_is_no_success(tmp_path):
-    status, records = run(tmp_path / "gpu.jsonl", "--budget-seconds", "0")
-    assert status == 1
-    assert not any(record["kind"] in ("check", "time", "train", "decode") for record in records)
+@pytest.mark.parametrize(("verb", "expected"), [("check", 1), ("bench", 0)])
+def test_what_does_not_fit_the_budget_is_named_and_no_check_is_no_success(verb, expected, tmp_path):
+    status, records = run(verb, tmp_path / "gpu.jsonl", "--budget-seconds", "0")
+    assert status == expected
+    assert not any(record["kind"] in ("check", "ratio", "time", "train", "decode") for record in records)
     reasons = {record["reason"] for record in records if record["kind"] == "skipped"}
     assert reasons == {"no time left in this section"}
 
@@ -129,20 +245,20 @@ def test_a_part_that_breaks_down_is_reported_at_the_end_and_is_no_success(tmp_pa
         raise RuntimeError("deliberately broken")
 
     monkeypatch.setattr(gpu_check, "matrix_rate", broken)
-    monkeypatch.setattr(gpu_check, "all_checks", lambda *, quick: linear.checks(quick)[:1])
-    status, records = run(tmp_path / "gpu.jsonl")
+    status, records = run("bench", tmp_path / "gpu.jsonl")
     assert status == 1
-    assert [record["part"] for record in records if record["kind"] == "crashed"] == ["timing"]
-    assert "1 of 1 checks passed" in capsys.readouterr().out
+    assert [record["part"] for record in records if record["kind"] == "crashed"] == ["bench"]
+    assert "CRASHED: bench" in capsys.readouterr().out
 
 
 def test_without_a_gpu_the_default_device_is_refused_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_check.main([]) == 2
-    assert "--device cpu" in capsys.readouterr().out
+    for verb in ("check", "bench"):
+        assert gpu_check.main([verb]) == 2
+        assert "--device cpu" in capsys.readouterr().out
 
 
 def test_checks_of_local_attention_give_sketched_weights_a_fair_share_of_the_mass():
     cases = [case for case in linear._cases() if case.local and case.length > case.local]
-    for case in [*cases[::3], *map(linear._small, cases)]:
+    for case in [*cases[::3], *map(linear.small, cases)]:
         assert 0.3 <= linear.prefix_share(case) <= 0.7, case.name

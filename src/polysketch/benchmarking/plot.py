@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+Styles = dict[str, dict[str, Any]]
+
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 6.0, 4.5  # inches of a panel
 _MANY = 8  # series; more of them get one legend beside all panels, and a marker for each of the colours' rounds
@@ -34,7 +36,7 @@ def plot_time_per_token(measurements: Sequence[dict[str, Any]], title: str, path
         raise ValueError("expected measurements to plot, found none")
     from matplotlib.figure import Figure
 
-    panels = _panels(drawn)
+    panels, styles = _panels(drawn), _styles(drawn)
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     many = len({one["series"] for one in drawn}) > _MANY
@@ -42,14 +44,19 @@ def plot_time_per_token(measurements: Sequence[dict[str, Any]], title: str, path
     figure = Figure(figsize=size, layout="constrained")
     places = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (name, draw, points) in zip(places, panels, strict=False):
-        draw(axes, points)
+        draw(axes, points, styles)
         axes.set_title(name)
         if not many:
             axes.legend()
     for axes in places[len(panels) :]:
         axes.remove()
     if many:
-        figure.legend(*places[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
+        named = {
+            label: line
+            for axes in places[: len(panels)]
+            for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(named.values(), named.keys(), loc="outside right center", fontsize="small")
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=120)
 
@@ -66,8 +73,8 @@ def _panels(measurements: list[dict[str, Any]]) -> list[tuple[str, Any, list[dic
     return panels
 
 
-def _draw_times(axes: Any, measurements: list[dict[str, Any]]) -> None:
-    for points, style in _series(measurements):
+def _draw_times(axes: Any, measurements: list[dict[str, Any]], styles: Styles) -> None:
+    for points, style in _series(measurements, styles):
         places = [_place(one) for one in points]
         axes.loglog(places, _microseconds(points, "seconds"), **style)
         if all(one["floor_seconds"] is not None for one in points):
@@ -75,20 +82,25 @@ def _draw_times(axes: Any, measurements: list[dict[str, Any]]) -> None:
     _label(axes, measurements, "microseconds per token", "tokens (dotted: floor)")
 
 
-def _draw_memory(axes: Any, measurements: list[dict[str, Any]]) -> None:
-    for points, style in _series(measurements):
+def _draw_memory(axes: Any, measurements: list[dict[str, Any]], styles: Styles) -> None:
+    for points, style in _series(measurements, styles):
         kept = [one for one in points if one["peak_bytes"] > 0]  # a logarithm cannot show none
         axes.loglog([_place(one) for one in kept], [one["peak_bytes"] / 1e6 for one in kept], **style)
     _label(axes, measurements, "peak memory beyond inputs and outputs, MB", "tokens")
 
 
-def _series(measurements: list[dict[str, Any]]) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
+def _series(measurements: list[dict[str, Any]], styles: Styles) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
     """The points of each series by length, and how its line looks."""
-    names = list(dict.fromkeys(one["series"] for one in measurements))
+    names = dict.fromkeys(one["series"] for one in measurements)
     return [
-        (sorted((one for one in measurements if one["series"] == name), key=_place), _style(name, number))
-        for number, name in enumerate(names)
+        (sorted((one for one in measurements if one["series"] == name), key=_place), styles[name]) for name in names
     ]
+
+
+def _styles(measurements: list[dict[str, Any]]) -> Styles:
+    """How the line of each series looks, the same in every panel."""
+    names = dict.fromkeys(one["series"] for one in measurements)
+    return {name: _style(name, number) for number, name in enumerate(names)}
 
 
 def _style(name: str, number: int) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""The formulas as one would write them in PyTorch, every intermediate in the dtype of the inputs.
+
+In float64 they are the truth; in a working dtype on the same device they are what a program may be compared with: it
+rounds where they round. Differentiated by autograd.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polysketch.ops.learned_sketch.weights import TENSORS
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    power: int,
+    causal: bool,
+    offset: float,
+    normalize: bool,
+    degree: int,
+    local: int = 0,
+    local_query: Tensor | None = None,
+    local_key: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """`polysketch.ops.linear_attention` without a state, by all weights at once; shapes as there."""
+    group, length = query.shape[1] // key.shape[1], key.shape[2]
+    wide = lambda tensor: tensor.repeat_interleave(group, 1)  # noqa: E731
+    mask = torch.ones(len(key), length, dtype=torch.bool, device=key.device) if key_mask is None else key_mask
+    position = torch.arange(length, device=key.device) - (mask.cumsum(1) == 0).sum(1, keepdim=True)
+    weights = (query @ wide(key).mT) ** power
+    if log_decay is not None:
+        total = wide(log_decay.masked_fill(~mask[:, None], 0.0).cumsum(-1))
+        weights = weights * (total[..., :, None] - total[..., None, :]).clamp(max=0.0).exp()
+    if local and local_query is not None and local_key is not None:
+        chunk = torch.div(position, local, rounding_mode="floor")
+        same = (chunk[:, :, None] == chunk[:, None, :])[:, None]
+        weights = torch.where(same, (local_query @ wide(local_key).mT) ** degree, weights)
+    allowed = mask[:, None, None]
+    if causal or local:  # what stands before a row's first token gives zeros
+        allowed = allowed & (position >= 0)[:, None, :, None]
+    if causal:
+        allowed = allowed & (position[:, :, None] >= position[:, None, :])[:, None]
+    weights = weights.masked_fill(~allowed, 0.0)
+    return _weighed(weights, wide(value), offset, normalize)
+
+
+def polynomial_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, degree: int, offset: float, causal: bool
+) -> Tensor:
+    """`polysketch.ops.polynomial_attention` without a mask."""
+    group = query.shape[1] // key.shape[1]
+    weights = (query @ key.repeat_interleave(group, 1).mT) ** degree
+    return _weighed(weights.tril() if causal else weights, value.repeat_interleave(group, 1), offset, True)
+
+
+def _weighed(weights: Tensor, value: Tensor, offset: float, normalize: bool) -> Tensor:
+    if not normalize:
+        return weights @ value
+    mass = offset + weights.sum(-1, keepdim=True)
+    return torch.where(mass == 0, 0.0, weights @ value / mass.masked_fill(mass == 0, 1.0))
+
+
+def learned_sketch(x: Tensor, *weights: Tensor) -> Tensor:
+    """phi(x) of degree 4: one network times the other, bounded; `weights` as in `ops.learned_sketch.weights`."""
+    left, right = (_network(x, weights[start : start + TENSORS]) for start in (0, TENSORS))
+    root = left.shape[-1] ** 0.5
+    return (left * right / root).tanh() * root
+
+
+def _network(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+    for scale, bias, up, down in (weights[:4], weights[4:]):
+        normed = F.layer_norm(x, x.shape[-1:], scale, bias)
+        x = F.gelu(normed @ up.mT, approximate="tanh") @ down.mT
+    return x

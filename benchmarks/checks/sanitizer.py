@@ -1,0 +1,90 @@
+"""NVIDIA's compute-sanitizer over every program at small sizes: accesses out of bounds, where the tool is installed.
+
+As a module it is what runs under the tool: `compute-sanitizer python -m benchmarks.checks.sanitizer`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+
+from benchmarks import ROOT
+from polysketch.benchmarking import calls
+from polysketch.benchmarking.program_calls import ProgramCall, most_common_first, program_calls
+
+_TOOL = "compute-sanitizer"
+_PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
+_WRONG = 99  # exit status that the tool is asked for where it found something
+_SIZES = (1, 2, 83)  # batch, heads, length: no multiple of anything
+
+
+class Running(NamedTuple):
+    """The tool at work, and the file that it writes to."""
+
+    process: "subprocess.Popen[bytes]"
+    output: IO[bytes]
+
+
+def start() -> Running | str:
+    """The tool at work on this file's `main`, or the reason why not."""
+    tool = find_tool()
+    if tool is None:
+        return f"{_TOOL} is not installed"
+    command = [tool, "--tool", "memcheck", "--error-exitcode", str(_WRONG), sys.executable, "-m", __name__]
+    # Every tensor in memory of its own: else an access past one lands in another.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would stop the tool
+    return Running(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output), output)
+
+
+def finish(running: Running | str, seconds: float) -> dict[str, Any]:
+    """A record of what the tool says within that time; `passed` is None where it says nothing."""
+    if isinstance(running, str):
+        return {"name": _TOOL, "passed": None, "reason": running}
+    passed, reason = _verdict(running.process, seconds)
+    with running.output as output:
+        output.seek(0)
+        lines = output.read().decode(errors="replace").splitlines()
+    reports = [line for line in lines if line.startswith("=========")][:40]
+    return {"name": _TOOL, "passed": passed, "reason": reason, "reports": reports, "last_lines": lines[-3:]}
+
+
+def _verdict(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bool | None, str | None]:
+    try:
+        status = process.wait(max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None, "not done in time"
+    if status in (0, _WRONG):
+        return status == 0, None
+    return None, f"exit status {status}"
+
+
+def find_tool() -> str | None:
+    """Where the tool is: on the path, or with the CUDA toolkit."""
+    found = shutil.which(_TOOL)
+    beside = [str(Path(place) / _TOOL) for place in _PLACES if (Path(place) / _TOOL).is_file()]
+    return found or next(iter(beside), None)
+
+
+def main(device: str = "cuda", most: int = 24) -> None:
+    """Run the commonest calls of every op once, forward and backward; the tool looks on."""
+    chosen: Sequence[ProgramCall] = most_common_first(program_calls(dtypes=("bfloat16", "float32")))[:most]
+    for call in chosen:
+        made = call.build(torch.device(device), *_SIZES)
+        prepare = calls.forward_backward if call.differentiable else calls.forward
+        prepare(made)()
+        print(call.name, call.dtype, flush=True)
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

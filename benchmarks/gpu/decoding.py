@@ -1,0 +1,127 @@
+"""Decoding with gpt2-small at several contexts: at batch 1, and at the largest batch whose states fit the device.
+
+States are filled with random numbers instead of by reading a prompt: what a step takes does not depend on them. A step
+is captured as a graph of the device where the model allows it.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.budget import Section
+from benchmarks.gpu.language_model import MODELS, build_model, measure_all
+from benchmarks.journal import Journal
+from polysketch.attention.key_value_state import KeyValueState
+from polysketch.benchmarking import floors
+from polysketch.benchmarking.timing import Clock, Rates, summary
+from polysketch.generation.captured import CapturedStep, why_no_graph
+from polysketch.models import ModelState, TransformerLM
+
+LARGEST = "largest"
+_POSITIONS = (2**15, 2**10, 2**17, 2**13, 2**12)
+_STEPS = 24  # timed, after as many as are needed to warm up
+_WARM_UP = 3
+_KEPT_FREE = 0.2  # of the device's memory, for weights, logits and activations
+_MOST_ROWS = 8_192
+
+
+def time_decoding(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
+    """One token at a time, bfloat16; the most wanted contexts first."""
+    positions = (64, 128) if quick else _POSITIONS
+    batches = (1, 2) if quick else (LARGEST, 1)
+    points = [
+        {"model": name, "batch": batch, "position": position}
+        for position in positions
+        for batch in batches
+        for name in MODELS
+        if position == positions[0] or not name.endswith("r=64")
+    ]
+    measure_all("decode", points, partial(_decode, clock, rates, quick), clock.device, section, journal)
+
+
+@torch.inference_mode()
+def _decode(clock: Clock, rates: Rates, quick: bool, labels: dict[str, Any]) -> dict[str, Any]:
+    model = build_model(labels["model"], clock.device, quick=quick).to(torch.bfloat16).eval()
+    batch, position = labels["batch"], labels["position"]
+    rows = _rows_that_fit(model, position) if batch == LARGEST else batch
+    steps = 4 if quick else _STEPS
+    state = model.init_state(rows)
+    reason = why_no_graph(model, state)
+    step = _plain_step(model, state) if reason is not None else CapturedStep(model, state)
+    fill(state, model, position, room=steps + _WARM_UP)
+    timing = summary(_step_seconds(step, rows, steps, clock.device))
+    floor = floors.decoding_step(model, rows, _read_bytes(state, model, position)).seconds(rates)
+    return {
+        **vars(timing),
+        "rows": rows,
+        "largest": batch != 1,
+        "captured": reason is None,
+        "why_not_captured": reason,
+        "tokens_per_second": rows / timing.seconds,
+        "state_bytes": state.nbytes,
+        "floor_seconds": floor,
+    }
+
+
+def fill(state: ModelState, model: TransformerLM, position: int, room: int) -> None:
+    """Make a state one that has seen `position` tokens, at the same addresses where it has its size already."""
+    config = model.config
+    rows, like = len(state.position), model.output_bias
+    for layer in state.layers:
+        if isinstance(layer, KeyValueState):
+            shape = (rows, config.num_kv_heads, position + room, config.head_dim)
+            random = torch.randn(shape, device=like.device, dtype=like.dtype)
+            layer.append(random, random)
+            layer.length = position
+            layer.position.fill_(position)
+        else:
+            for name in ("sums", "normalizer"):
+                getattr(layer, name).uniform_()
+            layer.move_to_(position)
+    state.move_to_(torch.full((rows,), position))
+
+
+def _rows_that_fit(model: TransformerLM, position: int) -> int:
+    """As many as the free memory holds states of, a share of it kept free."""
+    probe = model.init_state(1)
+    fill(probe, model, position, room=_STEPS + _WARM_UP)
+    of_a_row = probe.nbytes
+    del probe
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return max(1, min(_MOST_ROWS, int((free - _KEPT_FREE * total) // of_a_row)))
+
+
+def _plain_step(model: TransformerLM, state: ModelState) -> Callable[[Tensor], Tensor]:
+    return lambda chosen: model.extend(chosen[:, None], state)[0][:, -1]
+
+
+def _step_seconds(step: Callable[[Tensor], Tensor], rows: int, count: int, device: torch.device) -> list[float]:
+    """Host seconds of each step, to the token's arrival: what a reader waits for."""
+    token = torch.zeros(rows, dtype=torch.int64, device=device)
+    seconds = []
+    for turn in range(_WARM_UP + count):
+        _wait(device)
+        started = time.perf_counter()
+        token = step(token).argmax(-1)
+        _wait(device)
+        if turn >= _WARM_UP:
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _read_bytes(state: ModelState, model: TransformerLM, position: int) -> int:
+    """Of a cache the part that is filled."""
+    config = model.config
+    token = 2 * config.num_kv_heads * config.head_dim * model.output_bias.element_size()
+    rows = len(state.position)
+    return sum(rows * position * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
