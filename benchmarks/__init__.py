@@ -1,4 +1,4 @@
-"""Measurements: `python -m benchmarks` on a CPU, `python benchmarks/gpu_check.py` on a GPU.
+"""Measurements: `python -m benchmarks` on a CPU, `python benchmarks/gpu_check.py check` and `bench` on a GPU.
 
 They run from a clone as it is: where polysketch is not installed, its source next to this folder is used.
 """
