@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from polysketch.models import ModelState
@@ -56,7 +56,8 @@ class Recorder(TorchDispatchMode):
         assert not any(self._is_host(each) for each in arguments if isinstance(each, Tensor)), kernel
 
         def run() -> None:
-            kernel[(programs,)](*arguments, **options)
+            with _disable_current_modes():  # the interpreter's own copies are no operations of the step
+                kernel[(programs,)](*arguments, **options)
 
         run()
         self._kept.append(arguments)

@@ -117,7 +117,7 @@ def _extend_one(
         *(output, key, value, local_key, log_decay, total_log_decay),
         *(open_features, open_value, open_key, open_log_decay, position),
         *(numerators, denominators, positions),
-        *(*of_key, *of_value, *of_local_key, *of_decay, float(offset)),
+        *(*of_key, *of_value, *of_local_key, *of_decay, float(offset), chunk),
         configuration=configuration("linear_extend_finish", value.device, width=width),
         **common,
         BLOCKS=blocks,

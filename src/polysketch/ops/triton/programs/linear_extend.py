@@ -11,7 +11,7 @@ device's memory: the same two launches serve every token.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import PAIR, TILE, expanded_rows, power, tile_pair
+from polysketch.ops.triton.programs.tiles import PAIR, TILE, expanded_rows, tile_pair
 
 
 @triton.jit(
@@ -185,7 +185,9 @@ def linear_extend(
                 of_query = local_query + batch * local_query_batch + (first_query + shared) * local_query_head
                 one = tl.load(of_query + inner, mask=inner < LOCAL_WIDTH, other=0.0).to(tl.float32)
                 product = tl.sum(keys * one[None, :], 1)
-                exact = tl.where(kept | newest, power(product, DEGREE), 0.0)
+                exact = tl.where(kept | newest, 1.0, 0.0)
+                for _ in tl.static_range(DEGREE):
+                    exact *= product
                 numerator = tl.sum(exact[:, None] * values, 0)
                 tl.store(numerators + (place + shared) * WIDTH + columns, numerator, mask=columns < WIDTH)
                 tl.store(denominators + place + shared, tl.sum(exact, 0))
@@ -202,6 +204,7 @@ def linear_extend(
         "decay_batch",
         "decay_head",
         "offset",
+        "chunk",
     ]
 )
 def linear_extend_finish(
@@ -224,6 +227,7 @@ def linear_extend_finish(
     local_key_batch, local_key_head,
     decay_batch, decay_head,
     offset,
+    chunk,
     BLOCKS: tl.constexpr,
     LOCAL_BLOCKS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -278,14 +282,14 @@ def linear_extend_finish(
         of_key = key + batch * key_batch + key_head * key_head_stride
         of_value = value + batch * value_batch + key_head * value_head
         of_local = local_key + batch * local_key_batch + key_head * local_key_head
-        _reopen(open_features, of_key, head, slot, full, FEATURES, CHUNK)
-        _reopen(open_value, of_value, head, slot, full, WIDTH, CHUNK)
-        _reopen(open_key, of_local, head, slot, full, LOCAL_WIDTH, CHUNK)
+        _reopen(open_features, of_key, head, slot, full, chunk, FEATURES)
+        _reopen(open_value, of_value, head, slot, full, chunk, WIDTH)
+        _reopen(open_key, of_local, head, slot, full, chunk, LOCAL_WIDTH)
         if log_decay is not None:
             # The whole chunk was read above, by every thread that wrote none of it.
             tl.debug_barrier()
             if full:
-                _clear(open_log_decay + head * CHUNK, CHUNK)
+                _clear(open_log_decay + head * chunk, chunk)
                 tl.store(state_log_decay + head, tl.load(state_log_decay + head) + since_all)
             else:
                 tl.store(open_log_decay + head * CHUNK + slot, decay)
@@ -331,21 +335,21 @@ def _added(
 
 
 @triton.jit
-def _reopen(opened, new, head, slot, full, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+def _reopen(opened, new, head, slot, full, chunk, WIDTH: tl.constexpr):
     """Put the new token into its slot of an open chunk, or empty one that is full."""
     if full:
-        _clear(opened + head * (CHUNK * WIDTH), CHUNK * WIDTH)
+        _clear(opened + head * (chunk * WIDTH), chunk * WIDTH)
     else:
         POWER_OF_TWO: tl.constexpr = triton.next_power_of_2(WIDTH)
         columns = tl.arange(0, POWER_OF_TWO)
         x = tl.load(new + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-        tl.store(opened + (head * CHUNK + slot) * WIDTH + columns, x, mask=columns < WIDTH)
+        tl.store(opened + (head * chunk + slot) * WIDTH + columns, x, mask=columns < WIDTH)
 
 
 @triton.jit
-def _clear(pointer, COUNT: tl.constexpr):
-    """Make COUNT numbers zero."""
+def _clear(pointer, count):
+    """Make so many numbers zero. No constant: the compiler would unroll it all, into registers that spill."""
     AT_ONCE: tl.constexpr = 1024
     index = tl.arange(0, AT_ONCE)
-    for start in tl.range(0, COUNT, AT_ONCE):
-        tl.store(pointer + start + index, tl.zeros((AT_ONCE,), tl.float32), mask=start + index < COUNT)
+    for start in tl.range(0, count, AT_ONCE):
+        tl.store(pointer + start + index, tl.zeros((AT_ONCE,), tl.float32), mask=start + index < count)

@@ -1,0 +1,56 @@
+"""Programs of decoding as compiled, for devices that need not be there: nothing spills, chunks fold on tensor cores."""
+
+import pytest
+import torch
+
+from polysketch import ops
+from polysketch.benchmarking.compiled import complaints
+from polysketch.ops.linear.triton_decode import extend_one_
+from polysketch.ops.triton.ahead_of_time import Compiled, compiling
+
+CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
+
+
+def compiled_step(
+    capability: tuple[int, int],
+    *,
+    features: int,
+    chunk: int,
+    decays: bool = False,
+    shared: int = 1,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[Compiled]:
+    """The programs of one step of heads of 64."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(1, *shape, device="meta", dtype=dtype)
+
+    local_dim = 64 if chunk else 0
+    state = ops.LinearAttentionState.init(
+        1, 4, features, 64, power=2, local_chunk=chunk, local_dim=local_dim, device="meta"
+    )
+    local = ops.LocalPolynomial(empty(4 * shared, 1, 64), empty(4, 1, 64), 4, chunk) if chunk else None
+    rows = (empty(4 * shared, 1, features), empty(4, 1, features), empty(4, 1, 64))
+    decay = empty(4, 1) if decays else None
+    with compiling(capability) as found:
+        extend_one_(*rows, state, offset=1.0, normalize=True, local=local, log_decay=decay)
+    return found
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"features": 32, "chunk": 256},
+        {"features": 64, "chunk": 1024, "decays": True, "shared": 2},
+        {"features": 32, "chunk": 0, "decays": True},
+        {"features": 64, "chunk": 256, "dtype": torch.float32},
+    ],
+    ids=str,
+)
+def test_nothing_spills_and_shared_memory_is_enough(capability, options):
+    extend, finish = compiled_step(capability, **options)
+    assert (extend.name, finish.name) == ("linear_extend", "linear_extend_finish")
+    assert complaints(extend, capability) == complaints(finish, capability) == []
+    in_half = options.get("dtype") != torch.float32
+    assert (extend.tensor_core > 0) == (options["chunk"] > 0 and in_half)
