@@ -167,7 +167,7 @@ def _launch_pairs(call: _Call, level: _Level, values: Tensor, *tensors: Tensor |
     from polysketch.ops.triton.programs.learned_sketch_resident import learned_sketch_resident
 
     keeps = int(tensors[0] is None)
-    chosen = _configuration("learned_sketch", call, level.first, values, keeps=keeps)
+    chosen = _configuration("learned_sketch", call, level.first, values, keeps=keeps, pairs=level.networks // 2)
     pairs, tiles = level.networks // 2, -(-call.rows // chosen["TOKENS"])
     every = pairs * call.maps
     constants: dict[str, Any] = {"configuration": chosen, "PAIRS": pairs, **_constants(call, level.first)}
