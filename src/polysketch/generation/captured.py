@@ -36,7 +36,8 @@ class CapturedStep:
         self._model, self._state = model, state
         self._ids = torch.zeros(len(state.position), 1, dtype=torch.int64, device=model.output_bias.device)
         self._logits: Tensor | None = None
-        self._replay = (cuda_graph if capture is None else capture)(self._step)
+        with torch.cuda.device_of(self._ids):
+            self._replay = (cuda_graph if capture is None else capture)(self._step)
         self._captured_at = _addresses(state)
         state.reset_()
 
