@@ -13,7 +13,7 @@ from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.tuning import Tuning, tune, write_entries
 from polysketch.benchmarking.tuning_candidates import candidates
 from polysketch.cli import main
-from polysketch.ops.triton import configurations
+from polysketch.ops.triton import configurations, launch
 from polysketch.ops.triton.configurations import configuration
 
 FORWARD, BACKWARD = "linear_outputs", "linear_fold"
@@ -36,6 +36,7 @@ class Doubled(torch.autograd.Function):
 def factor(program: str) -> float:
     use = configuration(program, CPU, features=FEATURES, dtype="bfloat16")
     SEEN[program] = use
+    launch(Kernel(), 1, configuration=use)
     if use["num_stages"] == 4:
         return 2.5
     if use["num_stages"] == 1:
@@ -44,6 +45,22 @@ def factor(program: str) -> float:
 
 
 SEEN: dict[str, dict[str, int]] = {}
+
+
+class Kernel:
+    """In the place of a program; as compiled it spills so many bytes as `SPILLS` says."""
+
+    n_spills = 0
+
+    def __getitem__(self, grid: tuple) -> "Kernel":
+        return self
+
+    def __call__(self, **options: int) -> "Kernel":
+        self.n_spills = SPILLS.get(options["num_warps"], 0)
+        return self
+
+
+SPILLS: dict[int, int] = {}
 
 
 def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
@@ -84,6 +101,12 @@ def test_the_fastest_right_candidate_of_each_pass_is_kept_for_calls_with_the_sam
     assert found == {FORWARD: [entry], BACKWARD: [entry]}
     for program in found:
         assert json.loads((tmp_path / f"{program}.json").read_text()) == {"sm_90": [entry]}
+
+
+def test_a_candidate_that_spills_more_than_what_is_in_use_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setitem(SPILLS, 8, 16)
+    found = tune([call()], tuning(tmp_path))
+    assert [entry["use"] for entry in found[FORWARD]] == [{"TOKENS": 64, "num_warps": 4, "num_stages": 3}]
 
 
 def test_only_the_programs_asked_for_are_tuned(tmp_path):
