@@ -366,7 +366,7 @@ def test_auto_is_the_reference_on_short_sequences_and_blockwise_beyond():
 
 def test_auto_is_triton_on_cuda_where_its_programs_take_the_tensors(monkeypatch):
     monkeypatch.setattr(availability, "_too_old", lambda index: None)
-    monkeypatch.setattr(availability, "_installed", lambda: True)
+    monkeypatch.setattr(availability, "_INSTALLED", True)
     with FakeTensorMode():
         x = torch.empty(1, 2, 3, 64, device="cuda", dtype=torch.bfloat16)
         wide = x.expand(4, 1, 2, 3, 64).permute(1, 2, 3, 4, 0).flatten(3)

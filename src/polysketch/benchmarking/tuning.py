@@ -124,9 +124,7 @@ def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function]]:
     cotangent = torch.randn_like(output)
 
     def backward() -> Sequence[Tensor]:
-        # In this thread: another one, as CUDA's, would not see what is forced in this context.
-        with torch.autograd.set_multithreading_enabled(False):
-            return torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
+        return torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
 
     yield "backward", backward
 

@@ -62,27 +62,13 @@ def program_names() -> list[str]:
 
 @contextmanager
 def questions_asked() -> Iterator[list[Question]]:
-    """Within this block the list fills with what `configuration` is asked, each question once; nothing is forced."""
+    """Within this block the list fills with what `configuration` is asked, each question once."""
     found: list[Question] = []
-    entries_of, fits = configurations._entries, configurations._fits
-    asked: list[tuple[str, list[dict]]] = [("", [])]
 
-    def entries_noted(program: str, generation: str) -> list[dict]:
-        asked[0] = program, entries_of(program, generation)
-        return asked[0][1]
-
-    def fits_noted(conditions: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-        if not fits(conditions, call):
-            return False
-        program, entries = asked[0]
-        use = next(entry["use"] for entry in entries if entry["where"] is conditions)
+    def note(program: str, call: dict[str, Any], use: dict[str, Any]) -> None:
         question = Question(program, dict(call), dict(use))
         if question not in found:
             found.append(question)
-        return True
 
-    configurations._entries, configurations._fits = entries_noted, fits_noted  # type: ignore[assignment]
-    try:
+    with configurations.observing(note):
         yield found
-    finally:
-        configurations._entries, configurations._fits = entries_of, fits

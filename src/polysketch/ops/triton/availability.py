@@ -2,13 +2,13 @@
 
 import importlib.util
 import os
-from functools import cache
 
 import torch
 from torch import Tensor
 
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability from which devices multiply bfloat16 matrices."""
+_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def why_not(tensor: Tensor) -> str | None:
@@ -19,7 +19,7 @@ def why_not(tensor: Tensor) -> str | None:
     """
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"the triton backend computes float32, bfloat16 and float16, got {tensor.dtype}"
-    if not _installed():
+    if not _INSTALLED:
         return "the triton backend needs Triton: pip install triton"
     if tensor.device.type == "cuda":
         return _too_old(tensor.device.index or 0)
@@ -37,12 +37,6 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@cache
 def _too_old(index: int) -> str | None:
     found = torch.cuda.get_device_capability(index)
     if found >= OLDEST_CAPABILITY:

@@ -7,9 +7,8 @@ Lengths and batch sizes are no properties: a program is compiled once for a mode
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -17,10 +16,14 @@ import torch
 
 GENERATIONS = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100"}
 """Least compute capability of each; sm_80 stays below the 99 KB of shared memory that all of its kin have."""
+ELSEWHERE = (9, 0)
+"""Taken for the compute capability where there is no device, under the interpreter."""
 _SMALL = {(12, 0), (12, 1)}  # newer, and with 99 KB of shared memory all the same
 
-_capability: ContextVar[tuple[int, int] | None] = ContextVar("capability", default=None)
-_forced: ContextVar[Mapping[str, Mapping[str, int]] | None] = ContextVar("forced", default=None)
+# Plain globals: gradients are computed by another thread, which would not see context variables.
+_capability: tuple[int, int] | None = None
+_forced: dict[str, Mapping[str, int]] = {}
+_observers: list[Callable[[str, dict[str, int | str], dict[str, int]], None]] = []
 
 
 def configuration(program: str, device: torch.device, **call: int | str) -> dict[str, int]:
@@ -33,16 +36,26 @@ def configuration(program: str, device: torch.device, **call: int | str) -> dict
 
     Raises:
         FileNotFoundError: no such program.
+        ValueError: its file does not fit the call.
     """
-    forced_here = (_forced.get() or {}).get(program)
-    if forced_here is not None:
-        return dict(forced_here)
-    entries = _entries(program, generation(device))
-    return dict(next(entry["use"] for entry in entries if _fits(entry["where"], call)))
+    use = dict(_forced[program] if program in _forced else _shipped_or_tuned(program, device, call))
+    for observe in _observers:
+        observe(program, call, use)
+    return use
+
+
+def _shipped_or_tuned(program: str, device: torch.device, call: Mapping[str, int | str]) -> Mapping[str, int]:
+    for entry in _entries(program, generation(device)):
+        if _fits(entry["where"], call):
+            return entry["use"]
+    raise ValueError(f"no configuration of {program} fits a call with {call}; the last entry must have no condition")
 
 
 def _fits(conditions: Mapping[str, int | str | list[int]], call: Mapping[str, int | str]) -> bool:
     """Whether a call meets every condition; a list [n] stands for at most n."""
+    unknown = sorted(conditions.keys() - call.keys())
+    if unknown:
+        raise ValueError(f"a configuration asks for {unknown}; calls of its program have {sorted(call)}")
     return all(
         call[name] <= wanted[0] if isinstance(wanted, list) else call[name] == wanted  # type: ignore[operator]
         for name, wanted in conditions.items()
@@ -51,9 +64,9 @@ def _fits(conditions: Mapping[str, int | str | list[int]], call: Mapping[str, in
 
 def generation(device: torch.device) -> str:
     """Name of the generation of a device; without one, as under the interpreter, that of the H100."""
-    capability = _capability.get()
+    capability = _capability
     if capability is None:
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ELSEWHERE
     if capability in _SMALL:
         return "sm_80"
     return next(name for least, name in reversed(GENERATIONS.items()) if capability >= least)
@@ -77,18 +90,30 @@ def tuned_file(program: str) -> Path:
 @contextmanager
 def forced(**programs: Mapping[str, int]) -> Iterator[None]:
     """Within this block these programs are launched with these constants."""
-    token = _forced.set({**(_forced.get() or {}), **programs})
+    global _forced
+    before, _forced = _forced, {**_forced, **programs}
     try:
         yield
     finally:
-        _forced.reset(token)
+        _forced = before
 
 
 @contextmanager
 def as_if_on(capability: tuple[int, int]) -> Iterator[None]:
     """Within this block configurations are those of a device of this compute capability."""
-    token = _capability.set(capability)
+    global _capability
+    before, _capability = _capability, capability
     try:
         yield
     finally:
-        _capability.reset(token)
+        _capability = before
+
+
+@contextmanager
+def observing(observe: Callable[[str, dict[str, int | str], dict[str, int]], None]) -> Iterator[None]:
+    """Within this block `observe` is told of every question to `configuration`: program, call and answer."""
+    _observers.append(observe)
+    try:
+        yield
+    finally:
+        _observers.remove(observe)

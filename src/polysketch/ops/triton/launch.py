@@ -1,14 +1,13 @@
 """One way to launch a program, so that the same launch can run, or be compiled ahead of time for another device."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 Launcher = Callable[[Any, int, tuple, dict], None]
-_launcher: ContextVar[Launcher | None] = ContextVar("launcher", default=None)
+_launcher: Launcher | None = None
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, configuration: Mapping[str, int], **constants: Any) -> None:
@@ -24,21 +23,30 @@ def launch(kernel: Any, programs: int, *arguments: Any, configuration: Mapping[s
     if programs == 0:
         return
     options = {**constants, **configuration}
-    launcher = _launcher.get()
-    if launcher is not None:
-        launcher(kernel, programs, arguments, options)
+    if _launcher is not None:
+        _launcher(kernel, programs, arguments, options)
         return
-    kernel[(programs,)](*arguments, **options)
+    with _on_device_of(arguments):
+        kernel[(programs,)](*arguments, **options)
+
+
+def _on_device_of(arguments: tuple) -> AbstractContextManager:
+    """Make the tensors' device the current one, on which Triton launches."""
+    device = next((each.device for each in arguments if isinstance(each, torch.Tensor)), None)
+    if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 @contextmanager
 def launching(launcher: Launcher) -> Iterator[None]:
     """Within this block `launcher` is called instead of any program, whose outputs stay as they are."""
-    token = _launcher.set(launcher)
+    global _launcher
+    before, _launcher = _launcher, launcher
     try:
         yield
     finally:
-        _launcher.reset(token)
+        _launcher = before
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -109,8 +109,8 @@ def load_half(
     ups = ()  # Triton unpacks no tuples into tuples
     downs = ()
     for start in tl.static_range(0, HIDDEN, BLOCK):
-        ups = ups + (load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT),)  # noqa: RUF005
-        downs = downs + (load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT),)  # noqa: RUF005
+        ups = ups + (load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT),)  # type: ignore[assignment]  # noqa: RUF005
+        downs = downs + (load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT),)  # type: ignore[assignment]  # noqa: RUF005
     return ups, downs
 
 
