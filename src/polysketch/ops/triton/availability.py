@@ -1,6 +1,6 @@
 """Where Triton programs can run."""
 
-import importlib.util
+import importlib.machinery
 import os
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability from which devices multiply bfloat16 matrices."""
-_INSTALLED = importlib.util.find_spec("triton") is not None
+_INSTALLED = importlib.machinery.PathFinder.find_spec("triton") is not None
 
 
 def why_not(tensor: Tensor) -> str | None:
