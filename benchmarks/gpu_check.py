@@ -12,7 +12,8 @@ call twice gives the same bits. Then masks, states, decoding, every map, mechani
 fresh memory is filled with NaN first. compute-sanitizer over every program where it is installed. Several processes at
 once.
 bench: what the device does at best, a bfloat16 product and a copy; the floor of every case, stated before anything is
-timed; attention alone from 1k to 128k tokens, training steps of gpt2-small, decoding; targets, reached or MISSED.
+timed; attention alone from 1k to 128k tokens, training steps of gpt2-small, decoding; targets, reached or MISSED. Each
+section runs in a process of its own: where that crashes or hangs, its case has failed and the next case goes on.
 
 Every case is written as a JSON line as soon as it is known; one that fails or does not fit is recorded with its reason
 and the rest goes on. Exit status 1 if something is wrong, broke down, or could not be checked at all, else 0: a missed
@@ -40,14 +41,16 @@ from benchmarks.checks import sanitizer
 from benchmarks.checks.pool import run_in_processes
 from benchmarks.checks.tasks import Record, Task, all_tasks
 from benchmarks.gpu import attention, decoding, language_model, picture
+from benchmarks.gpu.apart import run_apart
 from benchmarks.gpu.cases import text_of
 from benchmarks.gpu.table import print_bench, print_check
 from benchmarks.journal import Journal, stamped
 from polysketch.benchmarking.environment import environment
 from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matmul_precision, matrix_rate
 
-_SHARES = {"attention": 0.6, "training": 0.5, "decoding": 0.95}
+_SHARES = {"rates": 0.2, "attention": 0.6, "training": 0.5, "decoding": 0.92}
 """Of what is left when each section of `bench` begins; what one does not use is the next one's."""
+_ASSUMED = Rates(989e12, 4.8e12)  # of an H200, where the device's own could not be measured
 _CHECKING = 0.9  # of the budget; the rest is for the processes' last tasks and the sanitizer
 _MOST_PROCESSES = 12
 
@@ -61,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     with matmul_precision("highest"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fused kernels that are missing are reported as failed cases
+        if getattr(arguments, "section", None):
+            section, journal = Budget(arguments.budget_seconds).section(1.0), Journal(arguments.out, keep=True)
+            _time_section(arguments.section, device, section, journal, quick=arguments.quick)
+            return 0
         return _run(device, arguments)
 
 
@@ -70,7 +77,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     check = verbs.add_parser("check", help="is everything right?")
     check.add_argument("--processes", type=int, help="at once; default: one for each core but two, at most 12; 0: none")
     bench = verbs.add_parser("bench", help="how fast is it?")
-    bench.add_argument("--only", nargs="+", choices=tuple(_SHARES), metavar="SECTION", help=", ".join(_SHARES))
+    sections = tuple(name for name in _SHARES if name != "rates")
+    bench.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=", ".join(sections))
+    bench.add_argument(
+        "--apart",
+        action=argparse.BooleanOptionalAction,
+        help="each section in a process of its own, which may crash; default: on CUDA",
+    )
+    bench.add_argument("--section", choices=tuple(_SHARES), help=argparse.SUPPRESS)  # one of those processes
     for verb in (check, bench):
         verb.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
         verb.add_argument("--quick", action="store_true", help="tiny sizes: a minute or two on a CPU")
@@ -90,13 +104,17 @@ def _run(device: torch.device, arguments: argparse.Namespace) -> int:
     run = {"check": _check, "bench": _bench}[arguments.verb]
     _guarded(arguments.verb, journal, lambda: run(device, arguments, budget, journal))
     if arguments.verb == "check":
-        print_check(journal)
+        _guarded("table", journal, lambda: print_check(journal))
     else:
-        print_bench(journal)
-        drawn = picture.draw(journal, title)
-        print(f"picture: {drawn}" if drawn else "")
+        _guarded("table", journal, lambda: print_bench(journal))
+        _guarded("picture", journal, lambda: _draw(journal, title))
     print(f"{time.monotonic() - budget.started:.0f} s; all numbers in {journal.path}")
     return _status(arguments.verb, journal)
+
+
+def _draw(journal: Journal, title: str) -> None:
+    drawn = picture.draw(journal, title)
+    print(f"picture: {drawn}" if drawn else "")
 
 
 def _status(verb: str, journal: Journal) -> int:
@@ -156,13 +174,33 @@ def _report(journal: Journal, budget: Budget, count: int, task: Task, records: l
 
 
 def _bench(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
-    """Ceilings, floors, and the timed sections asked for."""
-    clock = Clock(device, most=2 if arguments.quick else 20)
-    rates = _measure_rates(clock, journal, quick=arguments.quick)
-    for name, section in _TIMED.items():
-        if name in (arguments.only or _TIMED):
-            part = partial(section, clock, rates, budget.section(_SHARES[name]), journal, quick=arguments.quick)
-            _guarded(name, journal, part)
+    """Ceilings, floors, and the timed sections asked for; each goes on whatever becomes of the others."""
+    apart = device.type == "cuda" if arguments.apart is None else arguments.apart
+    for name in ("rates", *(name for name in _TIMED if name in (arguments.only or _TIMED))):
+        section = budget.section(_SHARES[name])
+        if apart:
+            part = partial(run_apart, name, partial(_command, name, arguments, journal), section, journal)
+        else:
+            part = partial(_time_section, name, device, section, journal, quick=arguments.quick)
+        _guarded(name, journal, part)
+
+
+def _command(name: str, arguments: argparse.Namespace, journal: Journal, seconds: float) -> list[str]:
+    """What runs a section of this run in another process."""
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "bench", "--section", name, "--device", arguments.device]
+    command += ["--out", str(journal.path.resolve()), "--budget-seconds", str(seconds)]
+    return [*command, "--quick"] if arguments.quick else command
+
+
+def _time_section(name: str, device: torch.device, section: Section, journal: Journal, *, quick: bool) -> None:
+    """The device's rates, or a section beside them."""
+    clock = Clock(device, most=2 if quick else 20)
+    if name == "rates":
+        _measure_rates(clock, journal, quick=quick)
+    else:
+        measured = next(iter(journal.of("rates")), None)
+        rates = Rates(measured["bfloat16"], measured["copy_bytes_per_second"]) if measured else _ASSUMED
+        _TIMED[name](clock, rates, section, journal, quick=quick)
 
 
 def _time_attention(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
@@ -178,7 +216,7 @@ _TIMED = {
 }
 
 
-def _measure_rates(clock: Clock, journal: Journal, *, quick: bool) -> Rates:
+def _measure_rates(clock: Clock, journal: Journal, *, quick: bool) -> None:
     """Ceilings of this device, measured in this run."""
     size = 256 if quick else 8192
     operations = matrix_rate(clock, torch.bfloat16, size)
@@ -192,7 +230,6 @@ def _measure_rates(clock: Clock, journal: Journal, *, quick: bool) -> Rates:
         f" copy {bandwidth / 1e12:.3f} TB/s",
         flush=True,
     )
-    return Rates(operations, bandwidth)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,26 @@ class Journal:
     """A file of JSON lines, each on disk as soon as it is known: what a killed run leaves is worth reading.
 
     Args:
-        path: created, with its folder; an existing file is replaced.
+        path: created, with its folder.
+        keep: continue an existing file, as a process does that another one started; else it is replaced.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.records: list[dict[str, Any]] = []
-        path.write_text("")
+        if keep:
+            self.read_again()
+        else:
+            path.write_text("")
+
+    def read_again(self) -> None:
+        """Take over what another process appended; a line that its end cut short is dropped."""
+        lines = self.path.read_text().splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            self.path.write_text("".join(lines[:-1]))
+            del lines[-1]
+        self.records = [json.loads(line) for line in lines]
 
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
         """Append one record."""
@@ -35,3 +47,20 @@ class Journal:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The records of one kind so far."""
         return [record for record in self.records if record["kind"] == kind]
+
+    def has(self, **labels: Any) -> bool:
+        """Whether a case has been answered: by a time, a failure or the reason why it was left out."""
+        return any(_is(record, labels) for kind in _ANSWERS for record in self.of(kind))
+
+    def unanswered(self) -> list[dict[str, Any]]:
+        """Labels of cases that were begun, and whose process ended before their answer."""
+        begun = [{name: value for name, value in one.items() if name != "kind"} for one in self.of("begun")]
+        cases = [(one, {name: value for name, value in one.items() if name != "section"}) for one in begun]
+        return [one for one, labels in cases if not self.has(**labels)]
+
+
+_ANSWERS = ("time", "train", "decode", "failed", "skipped")
+
+
+def _is(record: dict[str, Any], labels: dict[str, Any]) -> bool:
+    return all(record.get(name) == value for name, value in labels.items())

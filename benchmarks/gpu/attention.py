@@ -144,8 +144,8 @@ def cases(*, quick: bool) -> list[Case]:
 
 
 def state_floors(points: list[Case], rates: Rates, journal: Journal) -> None:
-    """Record, before anything is timed, what each point must cost."""
-    for case in points:
+    """Record, before anything is timed, what each point must cost; nothing where that is done."""
+    for case in points if not journal.of("floor") else ():
         floor = case.series.floor(case.shape, backward=case.backward)
         journal.write(
             "floor", **case.labels, operations=floor.operations, bytes=floor.bytes, seconds=floor.seconds(rates)
@@ -153,20 +153,34 @@ def state_floors(points: list[Case], rates: Rates, journal: Journal) -> None:
 
 
 def time_cases(points: list[Case], clock: Clock, rates: Rates, section: Section, journal: Journal) -> None:
-    """Time what fits; a series that became slow, ran out of memory or is unavailable is not continued."""
+    """Time what fits and is not in the journal; a series that became slow or failed is not continued."""
     ended: dict[tuple, int] = {}
     spent: dict[tuple, float] = {}
+    for record in (*journal.of("time"), *journal.of("failed")):
+        _note_end(record, ended)
     for case in points:
-        key = (case.series.name, case.backward, case.shape.batch == 1)
+        if journal.has(**case.labels):
+            continue
+        key = _key(case.labels)
         reason = _reason_to_skip(case, ended.get(key), spent.get(key, 0.5), section)
         if reason:
             journal.write("skipped", **case.labels, reason=reason)
             continue
         started = time.monotonic()
-        record = _time_case(case, clock, rates, journal)
+        journal.write("begun", section="attention", **case.labels)
+        _note_end(_time_case(case, clock, rates, journal), ended)
         spent[key] = time.monotonic() - started
-        if record["kind"] == "failed" or record["seconds"] > _LONGEST_CALL:
-            ended[key] = min(case.shape.length, ended.get(key, case.shape.length))
+
+
+def _key(labels: dict[str, Any]) -> tuple:
+    return labels["series"], labels["direction"], labels["batch"] == 1
+
+
+def _note_end(record: dict[str, Any], ended: dict[tuple, int]) -> None:
+    """Where a series ends: at the shortest case that failed or was too slow."""
+    if "series" in record and (record["kind"] == "failed" or record["seconds"] > _LONGEST_CALL):
+        length = record["length"]
+        ended[_key(record)] = min(length, ended.get(_key(record), length))
 
 
 def _reason_to_skip(case: Case, ended_at: int | None, last_seconds: float, section: Section) -> str | None:

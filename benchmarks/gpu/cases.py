@@ -3,6 +3,10 @@
 import torch
 
 
+class DeviceLost(RuntimeError):
+    """Every call on the device fails from here on; another process can go on."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether a case failed because it was too large, not because it is wrong."""
     return isinstance(error, torch.OutOfMemoryError)
@@ -14,10 +18,15 @@ def text_of(error: BaseException) -> str:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give cached memory back, so that one case's blocks are not another's shortage."""
+    """Give cached memory back, so that one case's blocks are not another's shortage.
+
+    Raises:
+        DeviceLost: nothing computes any more, as after an access out of bounds.
+    """
     if device.type != "cuda":
         return
     try:
+        torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-    except RuntimeError as error:  # after an illegal access every call fails; the cases to come will say so
-        print(f"  {text_of(error)}", flush=True)
+    except RuntimeError as error:
+        raise DeviceLost(f"the device is lost to this process: {text_of(error)}") from error

@@ -43,13 +43,16 @@ def measure_all(
     section: Section,
     journal: Journal,
 ) -> None:
-    """Every point, as far as time allows; what fails is recorded with its reason."""
+    """Every point, as far as time allows and not in the journal already; what fails is recorded with its reason."""
     spent = 1.0
     for labels in points:
+        if journal.has(**labels):
+            continue
         if not section.fits(2 * spent):
             journal.write("skipped", section=kind, **labels, reason="no time left in this section")
             continue
         started = time.monotonic()
+        journal.write("begun", section=kind, **labels)
         _attempt(kind, labels, partial(measure, labels), journal)
         release_memory(device)
         spent = max(1.0, time.monotonic() - started)
@@ -77,7 +80,8 @@ def build_model(name: str, device: torch.device, *, quick: bool) -> TransformerL
     if attention == "polysketch":
         options["local_chunk"] = 16 if quick else _LOCAL_CHUNK
     config = preset("tiny" if quick else "gpt2-small", attention=attention, attention_options=options, **small)
-    return TransformerLM(config).to(device)
+    with device:  # weights are drawn where they stay: on the CPU that takes longer than what is timed
+        return TransformerLM(config)
 
 
 def _train(clock: Clock, rates: Rates, quick: bool, labels: dict[str, Any]) -> dict[str, Any]:

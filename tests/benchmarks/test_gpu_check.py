@@ -117,10 +117,10 @@ def test_plain_formulas_in_float64_are_the_references():
 
 
 def test_processes_run_what_they_have_time_for_and_name_the_rest(tmp_path):
-    status, records = run("check", tmp_path / "gpu.jsonl", "--processes", "1", "--budget-seconds", "20")
+    status, records = run("check", tmp_path / "gpu.jsonl", "--processes", "1", "--budget-seconds", "11")
     done = {(record["kind"], record["name"]) for record in records if record["kind"] in ("check", "ratio")}
     left_out = [record["name"] for record in records if record["kind"] == "skipped"]
-    assert len(done) >= 5
+    assert done
     assert status == (0 if any(kind == "check" for kind, _ in done) else 1)
     assert 0 < len(left_out) < len(all_tasks(quick=True))
 
@@ -245,10 +245,65 @@ def test_a_part_that_breaks_down_is_reported_at_the_end_and_is_no_success(tmp_pa
         raise RuntimeError("deliberately broken")
 
     monkeypatch.setattr(gpu_check, "matrix_rate", broken)
-    status, records = run("bench", tmp_path / "gpu.jsonl")
+    status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "training")
     assert status == 1
-    assert [record["part"] for record in records if record["kind"] == "crashed"] == ["bench"]
-    assert "CRASHED: bench" in capsys.readouterr().out
+    assert [record["part"] for record in records if record["kind"] == "crashed"] == ["rates"]
+    assert any(record["kind"] == "train" for record in records)
+    assert "CRASHED: rates" in capsys.readouterr().out
+
+
+def test_a_table_that_breaks_down_does_not_take_the_picture_along(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "print_bench", crash)
+    status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "decoding")
+    assert status == 1
+    assert [record["part"] for record in records if record["kind"] == "crashed"] == ["table"]
+    assert (tmp_path / "gpu.png").exists()
+
+
+def test_sections_in_processes_of_their_own_write_the_same_file(tmp_path):
+    status, records = run("bench", tmp_path / "gpu.jsonl", "--apart", "--only", "training")
+    assert status == 0
+    assert Counter(record["kind"] for record in records)["train"] == 2 * len(language_model.MODELS)
+
+
+DYING = """
+import sys
+from pathlib import Path
+from benchmarks.journal import Journal
+journal = Journal(Path(sys.argv[1]), keep=True)
+for length in range(4):
+    if not journal.has(length=length):
+        journal.write("begun", section="training", length=length)
+        {death}
+        journal.write("train", length=length)
+"""
+
+
+@pytest.mark.parametrize(
+    ("death", "reason"),
+    [("if length == 1: sys.exit('illegal')", "illegal"), ("if length == 1: import time; time.sleep(60)", "nothing")],
+)
+def test_a_section_whose_process_dies_or_hangs_loses_one_case(death, reason, tmp_path, monkeypatch):
+    from benchmarks.budget import Budget
+    from benchmarks.gpu import apart
+
+    monkeypatch.setattr(apart, "_LONGEST_SILENCE", 5.0)
+    journal = Journal(tmp_path / "gpu.jsonl")
+    command = [sys.executable, "-c", DYING.format(death=death), str(journal.path)]
+    apart.run_apart("training", lambda seconds: command, Budget(60).section(1.0), journal)
+    assert [one["length"] for one in journal.of("train")] == [0, 2, 3]
+    assert [one["length"] for one in journal.of("failed")] == [1]
+    assert reason in journal.of("crashed")[0]["error"]
+
+
+def test_a_line_cut_short_is_dropped(tmp_path):
+    journal = Journal(tmp_path / "gpu.jsonl")
+    journal.write("train", length=1)
+    with journal.path.open("a") as file:
+        file.write('{"kind": "tr')
+    again = Journal(journal.path, keep=True)
+    again.write("train", length=2)
+    assert [one["length"] for one in Journal(journal.path, keep=True).of("train")] == [1, 2]
 
 
 def test_without_a_gpu_the_default_device_is_refused_in_one_line(capsys, monkeypatch):
