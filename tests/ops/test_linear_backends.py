@@ -8,6 +8,7 @@ import torch
 
 from ops.linear_cases import Case, assert_backends_agree, gradients, make, prefix_share, relative_error, run
 from polysketch import ops
+from polysketch.ops.native import why_unavailable
 
 # Each pair of option values occurs together in some row; the full product runs under the marker `full`.
 PAIRWISE = [
@@ -159,3 +160,29 @@ def test_a_row_without_mass_is_zero():
     tensors.key_mask[:] = False
     found = gradients(case, tensors, "chunked")
     assert all(float(x.abs().max()) == 0 for x in found.values())
+
+
+BACKENDS = ["reference", "chunked", *([] if why_unavailable() else ["native"])]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_decay_of_minus_infinity_forgets_all_before(backend):
+    """Later rows are those of a sequence that begins there."""
+    case = Case(local_chunk=0, decays=True, length=50, chunk_size=16, dtype=torch.float32)
+    tensors = make(case)
+    tensors.log_decay[:, :, 20] = -torch.inf
+    whole, rest = run(case, tensors, backend=backend).output, tensors.span(20, 50)
+    assert relative_error(whole[:, :, 20:], run(case, rest, backend=backend).output) < 1e-5
+
+
+def test_half_precision_stays_finite_in_both_directions():
+    """Numerators before their division leave the range of float16."""
+    case = Case(causal=False, local_chunk=16, length=65, dtype=torch.float16)
+    tensors = make(case)
+    large = replace(
+        tensors, query=tensors.query * 30, local_query=tensors.local_query * 30**0.5, value=tensors.value + 5
+    )
+    expected = run(case, large.map(torch.Tensor.double), backend="reference").output
+    found = run(case, large, backend="chunked").output
+    assert found.dtype == torch.float16
+    assert relative_error(found, expected) < 2e-3

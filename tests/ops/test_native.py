@@ -294,3 +294,16 @@ def test_decoding_takes_a_decay_of_another_dtype(dtype):
         for one in (tensors.span(i, i + 1) for i in range(case.length))
     ]
     assert relative_error(torch.cat(steps, 2), expected) < 1e-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_sketch_is_an_operator_whose_fakes_say_where_numbers_lie(backend, transposed):
+    """Compiled code trusts the fake's strides."""
+    sketch = LearnedSketch(6, degree=4, sketch_size=4, num_kv_heads=2)
+    weights = [weight.detach() for network in sketch.networks for weight in network.weights()]
+    x = torch.randn(1, 5, 2, 6).transpose(1, 2) if transposed else torch.randn(1, 2, 5, 6)
+    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, (x, weights, 2, backend))
+    backward = torch.ops.polysketch.learned_sketch_backward.default
+    torch.library.opcheck(backward, (torch.randn(1, 2, 5, 4), x, weights, 2, backend))

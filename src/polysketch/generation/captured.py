@@ -69,7 +69,7 @@ class CapturedStep:
 
 def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
     """Run a step a few times to warm up, then capture it in a CUDA graph; gives the graph's replay."""
-    # Beside the current stream, as a capture is: what is set up for a stream is then there.
+    # Beside the current stream, on the one that is captured: what is set up for a stream is then there.
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -77,7 +77,10 @@ def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
             step()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # On that stream, for PyTorch's own for captures belongs to the device that was first to need it; and back to the
+    # current one, which a capture that fails would not give back.
+    current = torch.cuda.current_stream()
+    with torch.cuda.stream(current), torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
         step()
     return graph.replay
 
@@ -91,6 +94,6 @@ def why_no_graph(model: TransformerLM, state: ModelState) -> str | None:
 
 
 def _addresses(state: ModelState) -> list[int]:
-    """Where the tensors of all layers are, positions in host memory aside."""
-    held = [(name, value) for layer in state.layers for name, value in vars(layer).items()]
+    """Where the tensors of the state and of all layers are, positions in host memory aside."""
+    held = [(name, value) for part in (state, *state.layers) for name, value in vars(part).items()]
     return [value.data_ptr() for name, value in held if isinstance(value, Tensor) and name != "position"]

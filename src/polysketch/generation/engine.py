@@ -92,9 +92,9 @@ def generate(
     model.eval()
     try:
         step, state, no_graph = _stepper(model, len(prompts), graph, max_new_tokens - 1)
-        started = time.perf_counter()
+        started = _finished(model.output_bias.device)
         logits = _prefill(model, prompts, state, span)
-        prefilled = time.perf_counter()
+        prefilled = _finished(logits.device)
         for remaining in reversed(range(max_new_tokens)):
             chosen = sampler.choose(logits, uniforms.next().to(logits.device))
             rows.add(chosen.tolist())
@@ -154,6 +154,13 @@ def _stepper(
     if graph is True:
         raise RuntimeError(f"graph=True, but a step cannot be captured: {reason}")
     return partial(_step, model, state), state, reason
+
+
+def _finished(device: torch.device) -> float:
+    """The time when everything asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], state: ModelState, span: int) -> Tensor:

@@ -1,5 +1,8 @@
 """Under the interpreter the programs take CPU tensors, but none that it would compute wrongly."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -14,3 +17,20 @@ def test_cpu_tensors_are_taken_under_the_interpreter(dtype: torch.dtype) -> None
 @pytest.mark.parametrize(("dtype", "reason"), [(torch.bfloat16, "no bfloat16 products"), (torch.float64, "float64")])
 def test_dtypes_it_would_compute_wrongly_are_refused(dtype: torch.dtype, reason: str) -> None:
     assert reason in (triton.why_not(torch.ones(1, dtype=dtype)) or "")
+
+
+@pytest.mark.parametrize(
+    ("switch", "expected"),
+    [
+        ("torch.set_float32_matmul_precision('highest')", "ieee"),
+        ("torch.set_float32_matmul_precision('high')", "tf32"),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "tf32"),
+        ("torch.backends.fp32_precision = 'tf32'", "tf32"),
+        ("pass", "ieee"),
+    ],
+)
+def test_products_of_float32_follow_either_of_the_switches_of_pytorch(switch, expected):
+    """In a process of its own: the two may not be mixed in one."""
+    code = f"import torch; from polysketch.ops.triton import precision; {switch}; print(precision(torch.float32))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == expected, done.stderr

@@ -182,3 +182,13 @@ def test_what_the_programs_cannot_take_is_refused_when_asked_for_and_avoided_by_
     for dtype, reason in ((torch.bfloat16, "no bfloat16 products"), (torch.float64, r"got torch\.float64")):
         with pytest.raises(RuntimeError, match=reason):
             learned_sketch(x.to(dtype), [], 2, backend="triton")
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_it_is_an_operator_whose_fake_says_where_numbers_lie(transposed):
+    """Compiled code trusts the fake's strides."""
+    x, weights, leaves, grad = case(4, "layer", (1, 2, 5, 6), 4)
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x
+    operator = torch.ops.polysketch.learned_sketch_backward.default
+    torch.library.opcheck(operator, (grad, x, weights, leaves, "triton"))

@@ -30,6 +30,7 @@ CASES = [
     Case(causal=False, power=1, local_chunk=0, length=33, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1, normalize=False),
 ]
+PLAIN, DECAYED, LINEAR = CASES[1], CASES[2], CASES[5]
 WITH_HISTORY = [
     Case(length=33, history=21, batch=1, heads=2, key_heads=1),
     Case(length=5, history=13, decays=True, batch=2, heads=2, key_heads=2),
@@ -127,6 +128,19 @@ def test_half_precision_is_as_good_as_its_own_rounding(case):
     assert_same(gradients(case, rounded, "triton"), gradients(case, doubled, "reference"), 2e-3)
 
 
+@pytest.mark.parametrize("degree", [2, 62, 66])
+def test_any_degree_is_taken(degree):
+    assert_triton_agrees(Case(degree=degree, length=20, batch=1, heads=1, key_heads=1, local_chunk=32), 1e-4)
+
+
+def test_a_decay_of_minus_infinity_forgets_all_before():
+    case = replace(DECAYED, dtype=torch.float32)
+    tensors = make(case)
+    tensors.log_decay[:, :, 20] = -torch.inf
+    whole, rest = run(case, tensors, backend="triton").output, tensors.span(20, case.length)
+    assert torch.allclose(whole[:, :, 20:], run(case, rest, backend="triton").output, rtol=1e-4, atol=1e-6)
+
+
 def test_sums_beyond_the_range_of_half_precision_stay_finite():
     case = Case(length=40, batch=1, heads=1, key_heads=1, local_chunk=0, chunk_size=8, dtype=torch.float64)
     tensors = make(case)
@@ -166,7 +180,6 @@ def test_it_is_refused_where_it_cannot_run():
         ops.linear_attention(narrow.bfloat16(), narrow.bfloat16(), narrow.bfloat16(), backend="triton")
 
 
-PLAIN, DECAYED, LINEAR = CASES[1], CASES[2], CASES[5]
 MUTANTS = {
     "the prefix is not read": ("linear_outputs", "if not (SKIP_FIRST and index == 0)", "if False", PLAIN),
     "the first chunk reads sums of nothing": ("linear_outputs", "index == 0", "index == 1", PLAIN),

@@ -39,7 +39,7 @@ def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
 
 def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
     """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
-    grad_x = torch.empty_like(x)
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
     shares = _shares(x, len(maps))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.

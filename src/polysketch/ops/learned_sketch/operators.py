@@ -94,7 +94,7 @@ def _(x: Tensor, weights: list[Tensor], leaves: int, backend: str) -> Tensor:
 
 @learned_sketch_backward_operator.register_fake
 def _(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int, backend: str) -> list[Tensor]:
-    return [torch.empty_like(x), *(torch.empty_like(weight) for weight in weights)]
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, *weights)]
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

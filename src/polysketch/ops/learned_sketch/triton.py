@@ -235,7 +235,7 @@ def _of_sums(call: _Call, level: _Level, half: _Half, sums: Sequence[Tensor]) ->
     scale, bias, up = block.split([half.inputs, half.inputs, call.hidden * half.inputs], -1)
     up = up.unflatten(-1, (call.hidden, half.inputs))
     grad_up = up_sums * scale[..., None, :] + hidden_sums[..., None] * bias[..., None, :]
-    return [(up * up_sums).sum(-2), (up * hidden_sums[..., None]).sum(-2), grad_up, down_sums.mT]
+    return [(up * up_sums).sum(-2), (up * hidden_sums[..., None]).sum(-2), grad_up, down_sums.mT.contiguous()]
 
 
 def _widths(call: _Call, half: _Half) -> list[list[int]]:

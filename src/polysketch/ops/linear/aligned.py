@@ -225,7 +225,9 @@ def _both_directions(
 
     Both directions add up; subtracting a chunk from the sum of all would lose the far tokens to rounding.
     """
-    length, missing = query.shape[2], -query.shape[2] % local.chunk
+    length, missing, dtype = query.shape[2], -query.shape[2] % local.chunk, value.dtype
+    if dtype == torch.float16:
+        value = value.float()  # numerators before their division leave the range of float16
     pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, missing))
     query, key, value = pad(query), pad(key), pad(value)
     local = local._replace(query=pad(local.query), key=pad(local.key))
@@ -234,6 +236,6 @@ def _both_directions(
     after, after_mass, *_ = call(query.flip(2), key.flip(2), value.flip(2), diagonal=Diagonal.NONE)
     numerator = (before + after.flip(2))[:, :, :length]
     if not normalize:
-        return numerator
+        return numerator.to(dtype)
     mass = (offset + before_mass + after_mass.flip(2))[:, :, :length, None]
-    return torch.where(mass == 0, 0.0, numerator / mass.masked_fill(mass == 0, 1.0)).to(value.dtype)
+    return torch.where(mass == 0, 0.0, numerator / mass.masked_fill(mass == 0, 1.0)).to(dtype)

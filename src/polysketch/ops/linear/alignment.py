@@ -53,6 +53,8 @@ def leading_padding(key_mask: Tensor) -> Tensor:
 
 def align(key_mask: Tensor | None, state: LinearAttentionState | None, like: Tensor) -> Alignment | None:
     """How rows must be moved, or None where every row is aligned as it is."""
+    if not torch.compiler.is_compiling() and key_mask is None and (state is None or not state.fill.any()):
+        return None  # decided without a look at the device, for which the host would have to wait
     batch, _, length = like.shape[:3]
     start = torch.zeros(batch, dtype=torch.int64, device=like.device)
     fill, slots = start, 0

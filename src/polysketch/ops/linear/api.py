@@ -23,6 +23,8 @@ _WHY_NOT: dict[str, Callable[[Tensor, Tensor | None], str | None]] = {
     "triton": triton.why_not,
 }
 """Of backends that cannot run everywhere: the reason why one cannot here."""
+FORGOTTEN = -100.0
+"""exp of less is zero in float32, and differences of running totals keep their digits."""
 # Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
 # reference is up to three times as fast below, and slower above.
 _FEW_WEIGHTS = 65_536
@@ -67,8 +69,9 @@ def linear_attention(
         offset: added to the denominator; 1 in PolySketchFormer.
         normalize: false leaves out the denominator.
         local: exact weights inside aligned chunks; without `causal` unmasked inside.
-        log_decay: (batch, key_heads, length), at most 0, causal only; does not act on exact local weights. A sequence
-            given in several calls has it in all of them or in none.
+        log_decay: (batch, key_heads, length), at most 0, causal only; does not act on exact local weights. Less than
+            -100, -inf too, is -100: everything before is forgotten. A sequence given in several calls has it in all of
+            them or in none.
         key_mask: (batch, key_length) bool, true where a token is real.
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).
@@ -93,6 +96,7 @@ def linear_attention(
     check(
         query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size
     )
+    log_decay = None if log_decay is None else log_decay.clamp(min=FORGOTTEN)
     picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
     options = {} if picked == "reference" else {"chunk_size": chunk_size}
     with torch.autocast(value.device.type, enabled=False):

@@ -24,7 +24,9 @@ def decay_gradient(
     if not plan.return_sums:
         return gradient
     leaving = (upstream.sums * outputs.sums).sum((-1, -2)) + (upstream.normalizer * outputs.normalizer).sum(-1)
-    chunk, positions = plan.chunk if inputs.local_key is not None else 1, torch.arange(inputs.key.shape[2])
-    length = torch.tensor([len(positions)]) if inputs.length is None else inputs.length
-    folded = positions.to(gradient.device) < (length - length % chunk).to(gradient.device)[:, None]
-    return gradient + leaving[..., None] * folded[:, None]
+    chunk, tokens = plan.chunk if inputs.local_key is not None else 1, inputs.key.shape[2]
+    positions = torch.arange(tokens, device=gradient.device)
+    if inputs.length is None:
+        return gradient + leaving[..., None] * (positions < tokens - tokens % chunk)
+    length = inputs.length.to(gradient.device)[:, None]
+    return gradient + leaving[..., None] * (positions < length - length % chunk)[:, None]

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.api import linear_attention
+from polysketch.ops.linear.api import FORGOTTEN, linear_attention
 from polysketch.ops.linear.checks import check
 from polysketch.ops.linear.native_decode import can_extend, extend_one_
 from polysketch.ops.linear.state import LinearAttentionState
@@ -65,6 +65,7 @@ def linear_attention_extend_(
         state.copy_(result.state)
         return result.output
     check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
+    log_decay = None if log_decay is None else log_decay.clamp(min=FORGOTTEN)
     step = _step_for(query_features, value, state)
     with torch.autocast(value.device.type, enabled=False):
         steps = [

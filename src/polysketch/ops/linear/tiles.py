@@ -23,6 +23,15 @@ def tile_pairs(feature_dim: int) -> tuple[tuple[int, int], ...]:
     return tuple((i, j) for i in range(count) for j in range(i, count))
 
 
+def on_diagonal(feature_dim: int, device: torch.device) -> Tensor:
+    """(pairs,) bool: whether the tiles of a pair are the same one. Made on the device: nothing waits for a copy."""
+    count = -(-feature_dim // TILE)
+    pairs = torch.zeros(len(tile_pairs(feature_dim)), dtype=torch.bool, device=device)
+    for tile in range(count):
+        pairs[tile * count - tile * (tile - 1) // 2] = True
+    return pairs
+
+
 def expanded_size(feature_dim: int, power: int) -> int:
     """Length of the expanded feature vector: `feature_dim` at power 1, 256 values per tile pair at power 2."""
     if power == 1:
@@ -52,7 +61,7 @@ def expand_tiles(x: Tensor, *, double_off_diagonal: bool) -> Tensor:
 def symmetrize(packed: Tensor, feature_dim: int) -> Tensor:
     """(..., expanded_size, h): x_a x_b and x_b x_a of a tile (I, I) replaced by their mean, as every state has them."""
     tiles = packed.unflatten(-2, (-1, TILE, TILE))
-    diagonal = torch.tensor([i == j for i, j in tile_pairs(feature_dim)], device=packed.device)
+    diagonal = on_diagonal(feature_dim, packed.device)
     return torch.where(diagonal[:, None, None, None], (tiles + tiles.transpose(-2, -3)) / 2, tiles).flatten(-4, -2)
 
 
@@ -88,5 +97,5 @@ def unpack_matrix(packed: Tensor, feature_dim: int) -> Tensor:
 def unpack_matrix_backward(gradient: Tensor) -> Tensor:
     """The adjoint of `unpack_matrix`: (..., r, r) -> (..., expanded_size)."""
     both = pack_matrix(gradient) + pack_matrix(gradient.mT)
-    diagonal = torch.tensor([i == j for i, j in tile_pairs(gradient.shape[-1])], device=gradient.device)
+    diagonal = on_diagonal(gradient.shape[-1], gradient.device)
     return torch.where(diagonal.repeat_interleave(TILE * TILE), pack_matrix(gradient), both)

@@ -17,7 +17,7 @@ from torch import Tensor
 from polysketch.ops.linear.chunked import empty_outputs
 from polysketch.ops.linear.decay_gradient import decay_gradient
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
-from polysketch.ops.linear.tiles import TILE, expanded_size, symmetrize, tile_pairs
+from polysketch.ops.linear.tiles import TILE, expanded_size, on_diagonal, symmetrize
 from polysketch.ops.triton import availability, configuration, launch, precision
 
 __all__ = ["backward", "forward", "why_not"]
@@ -98,8 +98,9 @@ def _parts(inputs: Inputs, plan: Plan) -> Iterator[_Part]:
     """As few parts as keep the scratch memory within its limit, at least a key head each."""
     batch, heads, length = inputs.key.shape[:3]
     chunks = -(-length // plan.chunk) if plan.causal else 1
-    width = inputs.value.shape[3] + 1
-    of_head = chunks * expanded_size(inputs.key.shape[3], plan.power) * width * inputs.value.element_size()
+    # Sums in the dtype of the products, normalizers in float32.
+    row = inputs.value.shape[3] * (2 if inputs.value.dtype == torch.bfloat16 else 4) + 4
+    of_head = chunks * expanded_size(inputs.key.shape[3], plan.power) * row
     fitting = max(1, SCRATCH_BYTES // of_head)
     if fitting >= heads:
         rows = fitting // heads
@@ -138,8 +139,8 @@ class _Call:
         self.batch, self.key_heads, self.length, self.features = key.shape
         self.heads, self.queries, self.width = query.shape[1], query.shape[2], value.shape[3]
         self.shared = self.heads // self.key_heads
-        # What is not causal reads the sums of everything: one chunk.
-        self.chunk = self.plan.chunk if self.plan.causal else max(self.length, self.queries)
+        # What is not causal reads the sums of everything: one chunk of all keys.
+        self.chunk = self.plan.chunk if self.plan.causal else self.length
         self.chunks = _blocks(self.length, self.chunk)
         self.local = self.inputs.local_query is not None
         self.expanded = expanded_size(self.features, self.plan.power)
@@ -207,10 +208,11 @@ class _Call:
         chunk = self.chunk if self.local else 1
         if self.inputs.length is None and (self.length % chunk == 0 or not self.plan.return_sums):
             return None
-        length = torch.tensor([self.length]) if self.inputs.length is None else self.inputs.length
-        boundary = (length - length % chunk).to(self.like.device)
         steps = torch.arange(self.length, device=self.like.device)
-        return (steps < boundary[:, None]).float().expand(self.batch, -1)[:, None]
+        if self.inputs.length is None:
+            return (steps < self.length - self.length % chunk).float().expand(self.batch, 1, -1)
+        length = self.inputs.length.to(self.like.device)[:, None]
+        return (steps < length - length % chunk).float()[:, None]
 
     @cached_property
     def folding(self) -> tuple[Tensor | None, Tensor | None]:
@@ -267,7 +269,7 @@ class _Call:
         from polysketch.ops.triton.programs.linear_fold import linear_fold
 
         length = x.shape[2]
-        chunks = _blocks(length, self.chunk)
+        chunk, chunks = self._chunks_of(length)
         lead = (self.batch, self.key_heads)
         found = _Sums(
             self.new(*lead, chunks, self.expanded, self.width, dtype=self.dot) if states else None,
@@ -281,7 +283,7 @@ class _Call:
             linear_fold,
             self.batch * self.key_heads * _blocks(self.expanded, use["ROWS"]) * _blocks(self.width, use["COLUMNS"]),
             *(x, y, u, factor, carry, first_sums, first_normalizer, *found),
-            *(*x.stride()[:3], *y.stride()[:3], length, self.chunk, chunks),
+            *(*x.stride()[:3], *y.stride()[:3], length, chunk, chunks),
             use=use,
             KEY_HEADS=self.key_heads,
             SHARED=shared,
@@ -299,17 +301,18 @@ class _Call:
         from polysketch.ops.triton.programs.linear_outputs import linear_outputs
 
         inner = self.inner_key.shape[3]
+        chunk, chunks = self._chunks_of(self.queries)
         use = self.use("linear_outputs", COLUMNS=self.width, DEPTH=inner, ROWS=self._most_rows())
-        blocks = _blocks(self.chunk, use["QUERIES"]) * _blocks(self.width, use["COLUMNS"])
+        blocks = _blocks(chunk, use["QUERIES"]) * _blocks(self.width, use["COLUMNS"])
         self.launch(
             linear_outputs,
-            self.batch * self.heads * self.chunks * blocks,
+            self.batch * self.heads * chunks * blocks,
             *(self.query, self.value, self.inner_query, self.inner_key),
             *(self.read_factor if self.plan.causal else None, None if self.local else self.since),
             *(sums.states, sums.state_normalizers, outputs.output, outputs.denominator),
             *(*self.query.stride()[:3], *self.value.stride()[:3]),
             *(*self.inner_query.stride()[:3], *self.inner_key.stride()[:3]),
-            *(self.plan.offset, self.queries, self.chunk, self.chunks),
+            *(self.plan.offset, self.queries, chunk, chunks),
             use=use,
             HEADS=self.heads,
             SHARED=self.shared,
@@ -365,12 +368,13 @@ class _Call:
     ) -> None:
         from polysketch.ops.triton.programs.linear_sums_gradient import linear_sums_gradient
 
+        chunk, chunks = self._chunks_of(x.shape[2])
         use = self.use("linear_sums_gradient", ROWS=self._most_rows())
         self.launch(
             linear_sums_gradient,
-            self.batch * heads * self.chunks * _blocks(self.chunk, use["TOKENS"]),
+            self.batch * heads * chunks * _blocks(chunk, use["TOKENS"]),
             *(x, upstream, mass, factor, sums.states, sums.state_normalizers, gradient, read),
-            *(*x.stride()[:3], *upstream.stride()[:3], x.shape[2], self.chunk, self.chunks),
+            *(*x.stride()[:3], *upstream.stride()[:3], x.shape[2], chunk, chunks),
             use=use,
             HEADS=heads,
             SHARED=shared,
@@ -421,18 +425,20 @@ class _Call:
             **constants,
         )
 
+    def _chunks_of(self, length: int) -> tuple[int, int]:
+        """Tokens of a chunk and how many chunks: one of everything where nothing is causal."""
+        chunk = self.chunk if self.plan.causal else length
+        return max(1, chunk), _blocks(length, max(1, chunk))
+
     def _most_rows(self) -> int:
         return 256 if self.plan.power == 2 else self.features
 
 
 def _forward(call: _Call, outputs: Outputs) -> None:
     plan = call.plan
-    if plan.causal:
-        sums = call.fold_keys(states=True, final=plan.return_sums)
-    else:
-        sums = _as_state(call, call.fold_keys(states=False, final=True), weighted=False)
+    sums = call.fold_keys(states=plan.causal, final=plan.return_sums or not plan.causal)
     if call.queries:
-        call.outputs(sums, outputs)
+        call.outputs(sums if plan.causal else _as_state(call, sums, weighted=False), outputs)
     if plan.return_sums:
         sums.copy_final_to(outputs.sums, outputs.normalizer)
 
@@ -440,21 +446,13 @@ def _forward(call: _Call, outputs: Outputs) -> None:
 def _backward(call: _Call, outputs: Outputs, upstream: Outputs, gradients: dict[str, Tensor]) -> None:
     plan = call.plan
     numerator, mass = call.upstream(outputs, upstream)
-    last: _Pair = (None, None)
-    if plan.return_sums:
-        last = (upstream.sums, upstream.normalizer[..., None])
-        if plan.power == 2:
-            last = (symmetrize(upstream.sums, call.features), symmetrize(last[1], call.features))
-        last = (last[0], last[1][..., 0])
     if call.queries:
-        states = call.fold_keys(states=plan.causal, final=not plan.causal)
-        states = states if plan.causal else _as_state(call, states, weighted=False)
-        call.query_gradient(states, numerator, mass, gradients["query"])
+        _query_gradients(call, numerator, mass, gradients)
     wanted = call.inputs.sums is not None
+    last = _upstream_sums(call, upstream)
     found = call.fold_queries(numerator, mass, last, states=plan.causal, final=wanted or not plan.causal)
-    call.key_gradient(
-        found if plan.causal else _as_state(call, found, weighted=True), gradients["key"], gradients["value"]
-    )
+    states = found if plan.causal else _as_state(call, found, weighted=True)
+    call.key_gradient(states, gradients["key"], gradients["value"])
     if plan.causal and plan.diagonal != Diagonal.NONE:
         call.inner_gradients(numerator, mass, gradients)
     if wanted:
@@ -464,14 +462,31 @@ def _backward(call: _Call, outputs: Outputs, upstream: Outputs, gradients: dict[
             gradients["normalizer"].mul_(call.folding[1])
 
 
+def _query_gradients(call: _Call, numerator: Tensor, mass: Tensor, gradients: dict[str, Tensor]) -> None:
+    """In a function of its own, so that the sums before every chunk are gone before their gradients come."""
+    causal = call.plan.causal
+    sums = call.fold_keys(states=causal, final=not causal)
+    states = sums if causal else _as_state(call, sums, weighted=False)
+    call.query_gradient(states, numerator, mass, gradients["query"])
+
+
+def _upstream_sums(call: _Call, upstream: Outputs) -> _Pair:
+    """The gradient of the final sums, symmetric like every state."""
+    if not call.plan.return_sums:
+        return None, None
+    if call.plan.power == 1:
+        return upstream.sums, upstream.normalizer
+    normalizer = symmetrize(upstream.normalizer[..., None], call.features)[..., 0]
+    return symmetrize(upstream.sums, call.features), normalizer
+
+
 def _as_state(call: _Call, sums: _Sums, *, weighted: bool) -> _Sums:
     """Sums after the last chunk as those that all tokens read: one chunk for them all, weighted as they are read."""
     assert sums.final is not None
     assert sums.final_normalizer is not None
     final, normalizer = sums.final, sums.final_normalizer
     if call.plan.power == 2 and not weighted:
-        weights = final.new_tensor([1.0 if i == j else 2.0 for i, j in tile_pairs(call.features)])
-        weights = weights.repeat_interleave(TILE * TILE)
+        weights = 2.0 - on_diagonal(call.features, final.device).float().repeat_interleave(TILE * TILE)
         final, normalizer = final * weights[:, None], normalizer * weights
     return sums._replace(states=final.to(call.dot)[:, :, None], state_normalizers=normalizer[:, :, None])
 

@@ -55,6 +55,12 @@ def precision(dtype: torch.dtype) -> str:
     float16 inputs are widened, for sums over a sequence leave their range; the operands keep the ten bits of mantissa
     that float16 has. For float32 inputs PyTorch's own switch decides: `torch.set_float32_matmul_precision`.
     """
+    if dtype == torch.bfloat16:
+        return "ieee"  # of bfloat16 operands there is one kind of product
     if dtype == torch.float16:
         return "tf32"
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    # PyTorch has two switches since 2.9, and asking for the old one where the new one was used is an error.
+    asked = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    if asked == "none":
+        asked = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return asked

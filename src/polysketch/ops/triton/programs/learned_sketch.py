@@ -61,13 +61,13 @@ def learned_sketch(
 
     of_network = weights + owner * MAP_WEIGHTS
     left_middle, left = network(
-        values + 2 * pair * values_network, of_network, 2 * pair, of_row, seen,
+        values + 2 * tl.cast(pair, tl.int64) * values_network, of_network, 2 * pair, of_row, seen,
         INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
     if grad is not None:
         store_rows(middles + 2 * pair * every * SIZE, place, left_middle, seen, SIZE, LANES)
     right_middle, right = network(
-        values + (2 * pair + 1) * values_network, of_network, 2 * pair + 1, of_row, seen,
+        values + (2 * tl.cast(pair, tl.int64) + 1) * values_network, of_network, 2 * pair + 1, of_row, seen,
         INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
     if grad is not None:

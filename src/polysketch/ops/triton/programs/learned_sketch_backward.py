@@ -62,7 +62,7 @@ def learned_sketch_inputs_backward(
     )
     every = tl.cast(rows, tl.int64) * MAPS
 
-    inputs = load_values(values + taken * values_network, of_row, seen, INPUTS, INPUT_LANES)
+    inputs = load_values(values + tl.cast(taken, tl.int64) * values_network, of_row, seen, INPUTS, INPUT_LANES)
     standard, inverse = standardize(inputs, INPUTS, INPUT_LANES)
     grad_standard = tl.zeros((TOKENS, INPUT_LANES), tl.float32)
     for index in range(taken * SHARED, (taken + 1) * SHARED):
@@ -137,7 +137,7 @@ def learned_sketch_weights_backward(
     up = (raw * scale[None, :]).to(DOT)
     constant = tl.sum(raw * bias[None, :], 1)
     down = tl.trans(load_down(of_half, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK)).to(DOT)
-    of_values = values + (index // SHARED) * values_network
+    of_values = values + tl.cast(index // SHARED, tl.int64) * values_network
     of_grad = grad + index * every * SIZE
 
     up_sum = tl.zeros((BLOCK, INPUT_LANES), tl.float32)

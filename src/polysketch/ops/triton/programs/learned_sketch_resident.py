@@ -63,7 +63,7 @@ def learned_sketch_resident(
     every = tl.cast(rows, tl.int64) * MAPS
     of_left = weights + owner * MAP_WEIGHTS + 2 * pair * NETWORK
     of_right = of_left + NETWORK
-    left_values = values + 2 * pair * values_network
+    left_values = values + 2 * tl.cast(pair, tl.int64) * values_network
     right_values = left_values + values_network
 
     left_first = load_half(of_left, INPUTS, SIZE, HIDDEN, DOT, INPUT_LANES, LANES, BLOCK)

@@ -135,7 +135,8 @@ def linear_fold(
     steps = SHARED * tl.cdiv(chunk, TOKENS)
     if FLAT:
         # One loop over the blocks of all chunks, so that loads run ahead over the boundaries of chunks too.
-        for item in range(chunks * steps):
+        # What is folded last is read by nobody but the final sums.
+        for item in range(chunks * steps if WRITE_FINAL else (chunks - 1) * steps + 1):
             index = chunks - 1 - item // steps if REVERSE else item // steps
             if item % steps == 0:
                 total, normalizer = _begin_chunk(
@@ -155,7 +156,7 @@ def linear_fold(
                 total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
                 slots, column_block, EXPANDED, WIDTH, WRITE_STATES,
             )  # fmt: skip
-            for step in range(steps):
+            for step in range(steps if WRITE_FINAL else tl.where(turn < chunks - 1, steps, 0)):
                 total, normalizer = _fold_block(
                     total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, step, columns, left,
                     right, x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,

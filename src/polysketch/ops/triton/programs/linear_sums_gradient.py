@@ -15,11 +15,12 @@ from polysketch.ops.triton.programs.tiles import (
     pair_number,
     read_sums,
     reciprocal,
+    small_precision,
     store_rows,
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear_upstream(
     output, output_gradient, denominators, denominator_gradient, numerator_gradient, mass_gradient, rows,
     WIDTH: tl.constexpr, NORMALIZE: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -33,6 +34,8 @@ def linear_upstream(
     if NORMALIZE:
         denominator = tl.load(denominators + tokens, mask=seen, other=0.0)
         gradient *= reciprocal(denominator)[:, None]
+        # As rounded as the products will take it, or what values have in common would not cancel.
+        gradient = gradient.to(numerator_gradient.dtype.element_ty).to(tl.float32)
         mass -= tl.sum(gradient * load_rows(output, tokens, WIDTH, columns, seen, WIDTH).to(tl.float32), 1)
     store_rows(numerator_gradient, gradient, tokens, columns, seen, WIDTH)
     tl.store(mass_gradient + tokens, mass, seen)
@@ -71,10 +74,10 @@ def contract_tile(
         pair = pair_number(tl.minimum(other, tile), tl.maximum(other, tile), TILES)
         straight = across[:, None] * TILE + across[None, :]
         mirrored = across[None, :] * TILE + across[:, None]
-        entry = tl.load(normalizer + tl.where(other <= tile, straight, mirrored) + pair * PAIR).to(DOT)
-        factor = load_rows(x, tokens, stride, across + other * TILE, seen, FEATURES).to(DOT)
+        entry = tl.load(normalizer + tl.where(other <= tile, straight, mirrored) + pair * PAIR)
+        factor = load_rows(x, tokens, stride, across + other * TILE, seen, FEATURES).to(tl.float32)
         twice = tl.where(other == tile, 2.0, 1.0)
-        found += twice * mass[:, None] * tl.dot(factor, entry, input_precision=PRECISION)
+        found += twice * mass[:, None] * tl.dot(factor, entry, input_precision=small_precision(DOT, PRECISION))
     return found
 
 

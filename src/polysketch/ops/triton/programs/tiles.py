@@ -12,6 +12,12 @@ PAIR = tl.constexpr(256)
 
 
 @triton.constexpr_function
+def small_precision(dot, precision):
+    """Of the few products that make denominators, which cancel where a query is nearly orthogonal to the keys."""
+    return "tf32x3" if dot == tl.bfloat16 else precision
+
+
+@triton.constexpr_function
 def expanded_rows(features, power):
     """Expanded rows of so many features."""
     tiles = (features + 15) // 16
@@ -56,9 +62,9 @@ def store_rows(pointer, found, tokens, columns, seen, WIDTH: tl.constexpr):
 
 @triton.jit
 def power(base, EXPONENT: tl.constexpr):
-    """base^EXPONENT by squarings, up to 63."""
+    """base^EXPONENT by squarings."""
     result = tl.full(base.shape, 1.0, base.dtype)
-    for bit in tl.static_range(6):
+    for bit in tl.static_range(31):
         if (EXPONENT >> bit) & 1:
             result *= base
         if EXPONENT >> (bit + 1):
@@ -108,9 +114,11 @@ def read_sums(
         if normalizer is not None:
             for pair in range(PAIRS):
                 first, second = tile_pair(pair, TILES)
-                left = load_rows(x, tokens, stride, first * TILE + across, seen, FEATURES).to(DOT)
-                right = load_rows(x, tokens, stride, second * TILE + across, seen, FEATURES)
-                tile = tl.load(normalizer + pair * PAIR + across[:, None] * TILE + across[None, :]).to(DOT)
-                half = tl.dot(left, tile, input_precision=PRECISION)
-                denominator += tl.sum(half * right.to(tl.float32), 1)
+                left = load_rows(x, tokens, stride, first * TILE + across, seen, FEATURES).to(tl.float32)
+                right = load_rows(x, tokens, stride, second * TILE + across, seen, FEATURES).to(tl.float32)
+                tile = tl.load(normalizer + pair * PAIR + across[:, None] * TILE + across[None, :])
+                half = tl.dot(left, tile, input_precision=small_precision(DOT, PRECISION))
+                denominator += tl.sum(half * right, 1)
+            # A sum of squares, which rounding may have taken below zero.
+            denominator = tl.maximum(denominator, 0.0)
     return numerator, denominator
