@@ -38,7 +38,7 @@ if not __package__:  # called as a file: the clone's root is not on the path
 from benchmarks import RESULTS
 from benchmarks.budget import Budget, Section
 from benchmarks.checks import sanitizer
-from benchmarks.checks.pool import run_in_processes
+from benchmarks.checks.pool import NO_TIME, run_in_processes
 from benchmarks.checks.tasks import Record, Task, all_tasks
 from benchmarks.gpu import attention, decoding, language_model, picture
 from benchmarks.gpu.apart import run_apart
@@ -143,8 +143,10 @@ def _check(device: torch.device, arguments: argparse.Namespace, budget: Budget, 
         left_out = run_in_processes(tasks, device.type, count, section, report, quick=arguments.quick)
     else:
         left_out = _run_here(tasks, device, section, report)
-    for task in left_out:
-        journal.write("skipped", section="checks", name=task.name, reason="no time left in this section")
+    for task, reason in left_out:
+        journal.write("skipped", section="checks", name=task.name, reason=reason)
+    for reason in sorted({reason for _, reason in left_out} - {NO_TIME}):
+        journal.write("crashed", part="checks", error=reason)
     journal.write("sanitizer", **sanitizer.finish(looking_on, budget.left))
 
 
@@ -154,11 +156,11 @@ def _processes(device: torch.device) -> int:
 
 def _run_here(
     tasks: list[Task], device: torch.device, section: Section, report: Callable[[Task, list[Record]], None]
-) -> list[Task]:
+) -> list[tuple[Task, str]]:
     """One after the other; returns what was left out."""
     for number, task in enumerate(tasks):
         if not section.fits(2.0):
-            return tasks[number:]
+            return [(task, NO_TIME) for task in tasks[number:]]
         report(task, task.run(device))
     return []
 

@@ -1,6 +1,7 @@
 """Tasks in several processes at once: most of a check's time is compiling and waiting for float64 on the CPU.
 
-A process that hangs is ended, one that crashes is replaced; the task that did it has failed, and the others go on.
+A process that hangs is ended, one that crashes is replaced; the task that did it has failed, and the others go on. No
+task is begun after the section's end, and none goes on for long beyond it.
 """
 
 import contextlib
@@ -8,54 +9,59 @@ import json
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO
 
 from benchmarks import ROOT
 from benchmarks.budget import Section
 from benchmarks.checks.tasks import Record, Task
 from benchmarks.checks.worker import MARK
+from benchmarks.processes import end_group, last_lines
+
+NO_TIME = "no time left in this section"
 
 _LONGEST_TASK = 120.0  # seconds, with the start of a process
+_GRACE = 20.0  # seconds beyond the section's end, for tasks begun before it
+_MOST_CRASHES = 3  # in a row, without an answer: then it is not the tasks
+
+Report = Callable[[Task, list[Record]], None]
 
 
 def run_in_processes(
-    tasks: list[Task],
-    device: str,
-    count: int,
-    section: Section,
-    report: Callable[[Task, list[Record]], None],
-    *,
-    quick: bool,
-) -> list[Task]:
+    tasks: list[Task], device: str, count: int, section: Section, report: Report, *, quick: bool
+) -> list[tuple[Task, str]]:
     """Run tasks by `count` processes; `report` is called by several threads, one at a time.
 
     Returns:
-        What was left out for lack of time.
+        What was left out or could not be reported, with the reason.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(len(tasks)):
         waiting.put(number)
-    lock, left_out = threading.Lock(), list[Task]()
+    lock, left_out, workers = threading.Lock(), list[tuple[Task, str]](), list[_Worker]()
 
     def work() -> None:
-        worker = _Worker([device, *(["quick"] if quick else [])])
-        while (number := _next(waiting)) is not None:
-            if not section.fits(2.0):
-                left_out.append(tasks[number])
-                continue
-            records = worker.run(number, tasks[number].name)
-            with lock:
-                report(tasks[number], records)
-        worker.end()
+        with contextlib.closing(_Worker([device, *(["quick"] if quick else [])])) as worker:
+            workers.append(worker)
+            while worker.crashes < _MOST_CRASHES and section.fits(2.0) and (number := _next(waiting)) is not None:
+                try:
+                    records = worker.run(number, tasks[number].name, section.deadline + _GRACE)
+                    with lock:
+                        report(tasks[number], records)
+                except Exception as error:  # noqa: BLE001 - the other tasks' answers are worth having
+                    left_out.append((tasks[number], f"{type(error).__name__}: {error}"[:300]))
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return left_out
+    given_up = any(worker.crashes >= _MOST_CRASHES for worker in workers) and section.fits(2.0)
+    reason = "processes crashed one after the other" if given_up else NO_TIME
+    return [*left_out, *((tasks[number], reason) for number in iter(lambda: _next(waiting), None))]
 
 
 def _next(waiting: "queue.SimpleQueue[int]") -> int | None:
@@ -66,45 +72,82 @@ def _next(waiting: "queue.SimpleQueue[int]") -> int | None:
 
 
 class _Worker:
-    """A process of `benchmarks.checks.worker`, started when it is needed."""
+    """A process of `benchmarks.checks.worker`, started when it is needed.
+
+    Attributes:
+        crashes: of this process and those before it, since the last answer.
+    """
 
     def __init__(self, arguments: list[str]) -> None:
+        self.crashes = 0
         self._arguments = arguments
         self._process: subprocess.Popen[str] | None = None
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
 
     def command(self) -> list[str]:
         """What starts the process."""
         return [sys.executable, "-m", "benchmarks.checks.worker", *self._arguments]
 
-    def run(self, number: int, name: str) -> list[Record]:
-        """The records of a task; one that says so where the process crashed or hung."""
-        process = self._started()
-        limit = threading.Timer(_LONGEST_TASK, process.kill)
+    def run(self, number: int, name: str, deadline: float) -> list[Record]:
+        """The records of a task; one that says so where the process crashed or took too long.
+
+        Args:
+            number: of the task.
+            name: of the task.
+            deadline: on the monotonic clock; it gets no longer than that, and at most two minutes.
+        """
+        process, late = self._started(), threading.Event()
+        seconds = max(1.0, min(_LONGEST_TASK, deadline - time.monotonic()))
+        limit = threading.Timer(seconds, lambda: (late.set(), process.kill()))
         limit.start()
         try:
             answer = _ask(process, number)
         finally:
             limit.cancel()
-        if answer is None:
-            self.end()
-            return [{"name": name, "passed": False, "error": "its process crashed, or took longer than two minutes"}]
-        return answer
+        if answer is not None:
+            self.crashes = 0
+            return answer
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)  # for its own status: its output was closed, or is about to be
+        self._end()
+        if late.is_set():
+            return [_failed(name, f"its process was ended after {seconds:.0f} s")]
+        self.crashes += 1
+        said = last_lines(self._errors)
+        return [_failed(name, f"its process crashed with status {process.returncode}: {said or 'it said nothing'}")]
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the process."""
+        self._end()
+        self._errors.close()
+
+    def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            end_group(self._process)
             with contextlib.suppress(OSError), self._process:  # closes its pipes
                 pass
         self._process = None
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._process is not None and self._process.poll() is not None:
-            self.end()
+            self._end()
         if self._process is None:
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            self._process = subprocess.Popen(self.command(), cwd=ROOT, text=True, **pipes)
+            self._errors.seek(0)
+            self._errors.truncate()
+            self._process = subprocess.Popen(
+                self.command(),
+                cwd=ROOT,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,
+            )
         return self._process
+
+
+def _failed(name: str, error: str) -> Record:
+    return {"name": name, "passed": False, "error": error}
 
 
 def _ask(process: "subprocess.Popen[str]", number: int) -> list[Record] | None:

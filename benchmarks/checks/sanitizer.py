@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from benchmarks import ROOT
+from benchmarks.processes import end_group
 from polysketch.benchmarking import calls
 from polysketch.benchmarking.program_calls import ProgramCall, most_common_first, program_calls
 
@@ -22,6 +23,9 @@ _TOOL = "compute-sanitizer"
 _PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 _WRONG = 99  # exit status that the tool is asked for where it found something
 _SIZES = (1, 2, 83)  # batch, heads, length: no multiple of anything
+_RAN = "ran: "  # before the name of every call that came to its end
+_FINDINGS = ("Invalid ", "Misaligned", "Out-of-range", "llegal ")
+_NOT_HERE = ("Device not supported", "is not supported on this")  # some virtual machines do not let it look on
 
 
 class Running(NamedTuple):
@@ -40,31 +44,45 @@ def start() -> Running | str:
     # Every tensor in memory of its own: else an access past one lands in another.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     output = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would stop the tool
-    return Running(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output), output)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True)
+    return Running(process, output)
 
 
 def finish(running: Running | str, seconds: float) -> dict[str, Any]:
     """A record of what the tool says within that time; `passed` is None where it says nothing."""
     if isinstance(running, str):
         return {"name": _TOOL, "passed": None, "reason": running}
-    passed, reason = _verdict(running.process, seconds)
+    status = _wait(running.process, seconds)
     with running.output as output:
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
+    passed, reason = _verdict(status, lines)
     reports = [line for line in lines if line.startswith("=========")][:40]
     return {"name": _TOOL, "passed": passed, "reason": reason, "reports": reports, "last_lines": lines[-3:]}
 
 
-def _verdict(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bool | None, str | None]:
+def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
+    """Its exit status; None where it had to be ended."""
     try:
-        status = process.wait(max(1.0, seconds))
+        return process.wait(max(1.0, seconds))
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        return None
+    finally:
+        end_group(process)
+
+
+def _verdict(status: int | None, lines: list[str]) -> tuple[bool | None, str | None]:
+    refused = next((line for line in lines if any(text in line for text in _NOT_HERE)), None)
+    if refused is not None:
+        return None, refused.removeprefix("=========").strip()
+    if status is None:
         return None, "not done in time"
-    if status in (0, _WRONG):
-        return status == 0, None
-    return None, f"exit status {status}"
+    if status not in (0, _WRONG):
+        return None, f"exit status {status}"
+    seen = any(line.startswith(_RAN) or any(text in line for text in _FINDINGS) for line in lines)
+    if not seen:
+        return None, f"no program came to its end, exit status {status}"
+    return status == 0, None
 
 
 def find_tool() -> str | None:
@@ -81,7 +99,7 @@ def main(device: str = "cuda", most: int = 24) -> None:
         made = call.build(torch.device(device), *_SIZES)
         prepare = calls.forward_backward if call.differentiable else calls.forward
         prepare(made)()
-        print(call.name, call.dtype, flush=True)
+        print(f"{_RAN}{call.name} {call.dtype}", flush=True)
     if device == "cuda":
         torch.cuda.synchronize()
 

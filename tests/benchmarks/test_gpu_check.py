@@ -2,16 +2,18 @@
 
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.checks import linear, mechanisms, ratios, sanitizer
+from benchmarks.budget import Budget
+from benchmarks.checks import linear, mechanisms, pool, ratios, sanitizer
 from benchmarks.checks.base import run_check
 from benchmarks.checks.tasks import Task, all_tasks
+from benchmarks.gpu import apart, decoding, language_model, targets
 from benchmarks.gpu import attention as timed_attention
-from benchmarks.gpu import decoding, language_model, targets
 from benchmarks.journal import Journal
 
 from benchmarks import gpu_check
@@ -125,38 +127,95 @@ def test_processes_run_what_they_have_time_for_and_name_the_rest(tmp_path):
     assert 0 < len(left_out) < len(all_tasks(quick=True))
 
 
-def test_a_process_that_crashes_fails_its_task_alone(monkeypatch):
-    from benchmarks.budget import Budget
-    from benchmarks.checks import pool
-
-    tasks = [Task("check", str(number), lambda device: []) for number in range(4)]
+def pooled(monkeypatch, death: str, report=None, seconds: float = 60.0) -> tuple[dict[str, list], list]:
+    """What four tasks of one process answer, where the process does `death` at some task; and what is left out."""
+    tasks = [Task("check", str(number), lambda device: []) for number in range(5)]
     script = (
-        "import sys, os\n"
+        "import sys, os, time\n"
         "for line in sys.stdin:\n"
-        "    if int(line) == 2: os._exit(1)\n"
+        f"    {death}\n"
         "    print('records: [{\"passed\": true}]', flush=True)\n"
     )
     monkeypatch.setattr(pool._Worker, "command", lambda self: [sys.executable, "-c", script])
     found: dict[str, list] = {}
-    left = pool.run_in_processes(
-        tasks, "cpu", 1, Budget(60).section(1.0), lambda task, records: found.update({task.name: records}), quick=True
-    )
+    report = report or (lambda task, records: found.update({task.name: records}))
+    left = pool.run_in_processes(tasks, "cpu", 1, Budget(seconds).section(1.0), report, quick=True)
+    return found, [(task.name, reason) for task, reason in left]
+
+
+def test_a_process_that_crashes_fails_its_task_alone_and_says_why(monkeypatch):
+    found, left = pooled(monkeypatch, "if int(line) == 2: sys.exit('illegal access')")
     assert left == []
-    assert [found[str(number)][0]["passed"] for number in range(4)] == [True, True, False, True]
-    assert "crashed" in found["2"][0]["error"]
+    assert [found[str(number)][0]["passed"] for number in range(5)] == [True, True, False, True, True]
+    assert "crashed with status 1: illegal access" in found["2"][0]["error"]
+
+
+def test_a_process_that_hangs_is_told_from_one_that_crashes(monkeypatch):
+    monkeypatch.setattr(pool, "_LONGEST_TASK", 2.0)
+    found, left = pooled(monkeypatch, "if int(line) == 2: time.sleep(60)")
+    assert left == []
+    assert "ended after 2 s" in found["2"][0]["error"]
+    assert found["4"][0]["passed"]
+
+
+def test_nothing_goes_on_for_long_beyond_its_section(monkeypatch):
+    monkeypatch.setattr(pool, "_GRACE", 1.0)
+    started = time.monotonic()
+    found, left = pooled(monkeypatch, "if int(line) == 2: time.sleep(60)", seconds=4.0)
+    assert time.monotonic() - started < 20
+    assert "its process was ended" in found["2"][0]["error"]
+    assert left == [("3", pool.NO_TIME), ("4", pool.NO_TIME)]
+
+
+def test_processes_that_only_crash_are_given_up(monkeypatch):
+    found, left = pooled(monkeypatch, "sys.exit(1)")
+    assert list(found) == ["0", "1", "2"]
+    assert left == [(name, "processes crashed one after the other") for name in "34"]
+
+
+def test_a_report_that_fails_loses_its_task_by_name_and_no_other(monkeypatch):
+    reported = []
+
+    def report(task, records):
+        if task.name == "1":
+            raise TypeError("deliberately broken")
+        reported.append(task.name)
+
+    _, left = pooled(monkeypatch, "pass", report)
+    assert reported == ["0", "2", "3", "4"]
+    assert left == [("1", "TypeError: deliberately broken")]
 
 
 def test_the_sanitizer_runs_where_it_is_and_says_so_where_it_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(sanitizer, "find_tool", lambda: None)
     assert sanitizer.finish(sanitizer.start(), 1.0)["passed"] is None
     tool = tmp_path / "compute-sanitizer"
-    for status, passed in ((0, True), (99, False), (1, None)):
-        tool.write_text(f"#!/bin/sh\necho ========= ERROR SUMMARY\nexit {status}\n")
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
+    for status, said, passed in (
+        (0, "ran: linear", True),
+        (99, "ran: linear", False),
+        (99, "========= Invalid __global__ read of size 2", False),
+        (1, "ran: linear", None),
+        (0, "", None),
+        (99, "", None),
+        (99, "========= Error: Device not supported", None),
+    ):
+        tool.write_text(f"#!/bin/sh\necho ========= COMPUTE-SANITIZER\necho '{said}'\nexit {status}\n")
         tool.chmod(0o755)
-        monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
         found = sanitizer.finish(sanitizer.start(), 30.0)
         assert found["passed"] is passed
-        assert found["reports"] == ["========= ERROR SUMMARY"]
+        assert found["reports"][0] == "========= COMPUTE-SANITIZER"
+        assert passed is not None or found["reason"]
+
+
+def test_a_sanitizer_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(f"#!/bin/sh\n(sleep 4; touch {tmp_path}/alive) &\nsleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
+    assert sanitizer.finish(sanitizer.start(), 1.0)["reason"] == "not done in time"
+    time.sleep(4)
+    assert not (tmp_path / "alive").exists()
 
 
 def test_targets_are_computed_from_the_records(tmp_path):
@@ -284,9 +343,6 @@ for length in range(4):
     [("if length == 1: sys.exit('illegal')", "illegal"), ("if length == 1: import time; time.sleep(60)", "nothing")],
 )
 def test_a_section_whose_process_dies_or_hangs_loses_one_case(death, reason, tmp_path, monkeypatch):
-    from benchmarks.budget import Budget
-    from benchmarks.gpu import apart
-
     monkeypatch.setattr(apart, "_LONGEST_SILENCE", 5.0)
     journal = Journal(tmp_path / "gpu.jsonl")
     command = [sys.executable, "-c", DYING.format(death=death), str(journal.path)]
