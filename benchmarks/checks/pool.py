@@ -49,6 +49,9 @@ def run_in_processes(
             while worker.crashes < _MOST_CRASHES and section.fits(2.0) and (number := _next(waiting)) is not None:
                 try:
                     records = worker.run(number, tasks[number].name, section.deadline + _GRACE)
+                    if records is None:
+                        left_out.append((tasks[number], NO_TIME))
+                        continue
                     with lock:
                         report(tasks[number], records)
                 except Exception as error:  # noqa: BLE001 - the other tasks' answers are worth having
@@ -88,13 +91,13 @@ class _Worker:
         """What starts the process."""
         return [sys.executable, "-m", "benchmarks.checks.worker", *self._arguments]
 
-    def run(self, number: int, name: str, deadline: float) -> list[Record]:
-        """The records of a task; one that says so where the process crashed or took too long.
+    def run(self, number: int, name: str, deadline: float) -> list[Record] | None:
+        """The records of a task; one that says so where the process crashed or took two minutes.
 
         Args:
             number: of the task.
             name: of the task.
-            deadline: on the monotonic clock; it gets no longer than that, and at most two minutes.
+            deadline: on the monotonic clock; None where it would have taken longer than that.
         """
         process, late = self._started(), threading.Event()
         seconds = max(1.0, min(_LONGEST_TASK, deadline - time.monotonic()))
@@ -111,7 +114,7 @@ class _Worker:
             process.wait(2.0)  # for its own status: its output was closed, or is about to be
         self._end()
         if late.is_set():
-            return [_failed(name, f"its process was ended after {seconds:.0f} s")]
+            return [_failed(name, f"its process was ended after {seconds:.0f} s")] if seconds == _LONGEST_TASK else None
         self.crashes += 1
         said = last_lines(self._errors)
         return [_failed(name, f"its process crashed with status {process.returncode}: {said or 'it said nothing'}")]
