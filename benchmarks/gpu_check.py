@@ -166,6 +166,8 @@ def _run_here(
 
 
 def _report(journal: Journal, budget: Budget, count: int, task: Task, records: list[Record]) -> None:
+    if task.only_on and not records:
+        journal.write("skipped", section="checks", name=task.name, reason=f"only on {task.only_on} devices")
     for one in records:
         record = journal.write(task.kind, **one)
         if not record["passed"]:

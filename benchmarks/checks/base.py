@@ -22,11 +22,13 @@ class Check:
         name: what is compared.
         errors: device -> relative error of every tensor compared, |found - expected| / |expected|.
         tolerance: largest error that passes.
+        only_on: type of the devices that it is for; None for all.
     """
 
     name: str
     errors: Callable[[torch.device], dict[str, float]]
     tolerance: float
+    only_on: str | None = None
 
 
 def run_check(check: Check, device: torch.device) -> dict[str, Any]:

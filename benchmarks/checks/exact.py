@@ -11,7 +11,13 @@ from polysketch import ops
 
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 4e-3}
 _HEADS, _KEY_HEADS, _WIDTH = 4, 2, 64
-_LONGER = ("polynomial: degree 4, causal", "polynomial: mask", "softmax: mask", "softmax: cache")
+_LONGER = (
+    "polynomial: degree 4, causal",
+    "polynomial: mask",
+    "polynomial: mask, by programs",
+    "softmax: mask",
+    "softmax: cache",
+)
 
 Attend = Callable[..., Tensor]
 
@@ -40,6 +46,11 @@ def _pairs() -> dict[str, tuple[Attend, Attend]]:
     pairs["polynomial: mask"] = (partial(masked, backend="blockwise"), partial(masked, backend="reference"))
     cached = partial(_cached, partial(ops.polynomial_attention_with_cache, degree=4))
     pairs["polynomial: cache"] = (partial(cached, backend="blockwise"), partial(cached, backend="reference"))
+    for name, attend in (("mask", masked), ("cache", cached)):
+        pairs[f"polynomial: {name}, by programs"] = (
+            partial(_by_programs, attend),
+            partial(attend, backend="reference"),
+        )
     pairs["softmax: causal"] = (partial(ops.softmax_attention, causal=True), partial(_softmax, causal=True))
     pairs["softmax: not causal"] = (ops.softmax_attention, _softmax)
     pairs["softmax: mask"] = (partial(_masked, partial(ops.softmax_attention, causal=True)), _masked_softmax)
@@ -82,6 +93,11 @@ def _masked(attend: Attend, query: Tensor, key: Tensor, value: Tensor, **options
 def _cached(attend: Attend, query: Tensor, key: Tensor, value: Tensor, **options: str) -> Tensor:
     """The last half of the queries over all keys."""
     return attend(query[:, :, query.shape[2] // 2 :], key, value, **options)
+
+
+def _by_programs(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The triton backend, on no condition; where there are no programs the backend of the device."""
+    return attend(query, key, value, backend="triton" if query.device.type == "cuda" else "auto")
 
 
 def _masked_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -22,11 +22,13 @@ class Task:
         kind: of its records.
         name: of what is checked.
         run: device -> records, each with `name` and `passed`; raises nothing.
+        only_on: type of the devices that it is for, on others it has no records; None for all.
     """
 
     kind: str
     name: str
     run: Callable[[torch.device], list[Record]]
+    only_on: str | None = None
 
 
 def all_tasks(*, quick: bool) -> list[Task]:
@@ -39,4 +41,7 @@ def _of_ratio(one: Ratio) -> Task:
 
 
 def _of_check(one: Check) -> Task:
-    return Task("check", one.name, lambda device: [run_check(one, device)])
+    def run(device: torch.device) -> list[Record]:
+        return [run_check(one, device)] if one.only_on in (None, device.type) else []
+
+    return Task("check", one.name, run, one.only_on)

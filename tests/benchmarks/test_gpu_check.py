@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.budget import Budget
-from benchmarks.checks import linear, mechanisms, pool, ratios, sanitizer
+from benchmarks.checks import captured, linear, mechanisms, pool, ratios, sanitizer
 from benchmarks.checks.base import run_check
 from benchmarks.checks.tasks import Task, all_tasks
 from benchmarks.gpu import apart, decoding, language_model, targets
@@ -17,7 +17,11 @@ from benchmarks.gpu import attention as timed_attention
 from benchmarks.journal import Journal
 
 from benchmarks import gpu_check
+from generation.recording import recorded, split_positions
 from polysketch import attention as library
+from polysketch.generation import captured as library_captured
+from polysketch.generation.captured import CapturedStep
+from polysketch.models import TransformerLM
 from polysketch.ops.linear import api
 
 CPU = torch.device("cpu")
@@ -373,3 +377,51 @@ def test_checks_of_local_attention_give_sketched_weights_a_fair_share_of_the_mas
     cases = [case for case in linear._cases() if case.local and case.length > case.local]
     for case in [*cases[::3], *map(linear.small, cases)]:
         assert 0.3 <= linear.prefix_share(case) <= 0.7, case.name
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """Steps are recorded and replayed on this CPU as on a device with graphs."""
+
+    def step(model, state):
+        split_positions(state)
+        return CapturedStep(model, state, recorded(state))
+
+    monkeypatch.setattr(library_captured, "why_no_graph", TransformerLM.why_not_captured)
+    monkeypatch.setattr(library_captured, "CapturedStep", step)
+
+
+@pytest.mark.parametrize("name", ["random", "learned", "gated"])
+def test_replayed_steps_pass_their_check(name, replaying):
+    found = captured.errors(name, torch.float64, CPU, local=None)
+    assert {"first logits", "second positions", "second tokens"} <= found.keys()
+    assert max(found.values()) < 1e-4
+
+
+@pytest.mark.parametrize("broken", ["logits", "positions"])
+def test_replayed_steps_that_go_wrong_are_detected(broken, replaying, monkeypatch):
+    intact = library_captured.CapturedStep
+
+    def step(model, state):
+        replay = intact(model, state)
+
+        def replayed(chosen):
+            logits = replay(chosen)
+            if broken == "positions":
+                state.device_position += 1
+            return logits if broken == "positions" else logits.roll(1, 0)
+
+        return replayed
+
+    monkeypatch.setattr(library_captured, "CapturedStep", step)
+    assert captured.errors("random", torch.float64, CPU, local=None)[f"first {broken}"] > 0.1
+
+
+def test_checks_of_other_devices_are_named_as_left_out(tmp_path, monkeypatch):
+    some = some_tasks("captured", "softmax: causal")
+    monkeypatch.setattr(gpu_check, "all_tasks", lambda *, quick: some)
+    status, records = run("check", tmp_path / "gpu.jsonl")
+    skipped = {record["name"]: record["reason"] for record in records if record["kind"] == "skipped"}
+    assert status == 0
+    assert len(skipped) == 6
+    assert skipped["captured: polysketch gated, bfloat16"] == "only on cuda devices"
