@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polysketch.benchmarking import program_calls as program_calls_module
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.program_calls import ProgramCall, most_common_first, program_calls
 from polysketch.benchmarking.timing import Clock
@@ -176,3 +177,21 @@ def test_without_a_gpu_tuning_ends_in_one_line(options, reason, capsys, monkeypa
     printed = capsys.readouterr().err
     assert reason in printed
     assert options[:1] == ("--budget-seconds",) or len(printed.strip().splitlines()) == 1
+
+
+def test_a_decoding_step_is_timed_on_one_state_and_compared_on_copies(monkeypatch):
+    seen = []
+
+    def extend(query, key, value, state, **options):
+        seen.append(state)
+        state.move_to_(state.position + 1)
+        return value
+
+    monkeypatch.setattr(program_calls_module.ops, "linear_attention_extend_", extend)
+    made = next(iter(program_calls_module.OPS["decoding"]("float32"))).build(CPU, 1, 2, 8)
+    for function in (made.function, made.function, made.timed, made.timed):
+        function()
+    compared, timed = seen[:2], seen[2:]
+    assert compared[0] is not compared[1]
+    assert compared[0].position.tolist() == compared[1].position.tolist()
+    assert timed[0] is timed[1]

@@ -19,6 +19,7 @@ from benchmarks.journal import Journal
 from benchmarks import gpu_check
 from generation.recording import recorded, split_positions
 from polysketch import attention as library
+from polysketch.benchmarking.timing import Clock, Rates
 from polysketch.generation import captured as library_captured
 from polysketch.generation.captured import CapturedStep
 from polysketch.models import TransformerLM
@@ -425,3 +426,39 @@ def test_checks_of_other_devices_are_named_as_left_out(tmp_path, monkeypatch):
     assert status == 0
     assert len(skipped) == 6
     assert skipped["captured: polysketch gated, bfloat16"] == "only on cuda devices"
+
+
+def test_decoding_is_charged_its_share_of_the_step_that_fills_a_chunk(monkeypatch):
+    starts = []
+
+    def seconds(step, rows, count, device):
+        starts.append(int(STATES[-1].position[0]))
+        return [1.0, 17.0, 1.0] if starts[-1] % 16 != 8 else [1.0] * count
+
+    def stepper(model, rows):
+        found = INTACT_STEPPER(model, rows)
+        STATES.append(found[1])
+        return found
+
+    monkeypatch.setattr(decoding, "_step_seconds", seconds)
+    monkeypatch.setattr(decoding, "_stepper", stepper)
+    labels = {"model": "random r=32", "batch": 1, "position": 64}
+    found = decoding._decode(Clock(CPU), Rates(1e12, 1e12), True, labels)
+    assert starts == [72, 76, 76, 76]
+    assert found["seconds"] == 2.0
+    assert found["filling_step_seconds"] == 17.0
+
+
+STATES: list = []
+INTACT_STEPPER = decoding._stepper
+
+
+def test_a_capture_that_fails_leaves_a_plain_step_and_says_why(monkeypatch):
+    monkeypatch.setattr(decoding, "why_no_graph", lambda model, state: None)
+    monkeypatch.setattr(decoding, "CapturedStep", crash)
+    model = language_model.build_model("random r=32", CPU, quick=True).eval()
+    step, state, reason = decoding._stepper(model, 2)
+    with torch.inference_mode():
+        assert step(torch.zeros(2, dtype=torch.int64)).isfinite().all()
+    assert state.position.tolist() == [1, 1]
+    assert "deliberately broken" in reason

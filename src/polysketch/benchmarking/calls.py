@@ -27,11 +27,13 @@ class Call(NamedTuple):
         leaves: the tensors to differentiate by.
         definition: the same computation by the reference backend, in float64 on the CPU, with leaves in the same order
             and of the same values; None where there is no definition of ours.
+        timed: what to time where `function` does more than the computation, so as to give the same every time.
     """
 
     function: Callable[[], Tensor]
     leaves: list[Tensor]
     definition: Callable[[], "Call"] | None = None
+    timed: Callable[[], Tensor] | None = None
 
 
 def sdpa(shape: Shape, device: torch.device, dtype: torch.dtype, *, backend: SDPBackend | None = None) -> Call:

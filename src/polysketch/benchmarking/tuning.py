@@ -97,26 +97,30 @@ def _time_left(how: Tuning, done: int, of: int) -> str:
 def _tune_call(call: ProgramCall, how: Tuning, tuned: set[tuple]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Forward, then backward: each program of a pass on its own, the others as they were found best."""
     chosen: dict[str, Configuration] = {}
-    for direction, function in _passes(call, how):
+    for direction, function, timed in _passes(call, how):
         with questions_asked() as questions:
             expected = function()
         for group in _by_program(questions, how, tuned):
             program = group[0].program
-            best = _best(call, direction, group[0], function, expected, chosen, how)
+            best = _best(call, direction, group[0], function, timed, expected, chosen, how)
             if best is not None:
                 chosen[program] = best
                 yield program, [{"where": question.properties, "use": best} for question in group]
 
 
-def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function]]:
-    """(name, function) of the passes; what is made in between is made once."""
+def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function, Function]]:
+    """(name, function, what to time) of the passes; what is made in between is made once."""
     made = call.build(how.clock.device, *how.sizes)
 
     def forward() -> Sequence[Tensor]:
         with torch.no_grad():
             return (made.function(),)
 
-    yield "forward", forward
+    def timed() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return ((made.timed or made.function)(),)
+
+    yield "forward", forward, timed
     if not call.differentiable:
         return
     leaves = [leaf.requires_grad_() for leaf in made.leaves]
@@ -126,7 +130,7 @@ def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function]]:
     def backward() -> Sequence[Tensor]:
         return torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
 
-    yield "backward", backward
+    yield "backward", backward, backward
 
 
 def _by_program(questions: Sequence[Question], how: Tuning, tuned: set[tuple]) -> list[list[Question]]:
@@ -145,6 +149,7 @@ def _best(
     direction: str,
     question: Question,
     function: Function,
+    timed: Function,
     expected: Sequence[Tensor],
     chosen: Mapping[str, Configuration],
     how: Tuning,
@@ -157,12 +162,11 @@ def _best(
     for one in tried:
         if time.monotonic() > how.deadline:
             break
-        attempt = _with(function, {**chosen, program: one})
-        if _is_right(attempt, expected, spilled, call.dtype):
-            ways[json.dumps(one)] = attempt
+        if _is_right(_with(function, {**chosen, program: one}), expected, spilled, call.dtype):
+            ways[json.dumps(one)] = _with(timed, {**chosen, program: one})
     if not ways:
         return None
-    in_use = _with(function, {**chosen, program: base})
+    in_use = _with(timed, {**chosen, program: base})
     seconds = how.clock.alternate({json.dumps(base): in_use, **ways}, repeats=_REPEATS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     before, best = medians.pop(json.dumps(base)), min(medians, key=lambda name: medians[name])
