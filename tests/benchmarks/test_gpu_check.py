@@ -12,7 +12,7 @@ from benchmarks.budget import Budget
 from benchmarks.checks import captured, linear, mechanisms, pool, ratios, sanitizer
 from benchmarks.checks.base import run_check
 from benchmarks.checks.tasks import Task, all_tasks
-from benchmarks.gpu import apart, decoding, language_model, targets
+from benchmarks.gpu import apart, cases, decoding, language_model, targets
 from benchmarks.gpu import attention as timed_attention
 from benchmarks.journal import Journal
 
@@ -462,3 +462,9 @@ def test_a_capture_that_fails_leaves_a_plain_step_and_says_why(monkeypatch):
         assert step(torch.zeros(2, dtype=torch.int64)).isfinite().all()
     assert state.position.tolist() == [1, 1]
     assert "deliberately broken" in reason
+
+
+def test_a_device_that_computes_no_more_ends_the_process_of_its_section(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", crash)
+    with pytest.raises(cases.DeviceLost, match="deliberately broken"):
+        cases.release_memory(torch.device("cuda"))
