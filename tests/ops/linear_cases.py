@@ -208,3 +208,16 @@ def assert_backends_agree(case: Case, *, backend: str = "chunked", tolerance: fl
         before = make(replace(case, seed=case.seed + 1, padded=False), case.history)
         state = run(case, before, backend="reference", return_state=True).state
     assert_same(gradients(case, tensors, backend, state), gradients(case, tensors, "reference", state), tolerance)
+
+
+def assert_single_precision_agrees(case: Case, backend: str, tolerance: float = 2e-5) -> None:
+    """Output, every gradient and, with a history, the states: float32 against the reference in float64."""
+    rounded = make(replace(case, dtype=torch.float32))
+    state = exact_state = None
+    if case.history:
+        before = make(replace(case, seed=case.seed + 1, padded=False, dtype=torch.float32), case.history)
+        state = run(case, before, backend="reference", return_state=True).state
+        exact = before.map(lambda x: x if x.dtype == torch.bool else x.double())
+        exact_state = run(case, exact, backend="reference", return_state=True).state
+    doubled = rounded.map(lambda x: x if x.dtype == torch.bool else x.double())
+    assert_same(gradients(case, rounded, backend, state), gradients(case, doubled, "reference", exact_state), tolerance)

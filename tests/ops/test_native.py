@@ -2,13 +2,22 @@
 
 import ctypes
 import shutil
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from ops.linear_cases import Case, arguments, assert_same, empty_state, gradients, make, relative_error, run
+from ops.linear_cases import (
+    Case,
+    arguments,
+    assert_single_precision_agrees,
+    empty_state,
+    gradients,
+    make,
+    relative_error,
+    run,
+)
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
@@ -36,19 +45,7 @@ def _uninitialised_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-def assert_native_agrees(case: Case, tolerance: float = 2e-5) -> None:
-    """Output, every gradient and, with a history, the states: float32 against the reference in float64."""
-    rounded = make(replace(case, dtype=torch.float32))
-    state = exact_state = None
-    if case.history:
-        before = make(replace(case, seed=case.seed + 1, padded=False, dtype=torch.float32), case.history)
-        state = run(case, before, backend="reference", return_state=True).state
-        exact = before.map(lambda x: x if x.dtype == torch.bool else x.double())
-        exact_state = run(case, exact, backend="reference", return_state=True).state
-    doubled = rounded.map(lambda x: x if x.dtype == torch.bool else x.double())
-    assert_same(
-        gradients(case, rounded, "native", state), gradients(case, doubled, "reference", exact_state), tolerance
-    )
+assert_native_agrees = partial(assert_single_precision_agrees, backend="native")
 
 
 @needs_compiler

@@ -2,12 +2,13 @@
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from ops.linear_cases import Case, assert_same, gradients, make, run
+from ops.linear_cases import Case, assert_same, assert_single_precision_agrees, gradients, make, run
 from polysketch import ops
 from polysketch.ops.linear import aligned, triton
 from polysketch.ops.linear.operators import linear_attention_operator
@@ -64,19 +65,7 @@ def _uninitialised_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-def assert_triton_agrees(case: Case, tolerance: float = 2e-5) -> None:
-    """float32 against the reference in float64."""
-    rounded = make(replace(case, dtype=torch.float32))
-    state = exact_state = None
-    if case.history:
-        before = make(replace(case, seed=case.seed + 1, padded=False, dtype=torch.float32), case.history)
-        state = run(case, before, backend="reference", return_state=True).state
-        exact = before.map(lambda x: x if x.dtype == torch.bool else x.double())
-        exact_state = run(case, exact, backend="reference", return_state=True).state
-    doubled = rounded.map(lambda x: x if x.dtype == torch.bool else x.double())
-    assert_same(
-        gradients(case, rounded, "triton", state), gradients(case, doubled, "reference", exact_state), tolerance
-    )
+assert_triton_agrees = partial(assert_single_precision_agrees, backend="triton")
 
 
 @pytest.mark.parametrize("case", CASES + WITH_HISTORY, ids=str)
@@ -130,7 +119,7 @@ def test_half_precision_is_as_good_as_its_own_rounding(case):
 
 @pytest.mark.parametrize("degree", [2, 62, 66])
 def test_any_degree_is_taken(degree):
-    assert_triton_agrees(Case(degree=degree, length=20, batch=1, heads=1, key_heads=1, local_chunk=32), 1e-4)
+    assert_triton_agrees(Case(degree=degree, length=20, batch=1, heads=1, key_heads=1, local_chunk=32), tolerance=1e-4)
 
 
 def test_a_decay_of_minus_infinity_forgets_all_before():
