@@ -2,6 +2,8 @@
 
 import json
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from polysketch.benchmarking.tuning_candidates import candidates
 from polysketch.cli import main
 from polysketch.ops.triton import configurations, launch
 from polysketch.ops.triton.configurations import configuration
+from polysketch.ops.triton.provenance import provenance
+from polysketch.ops.triton.tuned import tuned_file
 
 FORWARD, BACKWARD = "linear_outputs", "linear_fold"
 CPU = torch.device("cpu")
@@ -89,19 +93,31 @@ def call(name: str = "made up", **changes) -> ProgramCall:
 
 
 @pytest.fixture(autouse=True)
-def in_use(monkeypatch):
+def in_use(monkeypatch, tmp_path_factory):
     """Two stages and four warps are in use."""
-    use = {"TOKENS": 64, "num_warps": 4, "num_stages": 2}
-    monkeypatch.setattr(configurations, "_entries", lambda *_: [{"where": {}, "use": dict(use)}])
+    folder = tmp_path_factory.mktemp("shipped")
+    entries = {"sm_90": [{"where": {}, "use": {"TOKENS": 64, "num_warps": 4, "num_stages": 2}}]}
+    for program in (FORWARD, BACKWARD):
+        (folder / f"{program}.json").write_text(json.dumps(entries))
+    monkeypatch.setattr(configurations, "FOLDER", folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    configurations.forget_tuned()
+    yield
+    configurations.forget_tuned()
+
+
+def test_what_is_found_is_in_use_at_once():
+    tune([call()], replace(tuning(Path()), file_of=tuned_file))
+    assert configuration(FORWARD, CPU, features=FEATURES, dtype="bfloat16")["num_stages"] == 3
 
 
 def test_the_fastest_right_candidate_of_each_pass_is_kept_for_calls_with_the_same_properties(tmp_path):
     found = tune([call()], tuning(tmp_path))
     best = {"TOKENS": 64, "num_warps": 8, "num_stages": 3}
     entry = {"where": {"features": FEATURES, "dtype": "bfloat16"}, "use": best}
-    assert found == {FORWARD: [entry], BACKWARD: [entry]}
-    for program in found:
-        assert json.loads((tmp_path / f"{program}.json").read_text()) == {"sm_90": [entry]}
+    assert found == {program: [{**entry, "found_with": provenance(program, CPU)}] for program in (FORWARD, BACKWARD)}
+    for program, entries in found.items():
+        assert json.loads((tmp_path / f"{program}.json").read_text()) == {"sm_90": entries}
 
 
 def test_a_candidate_that_spills_more_than_what_is_in_use_is_not_taken(tmp_path, monkeypatch):
@@ -144,6 +160,14 @@ def test_an_entry_replaces_that_for_the_same_calls_and_precedes_the_others(tmp_p
         "sm_90": [{"where": {"features": 32}, "use": {"TOKENS": 128}}, entries[0]],
         "sm_80": entries[:1],
     }
+
+
+def test_an_entry_for_another_device_stays(tmp_path):
+    path = tmp_path / "program.json"
+    entries = [{"where": {}, "use": {"TOKENS": 16}, "found_with": {"device": name}} for name in ("H100", "H200")]
+    for entry in entries:
+        write_entries(path, "sm_90", [entry])
+    assert json.loads(path.read_text()) == {"sm_90": entries[::-1]}
 
 
 def test_candidates_are_few_and_differ_from_what_is_in_use():
