@@ -22,7 +22,10 @@ from polysketch.benchmarking.program_calls import ProgramCall
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.tuning_candidates import Configuration, Question, candidates, questions_asked
 from polysketch.ops.triton import forced
+from polysketch.ops.triton.configurations import forget_tuned
 from polysketch.ops.triton.launch import launching
+from polysketch.ops.triton.provenance import provenance
+from polysketch.ops.triton.tuned import FOUND_WITH
 
 __all__ = ["Tuning", "tune", "write_entries"]
 
@@ -71,6 +74,8 @@ def tune(calls: Sequence[ProgramCall], how: Tuning) -> dict[str, list[dict[str, 
             how.say(f"no time left for {len(calls) - number} of {len(calls)} calls, the first of them {call.name}")
             break
         for program, entries in _tune_call(call, how, tuned):
+            found_with = provenance(program, how.clock.device)
+            entries = [{**entry, FOUND_WITH: found_with} for entry in entries]
             write_entries(how.file_of(program), how.generation, entries)
             found.setdefault(program, []).extend(entries)
         how.say(f"{number + 1}/{len(calls)} {call.name}, {call.dtype}; {_time_left(how, number + 1, len(calls))}")
@@ -78,14 +83,19 @@ def tune(calls: Sequence[ProgramCall], how: Tuning) -> dict[str, list[dict[str, 
 
 
 def write_entries(path: Path, generation: str, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Put entries before those that a file has, in the place of those for the same calls."""
+    """Put entries before those that a file has, in the place of those for the same calls on the same device."""
     before = json.loads(path.read_text()) if path.is_file() else {}
-    replaced = [entry["where"] for entry in entries]
-    kept = [entry for entry in before.get(generation, []) if entry["where"] not in replaced]
+    replaced = [_place(entry) for entry in entries]
+    kept = [entry for entry in before.get(generation, []) if _place(entry) not in replaced]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({**before, generation: [*entries, *kept]}, indent=1) + "\n")
     partial.replace(path)
+    forget_tuned()
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[Any, Any]:
+    return entry["where"], entry.get(FOUND_WITH, {}).get("device")
 
 
 def _time_left(how: Tuning, done: int, of: int) -> str:

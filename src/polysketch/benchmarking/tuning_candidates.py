@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from polysketch.ops.triton import configurations
@@ -57,7 +56,7 @@ def candidates(base: Mapping[str, int]) -> list[Configuration]:
 
 def program_names() -> list[str]:
     """Every program that has a file of configurations."""
-    return sorted(file.stem for file in (Path(configurations.__file__).parent / "configurations").glob("*.json"))
+    return sorted(file.stem for file in configurations.FOLDER.glob("*.json"))
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.tuning import Tuning, tune
 from polysketch.benchmarking.tuning_candidates import program_names
 from polysketch.ops.triton import why_not
-from polysketch.ops.triton.configurations import generation, tuned_file
+from polysketch.ops.triton.configurations import generation
+from polysketch.ops.triton.tuned import tuned_file
 
 __all__ = ["TuneFlags", "run"]
 
@@ -24,7 +25,8 @@ class TuneFlags:
 
     Each program of each call (sketch sizes 16 to 128, heads of 64 and 128, ...) is tried with constants near those in
     use; what is at least 3 % faster and gives the same result is kept for calls of that kind, and found by every later
-    process of this user. To undo it, delete the files that are named at the end.
+    process of this user, as long as the GPU, Triton and the programs are the same. To undo it, delete the files that
+    are named at the end.
     """
 
     programs: tuple[str, ...] = ()

@@ -2,11 +2,11 @@
 
 A file holds a list of entries for each generation of devices; the first whose conditions hold is taken, and the last
 has none. A condition is the name of a property of the call and its value, or in brackets the largest value it may have.
-Lengths and batch sizes are no properties: a program is compiled once for a model, not for every prompt.
+Lengths and batch sizes are no properties: a program is compiled once for a model, not for every prompt. What tuning
+found on this machine comes before what is shipped (`tuned`).
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +14,10 @@ from pathlib import Path
 
 import torch
 
+from polysketch.ops.triton.tuned import tuned_entries
+
+FOLDER = Path(__file__).parent / "configurations"
+"""Of what is shipped."""
 GENERATIONS = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100"}
 """Least compute capability of each; sm_80 stays below the 99 KB of shared memory that all of its kin have."""
 ELSEWHERE = (9, 0)
@@ -45,7 +49,8 @@ def configuration(program: str, device: torch.device, **call: int | str) -> dict
 
 
 def _shipped_or_tuned(program: str, device: torch.device, call: Mapping[str, int | str]) -> Mapping[str, int]:
-    for entry in _entries(program, generation(device)):
+    here = device if _capability is None and device.type != "meta" else None
+    for entry in _entries(program, generation(device), here):
         if _fits(entry["where"], call):
             return entry["use"]
     raise ValueError(f"no configuration of {program} fits a call with {call}; the last entry must have no condition")
@@ -73,18 +78,15 @@ def generation(device: torch.device) -> str:
 
 
 @cache
-def _entries(program: str, name: str) -> list[dict]:
-    """What tuning found on this machine, then what is shipped."""
-    shipped = json.loads((Path(__file__).parent / "configurations" / f"{program}.json").read_text())
-    tuned = tuned_file(program)
-    found = json.loads(tuned.read_text()) if tuned.is_file() else {}
-    return [*found.get(name, []), *shipped[name]]
+def _entries(program: str, name: str, device: torch.device | None) -> list[dict]:
+    """What tuning found on a device, then what is shipped; without a device, what is shipped alone."""
+    shipped = json.loads((FOLDER / f"{program}.json").read_text())
+    return [*([] if device is None else tuned_entries(program, name, device)), *shipped[name]]
 
 
-def tuned_file(program: str) -> Path:
-    """Where `polysketch benchmark tune` keeps what it found for a program, in the form of the shipped file."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "polysketch" / "triton" / f"{program}.json"
+def forget_tuned() -> None:
+    """Look into the files of tuned entries again: they changed."""
+    _entries.cache_clear()
 
 
 @contextmanager
