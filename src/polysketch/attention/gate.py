@@ -37,9 +37,11 @@ class DecayGate(nn.Module):
         if hidden is None or hidden.shape[-1] != self.hidden_size:
             found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
             raise ValueError(f"a gated mechanism needs hidden=(batch, length, {self.hidden_size}), got {found}")
-        # A slow head's decay is 3e-4 a token: bfloat16 logits would be wrong by some per cent of it.
+        # A slow head's decay is 3e-4 a token: logits in half precision would be wrong by some per cent of it.
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.logsigmoid(F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)).transpose(1, 2)
+            logits = F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+            return F.logsigmoid(logits).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Sizes."""

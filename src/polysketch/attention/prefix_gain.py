@@ -40,9 +40,11 @@ class PrefixGain(nn.Module):
 
     def forward(self, query_features: Tensor) -> Tensor:
         """Scale query features (batch, heads, length, r) so that their squared products are scaled by the gain."""
+        # Rounded to half precision, a gain would be the same fraction off in every weight of its head.
+        dtype = torch.promote_types(query_features.dtype, torch.float32)
         group = query_features.shape[1] // self.log_gain.shape[0]
-        root = (self.log_gain * 0.5).exp().repeat_interleave(group)
-        return query_features * root[:, None, None].to(query_features.dtype)
+        root = (self.log_gain.to(dtype) * 0.5).exp().repeat_interleave(group)
+        return (query_features * root[:, None, None]).to(query_features.dtype)
 
     @torch.no_grad()
     def calibrate(self, prefix: Tensor, local: Tensor) -> None:

@@ -50,12 +50,14 @@ class SRHTSketch(RandomSketch):
 
     def project(self, values: list[Tensor], level: int) -> list[Tensor]:
         """Each node's value padded, signed, transformed and sampled."""
-        signs = self.signs(level).to(values[0].dtype) * self.feature_dim**-0.25  # of two such factors: sqrt(1/r)
+        # Rounded to half precision, the factor would be off by one fraction in all features, eight times in a weight.
+        dtype = torch.promote_types(values[0].dtype, torch.float32)
+        signs = self.signs(level).to(dtype) * self.feature_dim**-0.25  # of two such factors: sqrt(1/r)
         columns, nodes = self.columns(level), signs.shape[1]
         missing = signs.shape[-1] - values[0].shape[-1]
         values = [pad(value, (0, missing)) for value in values] * (nodes // len(values))
         return [
-            _sample(hadamard_transform(value * signs[:, node, None, None]), columns[:, node])
+            _sample(hadamard_transform(value * signs[:, node, None, None]), columns[:, node]).to(value.dtype)
             for node, value in enumerate(values)
         ]
 

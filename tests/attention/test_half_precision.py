@@ -1,0 +1,46 @@
+"""In a module of half precision, what scales all weights of a head is computed in float32."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from attention.cases import HIDDEN
+from polysketch.attention.gate import DecayGate
+from polysketch.attention.prefix_gain import PrefixGain
+from polysketch.feature_maps import SRHTSketch
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_decay_is_as_accurate_as_float32_gives_it(dtype: torch.dtype):
+    torch.manual_seed(0)
+    gate, hidden = DecayGate(HIDDEN, 8).to(dtype), torch.randn(2, 50, HIDDEN).to(dtype)
+    found, exact = gate(hidden), deepcopy(gate).double()(hidden.double())
+    assert found.dtype == torch.float32
+    assert ((found - exact) / exact).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_gain_multiplies_weights_by_itself(dtype: torch.dtype):
+    torch.manual_seed(0)
+    gain, features = PrefixGain(8).to(dtype), torch.randn(2, 8, 500, 16).to(dtype)
+    gain.log_gain.data.uniform_(-9.0, 9.0)
+    scaled = gain(features)
+    assert scaled.dtype == dtype
+    # The rounding of single features averages out; a rounded factor does not.
+    squares = (x.double().square().sum((0, 2, 3)) for x in (scaled, features))
+    found = next(squares) / next(squares)
+    assert (found / gain.log_gain.double().exp() - 1).abs().max() < 4e-4
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("degree", [4, 8])
+def test_a_sketch_of_hadamard_transforms_keeps_the_scale_of_its_weights(dtype: torch.dtype, degree: int):
+    torch.manual_seed(0)
+    sketch, x = SRHTSketch(16, degree=degree, sketch_size=40).to(dtype), torch.randn(2, 4, 300, 16).to(dtype)
+    weight, exact = (
+        each.square().sum(-1).square() for each in (sketch.map(x).double(), sketch.double().map(x.double()))
+    )
+    assert abs((weight / exact).mean() - 1) < 5e-3
