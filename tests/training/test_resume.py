@@ -1,6 +1,7 @@
 """A run that is stopped anywhere and resumed ends, bit for bit, as the run that was left alone."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import torch
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.models import TransformerLM
 from polysketch.training import train
+from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.run_folder import RunFolder
 
 
@@ -75,9 +77,13 @@ def test_killed_again_and_again_it_ends_the_same(disk, make_config, left_alone, 
     """Also while resuming: each attempt gets a little further."""
     expected = left_alone()
     config = make_config(resume=True)
-    for number in range(20, 200, 15):
+    reached = []  # the newest checkpoint that each killed process left
+    for number in itertools.count(8, 4):
         if not kill_at(disk, config, number):
             break
+        reached += [path.name for path in list_checkpoints(config.out / "checkpoints")[-1:]] or ["none"]
+    assert len(reached) >= 5, "too few processes were killed to prove anything"
+    assert len(set(reached)) >= 3, "all were killed at the same place"
     assert_same_outcome(config.out, expected)
 
 

@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import pytest
 import torch
 
+from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
@@ -24,21 +26,45 @@ def metrics_of(config):
     return [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_loss_falls_and_the_run_folder_is_complete(make_config, plotting):
-    config = make_config(steps=40, log_every=5, eval_every=20, save_every=20)
+def frequencies_loss(config) -> float:
+    """The least loss (nats per token) on the evaluated tokens of a model that knows frequencies and nothing else.
+
+    No fixed distribution has a smaller mean loss on a text than the entropy of the text's own frequencies.
+    """
+    predicted = PreparedData.open(config.data).split("validation").tokens[1 : config.eval_tokens + 1]
+    _, counts = np.unique(predicted, return_counts=True)
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def test_a_model_learns_more_than_frequencies_and_the_run_folder_is_complete(make_config, plotting):
+    """One nat more, by what stands before a token."""
+    config = make_config(steps=40, log_every=5, eval_every=20, eval_tokens=1000, save_every=20)
     result = train(config, progress=False)
     assert (result.step, result.stopped_by, result.signal_number) == (40, "finished", None)
     lines = [line for line in metrics_of(config) if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(5, 41, 5))
-    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
     assert lines[-1]["tokens"] == 40 * 2 * 64
     evaluations = [line for line in metrics_of(config) if line["kind"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [20, 40]
-    assert evaluations[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert evaluations[-1]["loss"] < frequencies_loss(config) - 1.0
     assert evaluations[-1]["bits_per_byte"] > 0
     assert (config.out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert {"training", "model", "data", "environment"} <= RunFolder(config.out).read_config().keys()
     assert [path.name for path in list_checkpoints(config.out / "checkpoints")] == ["step-00000020", "step-00000040"]
+
+
+def test_a_model_that_does_not_look_at_its_input_learns_frequencies_alone(make_config, monkeypatch):
+    """Its loss falls by more than a nat all the same, so a fall alone proves nothing."""
+    hidden_states = TransformerLM.hidden_states
+    extend_hidden = TransformerLM.extend_hidden
+    monkeypatch.setattr(TransformerLM, "hidden_states", lambda self, ids: hidden_states(self, ids * 0))
+    monkeypatch.setattr(TransformerLM, "extend_hidden", lambda self, ids, state: extend_hidden(self, ids * 0, state))
+    config = make_config(steps=40, eval_every=40, eval_tokens=1000)
+    train(config, progress=False)
+    first, last = metrics_of(config)[0]["loss"], metrics_of(config)[-1]["loss"]
+    assert frequencies_loss(config) <= last < first - 1.0
 
 
 def test_evaluations_tell_whether_the_prefix_is_used(make_config):
