@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
-from benchmarks.cpu import generation, memory, models, speed, sums
+from benchmarks.cpu import generation, memory, models, speed
 from benchmarks.cpu.settings import FULL, QUICK, Bench, Figure, Outcome, Settings, say
 from benchmarks.journal import stamped
 from polysketch.benchmarking import measure_rates
@@ -34,7 +34,6 @@ SECTIONS: dict[str, Callable[[Bench], Outcome]] = {
     "backward": speed.backward,
     "training": models.training,
     "decoding": models.decoding,
-    "cumulative-sums": sums.cumulative_sums,
     "memory": memory.attention,
     "training-memory": memory.training_step,
     "generation": generation.generation,

@@ -1,1 +1,1 @@
-"""Sections of `python -m benchmarks`: attention, training, decoding, sums, memory, generation; targets beside them."""
+"""Sections of `python -m benchmarks`: attention, training, decoding, memory, generation; targets beside them."""

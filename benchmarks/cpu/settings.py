@@ -19,7 +19,6 @@ class Settings:
         memory_length: tokens of the memory measurements.
         training_preset, training_contexts, training_repeats: of the model whose training step is timed.
         decoding_presets, decoding_positions, decode_rounds: of the models that are compared when generating.
-        summed_lengths, summed_features, summed_repeats: of sums by chunks against sums token by token.
         positions: where generation is timed; each time over the whole local chunk that holds the position.
         preset, preset_changes: of the model that generates there.
         rate_size: side of the matrices whose product gives the machine's rate.
@@ -39,9 +38,6 @@ class Settings:
     decoding_presets: tuple[str, ...] = ("tiny", "mini")
     decoding_positions: tuple[int, ...] = (8_192, 32_768)
     decode_rounds: int = 3
-    summed_lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768)
-    summed_features: int = 2_048
-    summed_repeats: int = 1
     positions: tuple[int, int] = (1_000, 32_000)
     preset: str = "mini"
     preset_changes: dict[str, Any] = field(default_factory=lambda: {"hidden_size": 768, "num_heads": 12})
@@ -63,8 +59,6 @@ QUICK = Settings(
     decoding_presets=("tiny",),
     decoding_positions=(128,),
     decode_rounds=1,
-    summed_lengths=(256,),
-    summed_features=64,
     positions=(40, 200),
     preset="tiny",
     preset_changes={"num_layers": 1},

@@ -23,8 +23,8 @@ from experiments.conversion.corpus import CorpusSettings, conversion_corpus, rec
 from experiments.conversion.presentation import show
 from experiments.conversion.recall import passage_recall
 from experiments.conversion.teacher import TeacherSettings, teacher, with_fresh_attention
-from experiments.foundation import records
-from experiments.foundation.command import of_size, results_folder, run_command, with_overrides
+from experiments.study import kept
+from experiments.study.command import of_size, results_folder, run_command, with_overrides
 from polysketch.conversion import ConversionConfig, convert
 from polysketch.conversion.measure import measure
 from polysketch.data import PreparedData
@@ -146,13 +146,13 @@ def run(flags: LineariseFlags) -> int:
     settings = with_overrides(of_size(SIZES, flags.size), flags)
     out = flags.out / flags.size
     sources = {"corpus": dataclasses.asdict(settings.corpus), "teacher": dataclasses.asdict(settings.teacher)}
-    records.kept_or_made(out / "sources.json", sources, dict)  # refuses text and a model made with other settings
+    kept.kept_or_made(out / "sources.json", sources, dict)  # refuses text and a model made with other settings
     data = conversion_corpus(settings.corpus, out / "data")
     model = teacher(settings.teacher, data, settings.corpus.pairs, out / "teacher")
     results = results_folder(flags.results, "conversion", flags.size, out)
     found: list[dict[str, Any]] = []
     for name in flags.only:
-        found = records.publish(_finish(name, settings, data, model, out), name, results)
+        found = kept.publish(_finish(name, settings, data, model, out), name, results)
     print(show(found, VARIANTS, results))
     return 0
 
@@ -169,7 +169,7 @@ def _finish(name: str, settings: LineariseSettings, data: PreparedData, model: P
         return {
             "variant": name,
             "label": variant.label,
-            "provenance": records.provenance(),
+            "provenance": kept.provenance(),
             "before": measure(original, data, conversion),
             "report": result.report,
             "recall": {
@@ -179,7 +179,7 @@ def _finish(name: str, settings: LineariseSettings, data: PreparedData, model: P
         }
 
     described = {**dataclasses.asdict(settings), "variant": dataclasses.asdict(variant)}
-    return records.kept_or_made(out / f"{name}.json", described, make)
+    return kept.kept_or_made(out / f"{name}.json", described, make)
 
 
 def _conversion(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.foundation.presentation import markdown_table, number
+from experiments.study.presentation import markdown_table, number
 from polysketch.data.extras import require
 from polysketch.training import files
 

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import torch
 
-from experiments.foundation import records
 from experiments.foundation.books_evaluation import evaluate_run
 from experiments.foundation.books_report import report
 from experiments.foundation.books_settings import SIZES, BooksSettings, books
 from experiments.foundation.books_training import VariantRun
-from experiments.foundation.command import of_size, results_folder, run_command, with_overrides
-from experiments.foundation.variants import Variant, chosen
+from experiments.foundation.variants import Variant, chosen, experiment_mechanisms
+from experiments.study import kept
+from experiments.study.command import of_size, results_folder, run_command, with_overrides
 from polysketch.data import PreparedData
 from polysketch.training import load_model
 
@@ -83,6 +83,7 @@ class BooksFlags:
     """CPU threads; PyTorch's choice when left out."""
 
 
+@experiment_mechanisms()
 def run(flags: BooksFlags) -> int:
     """Measure, train, evaluate what is not finished yet, and show everything there is."""
     if flags.threads is not None:
@@ -97,7 +98,7 @@ def run(flags: BooksFlags) -> int:
         each.choose_steps()
     found: list[dict[str, Any]] = []
     for each in runs:
-        found = records.publish(_finish(each, data), each.variant.name, results)
+        found = kept.publish(_finish(each, data), each.variant.name, results)
     print(report(found, settings.context, settings.test_contexts, results))
     return 0
 
@@ -110,7 +111,7 @@ def _finish(run: VariantRun, data: PreparedData) -> dict[str, Any]:
         return {
             "variant": run.variant.name,
             "label": run.variant.label,
-            "provenance": records.provenance(run.device),
+            "provenance": kept.provenance(run.device),
             "parameters": load_model(run.folder)[0].num_parameters(),
             "measured": run.choose_steps(),
             "training": training,
@@ -120,7 +121,7 @@ def _finish(run: VariantRun, data: PreparedData) -> dict[str, Any]:
     path = run.folder.with_name(f"{run.folder.name}.json")
     if path.is_file():
         print(f"{run.variant.name}: finished before, kept in {path}")
-    return records.kept_or_made(path, _all_settings(run.settings, run.variant, data), make)
+    return kept.kept_or_made(path, _all_settings(run.settings, run.variant, data), make)
 
 
 def _all_settings(settings: BooksSettings, variant: Variant, data: PreparedData) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.foundation import records
 from experiments.foundation.books_settings import BooksSettings
 from experiments.foundation.variants import Variant
+from experiments.study import kept
 from polysketch.data import PreparedData
 from polysketch.evaluation import Evaluation, evaluate, loss_at_chunk_starts
 from polysketch.training import load_model
@@ -58,7 +58,7 @@ def _evaluate_once(
         )
         figures = evaluation_record(result, settings.local_chunk)
         print(f"{folder.name}: test, context {name}: perplexity {figures['perplexity'] or math.inf:.2f}")
-        return {**figures, "seconds": round(time.perf_counter() - started, 1), "provenance": records.provenance(device)}
+        return {**figures, "seconds": round(time.perf_counter() - started, 1), "provenance": kept.provenance(device)}
 
     asked = {
         "step": description.step,
@@ -66,7 +66,7 @@ def _evaluate_once(
         "tokens": settings.test_tokens,
         "chunk": settings.local_chunk,
     }
-    return records.kept_or_made(folder / "evaluations" / f"{name}.json", asked, make)
+    return kept.kept_or_made(folder / "evaluations" / f"{name}.json", asked, make)
 
 
 def evaluation_record(result: Evaluation, chunk: int) -> dict[str, Any]:

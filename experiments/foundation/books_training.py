@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.foundation import records
 from experiments.foundation.books_settings import BooksSettings
 from experiments.foundation.variants import Variant
+from experiments.study import kept
 from polysketch.data import TrainingWindows
 from polysketch.training import TrainingConfig, train
 from polysketch.training.metrics import MetricsFile
@@ -47,13 +47,13 @@ class VariantRun:
         settings = self.settings
         budget = {"minutes": settings.minutes, "batch_size": settings.batch_size, "context": settings.context}
         path = self.folder.with_name(f"{self.folder.name}.steps.json")
-        return records.kept_or_made(path, {**budget, "attention": settings.attention_options(self.variant)}, self._plan)
+        return kept.kept_or_made(path, {**budget, "attention": settings.attention_options(self.variant)}, self._plan)
 
     def _plan(self) -> dict[str, Any]:
         speed = tokens_per_second(self._config(1), self.settings.measure_seconds)
         steps = max(1, int(60 * self.settings.minutes * speed / self.settings.tokens_per_step))
         print(f"{self.variant.name}: {speed:,.0f} tokens/s, so {steps} steps in {self.settings.minutes:g} minutes")
-        return {"tokens_per_second": speed, "steps": steps, "provenance": records.provenance(self.device)}
+        return {"tokens_per_second": speed, "steps": steps, "provenance": kept.provenance(self.device)}
 
     def train(self) -> dict[str, Any]:
         """Begin the run, go on with it, or find it finished.

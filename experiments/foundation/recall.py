@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 import torch
 
-from experiments.foundation import records
-from experiments.foundation.command import of_size, results_folder, run_command, with_overrides
-from experiments.foundation.presentation import Line, markdown_table, number, plot_lines
 from experiments.foundation.recall_training import RecallRun, RecallTask
-from experiments.foundation.variants import VARIANTS, Variant, chosen
+from experiments.foundation.variants import VARIANTS, Variant, chosen, experiment_mechanisms
+from experiments.study import kept
+from experiments.study.command import of_size, results_folder, run_command, with_overrides
+from experiments.study.presentation import Line, markdown_table, number, plot_lines
 
 SIZES = {
     "smoke": RecallTask(
@@ -85,6 +85,7 @@ class RecallFlags:
     """CPU threads; PyTorch's choice when left out."""
 
 
+@experiment_mechanisms()
 def run(flags: RecallFlags) -> int:
     """Run what is not finished yet, and show everything there is."""
     if flags.threads is not None:
@@ -106,13 +107,13 @@ def _finish(task: RecallTask, variant: Variant, out: Path, results: Path) -> lis
 
     def make() -> dict[str, Any]:
         figures = RecallRun(task, variant).train()
-        return {"variant": variant.name, "label": variant.label, "provenance": records.provenance(), **figures}
+        return {"variant": variant.name, "label": variant.label, "provenance": kept.provenance(), **figures}
 
     settings = {**dataclasses.asdict(task), "attention": variant.attention_options(**_sizes(task))}
     path = out / f"{name}.json"
     if path.is_file():
         print(f"{name}: finished before, kept in {path}")
-    return records.publish(records.kept_or_made(path, settings, make), name, results)
+    return kept.publish(kept.kept_or_made(path, settings, make), name, results)
 
 
 def _sizes(task: RecallTask) -> dict[str, int]:

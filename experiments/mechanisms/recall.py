@@ -22,12 +22,12 @@ from typing import Any, Literal
 
 import torch
 
-from experiments.foundation import records
-from experiments.foundation.command import RESULTS, of_size, run_command, with_overrides
-from experiments.foundation.presentation import Line, markdown_table, number, plot_lines
 from experiments.foundation.recall_training import RecallRun, RecallTask
 from experiments.foundation.variants import Variant
 from experiments.mechanisms.variants import VARIANTS, chosen
+from experiments.study import kept
+from experiments.study.command import RESULTS, of_size, run_command, with_overrides
+from experiments.study.presentation import Line, markdown_table, number, plot_lines
 from polysketch.models import TransformerLM
 
 SIZES = {
@@ -97,7 +97,7 @@ def _finish(
     if path.is_file():
         print(f"{name}: finished before, kept in {path}")
     make = functools.partial(_make, task, variant, state_tokens)
-    return records.publish(records.kept_or_made(path, settings, make), name, results)
+    return kept.publish(kept.kept_or_made(path, settings, make), name, results)
 
 
 def _make(task: RecallTask, variant: Variant, state_tokens: Sequence[int]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _make(task: RecallTask, variant: Variant, state_tokens: Sequence[int]) -> di
     figures = recall_run.train()
     figures["processor_seconds_per_step"] = (time.process_time() - started) / figures["steps"]
     bytes_by_tokens = {str(tokens): state_bytes(task, variant, tokens) for tokens in state_tokens}
-    named = {"variant": variant.name, "label": variant.label, "provenance": records.provenance()}
+    named = {"variant": variant.name, "label": variant.label, "provenance": kept.provenance()}
     return {**named, **figures, "state_bytes": bytes_by_tokens}
 
 

@@ -10,16 +10,13 @@ import torch
 from polysketch.attention import KeyValueState
 from polysketch.benchmarking import (
     AttentionSettings,
-    CumulativeSumsSettings,
     DecodingSettings,
     TrainingSettings,
     record,
     time_attention,
-    time_cumulative_sums,
     time_decoding,
     time_training,
 )
-from polysketch.benchmarking.cumulative_sums import CHUNKS, TOKENS, by_chunks, token_by_token
 from polysketch.benchmarking.decoding import _read_bytes, state_at
 from polysketch.benchmarking.models import MODELS, build_model
 from polysketch.benchmarking.plot import plot_time_per_token
@@ -29,12 +26,10 @@ from polysketch.benchmarking.variants import VARIANTS, Sizes
 ATTENTION = AttentionSettings(lengths=(64, 128), variants=tuple(VARIANTS), heads=2, local=16)
 TRAINING = TrainingSettings(preset="tiny", models=("learned", "polynomial"), contexts=(48,), batch=2, local=16)
 DECODING = DecodingSettings(preset="tiny", models=("learned", "random"), positions=(40,), local=16)
-SUMS = CumulativeSumsSettings(lengths=(64,), features=32, heads=2)
 BENCHMARKS = {
     "attention": (time_attention, ATTENTION, "sdpa"),
     "training": (time_training, TRAINING, "softmax"),
     "decoding": (time_decoding, DECODING, "softmax"),
-    "cumulative-sums": (time_cumulative_sums, SUMS, TOKENS),
 }
 
 
@@ -171,26 +166,3 @@ def test_decoding_times_a_whole_chunk_from_its_start(bench):
 def test_models_of_one_name_start_from_the_same_weights():
     first, second = (build_model("learned", "tiny", Sizes()) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("length", [1, 63, 65])
-def test_sums_token_by_token_are_sums_by_chunks(length):
-    torch.manual_seed(0)
-    query, key = torch.rand(2, 2, 3, length, 24, dtype=torch.float64)
-    value = torch.randn(2, 3, length, 5, dtype=torch.float64)
-    expected = by_chunks(query, key, value, backend="reference")
-    assert torch.allclose(token_by_token(query, key, value), expected)
-    assert torch.allclose(by_chunks(query, key, value, chunk_size=16), expected)
-
-
-def test_the_ablation_says_what_all_states_at_once_would_take(bench):
-    found = time_cumulative_sums(bench, SUMS)
-    assert [one["series"] for one in found] == [TOKENS, CHUNKS]
-    assert {one["all_states_bytes"] for one in found} == {64 * 2 * 32 * 64 * 4}
-
-
-def test_sums_that_disagree_are_not_timed(bench, monkeypatch):
-    wrong = lambda *tensors: token_by_token(*tensors) * 1.001  # noqa: E731
-    monkeypatch.setattr("polysketch.benchmarking.cumulative_sums.token_by_token", wrong)
-    with pytest.raises(ValueError, match="token by token is wrong and is not timed"):
-        time_cumulative_sums(bench, SUMS)

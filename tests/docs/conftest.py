@@ -9,7 +9,7 @@ import pytest
 
 from docs.pages import ROOT, on_path, run_page
 
-SHARED = ("src", "docs", "examples")
+SHARED = ("src", "docs", "examples", "experiments")
 
 
 @pytest.fixture(scope="session")

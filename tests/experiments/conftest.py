@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 @pytest.fixture
 def command() -> Callable[..., int]:
     """A function that runs an experiment's command line and returns its exit status."""
-    from experiments.foundation.command import run_command
+    from experiments.study.command import run_command
 
     def run(experiment: object, *arguments: object) -> int:
         return run_command("experiments.foundation", experiment.run, [str(argument) for argument in arguments])

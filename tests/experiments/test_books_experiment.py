@@ -8,7 +8,7 @@ import pytest
 from experiments.foundation import books, books_training
 from experiments.foundation.books_evaluation import evaluation_record
 from experiments.foundation.books_settings import SIZES
-from experiments.foundation.command import run_command
+from experiments.study.command import run_command
 
 from polysketch.data import prepare
 from polysketch.evaluation import Evaluation

@@ -72,7 +72,7 @@ def test_recall_counts_the_words_that_are_known(monkeypatch):
 
 
 def test_everything_runs_at_the_smallest_size(tmp_path, outside_data, capsys, monkeypatch):
-    from experiments.foundation.command import run_command
+    from experiments.study.command import run_command
 
     flags = ["--size", "smoke", "--out", str(tmp_path), "--only", "polysketch", "fresh"]
     assert run_command("experiments.conversion.linearise", linearise.run, flags) == 0

@@ -5,10 +5,11 @@ import json
 
 import pytest
 import torch
-from experiments.foundation import recall, recall_training, records
+from experiments.foundation import recall, recall_training
 from experiments.foundation.recall_model import short_convolution
 from experiments.foundation.recall_training import RecallRun, RecallTask
 from experiments.foundation.variants import VARIANTS
+from experiments.study import kept
 
 SMOKE = recall.SIZES["smoke"]
 
@@ -102,8 +103,8 @@ def test_a_finished_run_of_other_settings_is_neither_kept_nor_overwritten(tmp_pa
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path):
-    records.write(tmp_path / "record.json", {"loss": [float("nan"), 1.0], "steps": 3})
-    assert records.read(tmp_path / "record.json") == {"loss": [None, 1.0], "steps": 3}
+    kept.write(tmp_path / "record.json", {"loss": [float("nan"), 1.0], "steps": 3})
+    assert kept.read(tmp_path / "record.json") == {"loss": [None, 1.0], "steps": 3}
 
 
 def test_accuracy_decides_when_a_run_is_over(monkeypatch):

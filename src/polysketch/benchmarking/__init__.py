@@ -6,21 +6,18 @@ machine measured in the same run.
 """
 
 from polysketch.benchmarking.attention import AttentionSettings, time_attention
-from polysketch.benchmarking.cumulative_sums import CumulativeSumsSettings, time_cumulative_sums
 from polysketch.benchmarking.decoding import DecodingSettings, time_decoding
 from polysketch.benchmarking.training import TrainingSettings, time_training
 from polysketch.benchmarking.workbench import Workbench, measure_rates, record
 
 __all__ = [
     "AttentionSettings",
-    "CumulativeSumsSettings",
     "DecodingSettings",
     "TrainingSettings",
     "Workbench",
     "measure_rates",
     "record",
     "time_attention",
-    "time_cumulative_sums",
     "time_decoding",
     "time_training",
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from polysketch.cli.benchmark import approximation, attention, cumulative_sums, decoding, patching, training, tune
+from polysketch.cli.benchmark import attention, decoding, training, tune
 
 __all__ = ["BENCHMARKS", "BenchmarkFlags", "run"]
 
@@ -18,9 +18,6 @@ BENCHMARKS: dict[str, Callable[[Any], int]] = {
     "attention": attention.run,
     "training": training.run,
     "decoding": decoding.run,
-    "cumulative-sums": cumulative_sums.run,
-    "approximation": approximation.run,
-    "patching": patching.run,
     "tune": tune.run,
 }
 """Every benchmark; the flags of one are the dataclass that its function takes."""
@@ -43,9 +40,8 @@ class BenchmarkFlags:
     """Time attention, training steps or decoding on this machine, against PyTorch's softmax attention.
 
     Speeds are ratios of alternating calls in one run; a result that disagrees with its definition is not timed. Beside
-    every time stands the floor: counted operations and bytes over the rates of this machine. `approximation` measures
-    errors instead: of feature maps and mechanisms, against what they approximate. `patching` replaces attention in
-    a model of transformers, layer by layer. `tune` chooses constants of the programs for a GPU.
+    every time stands the floor: counted operations and bytes over the rates of this machine. `tune` chooses
+    constants of the programs for a GPU.
     """
 
     benchmark: Annotated[_ANY_FLAGS, tyro.conf.arg(name="")]

@@ -79,7 +79,13 @@ def run_benchmark(
     with use_threads(flags.threads):
         bench = _workbench(flags)
         found = record(name, bench, asked, measure(bench, asked))
-    _print_machine(found)
+    rates = found["rates"]
+    print(machine_line(found["environment"], found["dtype"]))
+    print(
+        f"product of matrices {rates['operations'] / 1e9:,.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:,.1f} GB/s: "
+        "the floor is operations over the first, or bytes over the second if that is longer"
+    )
+    print_busy(found["load_before"])
     print(about(asked))
     print_table([row(one) for one in found["measurements"]])
     _write(found, flags)
@@ -102,25 +108,27 @@ def _workbench(flags: CommonFlags) -> Workbench:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"expected --device cpu or cuda, found {flags.device!r}: nothing else has a clock here")
     dtype, clock = resolve_dtype(flags.dtype, device), Clock(device)
-    say: dict[str, Any] = {"progress": _show_progress} if sys.stderr.isatty() else {}
-    return Workbench(clock=clock, rates=measure_rates(clock, dtype), dtype=dtype, repeats=flags.repeats, **say)
+    rates = measure_rates(clock, dtype)
+    return Workbench(clock=clock, rates=rates, dtype=dtype, repeats=flags.repeats, progress=show_progress)
 
 
-def _show_progress(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+def show_progress(text: str) -> None:
+    """A line on a terminal's stderr; nothing where that goes into a file."""
+    if sys.stderr.isatty():
+        print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def _print_machine(found: dict[str, Any]) -> None:
-    machine, rates = found["environment"], found["rates"]
-    print(
-        f"{machine['device']}, {machine['threads']} threads, {found['dtype']}, torch {machine['torch']}, "
+def machine_line(machine: dict[str, Any], dtype: str) -> str:
+    """What ran, and on what."""
+    return (
+        f"{machine['device']}, {machine['threads']} threads, {dtype}, torch {machine['torch']}, "
         f"polysketch {machine['polysketch']}, commit {machine['commit'][:12]}"
     )
-    print(
-        f"product of matrices {rates['operations'] / 1e9:,.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:,.1f} GB/s: "
-        "the floor is operations over the first, or bytes over the second if that is longer"
-    )
-    load, cores = found["load_before"], os.cpu_count() or 1
+
+
+def print_busy(load: float | None) -> None:
+    """Say that times are not to be trusted where other programs want half of the cores or more."""
+    cores = os.cpu_count() or 1
     if load is not None and load > cores / 2:
         print(f"load {load:.1f} on {cores} cores before the start: other programs ran, do not trust these times")
 
@@ -157,6 +165,11 @@ def _write(found: dict[str, Any], flags: CommonFlags) -> None:
         title = f"{machine['device']}, {machine['threads']} threads, {found['dtype']}, commit {machine['commit'][:12]}"
         plot_time_per_token(found["measurements"], title, flags.plot)
         print(f"plot: {flags.plot}")
+    write_record(found, flags)
+
+
+def write_record(found: dict[str, Any], flags: Any) -> None:
+    """Into the file of `--out`, and as the last line with `--json`."""
     if flags.out is not None:
         flags.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"record: {flags.out}")

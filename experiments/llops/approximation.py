@@ -1,7 +1,13 @@
-"""`polysketch benchmark approximation`."""
+"""How near feature maps come to (q . k)^p, and mechanisms to what they approximate (LLOPS, table 3).
+
+    python -m experiments.llops.approximation --size smoke            seconds, to see that everything runs
+    python -m experiments.llops.approximation --size cpu              minutes, on Gaussian queries and keys
+    python -m experiments.llops.approximation --size cpu --run RUN    on those of a trained model
+
+Prints the tables; the record (JSON) and the plot go where --out and --plot say.
+"""
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,18 +20,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polysketch.benchmarking.approximation import ApproximationSettings, measure_maps, measure_mechanisms
-from polysketch.benchmarking.approximation_inputs import Vectors, gaussian_vectors, model_vectors
-from polysketch.benchmarking.approximation_plot import plot_approximation
+from experiments.llops.errors import ApproximationSettings, measure_maps, measure_mechanisms
+from experiments.llops.picture import plot_approximation
+from experiments.llops.vectors import Vectors, gaussian_vectors, model_vectors
+from experiments.study.command import run_command
 from polysketch.benchmarking.environment import environment
-from polysketch.cli.benchmark.common import Row, print_table, use_threads
+from polysketch.cli.benchmark.common import Row, print_table, show_progress, use_threads, write_record
 from polysketch.cli.plots import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.training import load_model
 from polysketch.training.environment import resolve_device
 
-__all__ = ["ApproximationFlags", "run"]
-
+SIZES = {
+    "smoke": "--head-dim 6 --fit-tokens 80 --steps 3 --batch-size 20 --features 4 8 --lengths 20 50 --windows 8 32",
+    "cpu": "",
+}
 _FITTED_SHARE = 0.75  # of the split, from its start; what is held out comes from the rest
 _MEASURES = {
     "relative_mean_absolute": "relative mean absolute error, a mean of ratios (LLOPS, table 3)",
@@ -44,6 +53,8 @@ class ApproximationFlags(ApproximationSettings):
     Maps with parameters are first fitted to some tokens; errors are of other tokens, where it does not say fitted.
     """
 
+    size: Literal["smoke", "cpu"] = "cpu"
+    """smoke: seconds, to see that everything runs. cpu: minutes, the defaults below; other flags count more."""
     run: Path | None = None
     """folder of a training run, whose queries and keys are taken; default: layer-normed Gaussian ones"""
     data: Path | None = None
@@ -88,7 +99,8 @@ def run(flags: ApproximationFlags) -> int:
     )
     with use_threads(flags.threads):
         vectors, about = _vectors(flags, device)
-        measurements = measure_maps(vectors, settings, _progress) + measure_mechanisms(vectors, settings, _progress)
+        measurements = measure_maps(vectors, settings, show_progress)
+        measurements += measure_mechanisms(vectors, settings, show_progress)
         found = {
             "benchmark": "approximation",
             "environment": machine,
@@ -100,11 +112,6 @@ def run(flags: ApproximationFlags) -> int:
     _print(found, settings)
     _write(found, flags)
     return 0
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def _vectors(flags: ApproximationFlags, device: torch.device) -> tuple[list[Vectors], str]:
@@ -232,8 +239,8 @@ def _write(found: dict[str, Any], flags: ApproximationFlags) -> None:
         title = f"{found['inputs']}\n{machine['device']}, commit {machine['commit'][:12]}"
         plot_approximation(found["measurements"], title, flags.plot)
         print(f"plot: {flags.plot}")
-    if flags.out is not None:
-        flags.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(f"record: {flags.out}")
-    if flags.json:
-        print(json.dumps(found))
+    write_record(found, flags)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("experiments.llops.approximation", run, sizes=SIZES))

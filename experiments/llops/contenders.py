@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polysketch.benchmarking.optimal_forms import OptimalForms
+from experiments.llops.optimal_forms import OptimalForms
 from polysketch.evaluation import feature_weights, polynomial_weights
 from polysketch.feature_maps import (
     FeatureMap,

@@ -1,10 +1,17 @@
-"""`polysketch benchmark patching`."""
+"""Perplexity and time against the number of replaced layers (HyperAttention, figure 3).
+
+    python -m experiments.hyperattention.patching MODEL --data DATA --size smoke    seconds, to see that everything runs
+    python -m experiments.hyperattention.patching MODEL --data DATA --size cpu      windows of 8,192 tokens
+    python -m experiments.hyperattention.patching MODEL --data DATA --size paper    of 32,768, as in the figure
+
+MODEL is a folder of a causal language model that transformers saved, DATA text prepared with its tokenizer, or a text
+file. Prints the table; record (JSON), CSV and plot go where --out, --csv and --plot say.
+"""
 
 import csv
 import dataclasses
 import inspect
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +22,32 @@ import numpy as np
 import torch
 import tyro
 
+from experiments.hyperattention.picture import plot_patching
+from experiments.hyperattention.replacing import PatchingSettings, measure_patching
+from experiments.study.command import run_command
 from polysketch.attention import mechanism_class
 from polysketch.benchmarking.environment import environment, load
 from polysketch.cli.attention_options import parse_attention_options
-from polysketch.cli.benchmark.common import Row, print_table, use_threads
+from polysketch.cli.benchmark.common import (
+    Row,
+    machine_line,
+    print_busy,
+    print_table,
+    show_progress,
+    use_threads,
+    write_record,
+)
 from polysketch.cli.plots import check_folder, check_plot
 from polysketch.data import PreparedData
+from polysketch.integrations.reading import read_model, tokens_of
+from polysketch.integrations.replacement import attention_layers
 from polysketch.training.environment import resolve_device, resolve_dtype
 
-__all__ = ["PatchingFlags", "run"]
+SIZES = {
+    "smoke": "--context 128 --windows 1 --attention-options min_length=16 chunk_size=4 sample_size=4 --layers all",
+    "cpu": "",
+    "paper": "--context 32768",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +65,9 @@ class PatchingFlags:
     """folder of text prepared with the model's tokenizer, or a text file, for the tokenizer in the model's folder"""
     split: Literal["train", "validation", "test"] = "validation"
     """which part of prepared text"""
+    size: Literal["smoke", "cpu", "paper"] = "cpu"
+    """smoke: seconds, to see that everything runs. cpu: the defaults below. paper: windows of 32,768 tokens; other
+    flags count more."""
     attention: str = "hyper"
     """the mechanism to put in the place of softmax"""
     attention_options: tuple[str, ...] = ()
@@ -80,10 +107,6 @@ class PatchingFlags:
 
 def run(flags: PatchingFlags) -> int:
     """Measure as the flags say, print the table, write what was asked for, and return the exit status."""
-    from polysketch.benchmarking.patching import PatchingSettings, measure_patching
-    from polysketch.integrations.reading import read_model
-    from polysketch.integrations.replacement import attention_layers
-
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
     check_folder(flags.csv, "--csv")
@@ -110,9 +133,8 @@ def run(flags: PatchingFlags) -> int:
             _write_json(flags.out, found)
 
         found["measurements"] = list(done)
-        rows = measure_patching(model, tokens, settings, done=done, on_row=keep, progress=_progress)
+        rows = measure_patching(model, tokens, settings, done=done, on_row=keep, progress=show_progress)
     found["measurements"] = rows
-    _write_json(flags.out, found)
     _print(found)
     _write(found, flags)
     return 0
@@ -130,8 +152,6 @@ def _note_exact(flags: PatchingFlags, options: Mapping[str, Any]) -> None:
 
 
 def _tokens(flags: PatchingFlags) -> np.ndarray:
-    from polysketch.integrations.reading import tokens_of
-
     if flags.data.is_dir():
         return PreparedData.open(flags.data).split(flags.split).tokens
     return tokens_of(flags.data.read_text(encoding="utf-8"), flags.model)
@@ -155,7 +175,7 @@ def _layers(text: str, count: int) -> tuple[int, ...]:
         raise ValueError(f'--layers: expected "all", "0..8", "0..32:4" or "0,7,14", found {text!r}') from error
 
 
-def _record(flags: PatchingFlags, settings: Any, device: torch.device) -> dict[str, Any]:
+def _record(flags: PatchingFlags, settings: PatchingSettings, device: torch.device) -> dict[str, Any]:
     asked = {**dataclasses.asdict(settings), "model": str(flags.model), "data": str(flags.data), "split": flags.split}
     asked["dtype"] = str(resolve_dtype(flags.dtype, device))
     return {
@@ -187,24 +207,14 @@ def _comparable(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return record["benchmark"], settings, machine["device"], machine["threads"], machine["torch"], machine["polysketch"]
 
 
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"  {text}", file=sys.stderr, flush=True)
-
-
 def _print(found: Mapping[str, Any]) -> None:
     machine, settings = found["environment"], found["settings"]
-    print(
-        f"{machine['device']}, {machine['threads']} threads, {settings['dtype']}, torch {machine['torch']}, "
-        f"polysketch {machine['polysketch']}, commit {machine['commit'][:12]}"
-    )
+    print(machine_line(machine, settings["dtype"]))
     print(
         f"{settings['model']}, the last layers replaced by {settings['attention']}, {settings['windows']} windows of "
         f"{settings['context']:,} tokens; attention without projections, medians over the windows"
     )
-    busy, cores = found["load_before"], os.cpu_count() or 1
-    if busy is not None and busy > cores / 2:
-        print(f"load {busy:.1f} on {cores} cores before the start: other programs ran, do not trust these times")
+    print_busy(found["load_before"])
     print_table(_table(found["measurements"]))
 
 
@@ -236,15 +246,10 @@ def _write(found: Mapping[str, Any], flags: PatchingFlags) -> None:
         _write_csv(flags.csv, rows)
         print(f"table: {flags.csv}")
     if flags.plot is not None:
-        from polysketch.benchmarking.patching_plot import plot_patching
-
         title = f"{flags.model.name}, windows of {flags.context:,} tokens\n{machine['device']}, "
         plot_patching(rows, flags.attention, f"{title}commit {machine['commit'][:12]}", flags.plot)
         print(f"plot: {flags.plot}")
-    if flags.out is not None:
-        print(f"record: {flags.out}")
-    if flags.json:
-        print(json.dumps(found))
+    write_record(found, flags)
 
 
 def _write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -253,3 +258,7 @@ def _write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(opened, columns, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("experiments.hyperattention.patching", run, sizes=SIZES))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polysketch.benchmarking.environment import processor
 from polysketch.training import files
 from polysketch.training.environment import describe_environment
 
@@ -23,7 +24,7 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "commit": commit(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "system": platform.platform(terse=True),
@@ -39,15 +40,6 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return result.stdout.strip()
-
-
-def _processor() -> str:
-    """The processor's name, from Linux where there is one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:

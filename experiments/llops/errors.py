@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.llops.contenders import APPROXIMATIONS, CONTENDERS, rank_of
+from experiments.llops.vectors import Vectors
 from polysketch import attention, evaluation
-from polysketch.benchmarking.approximation_inputs import Vectors
-from polysketch.benchmarking.contenders import APPROXIMATIONS, CONTENDERS, rank_of
 from polysketch.benchmarking.workbench import check_positive
 from polysketch.feature_maps import FeatureMap
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polysketch.integrations import replacement
 from polysketch.integrations.language_model import HuggingFaceLM
 
 
@@ -113,7 +114,7 @@ def measure_patching(
     Raises:
         ValueError: more layers than the model has, ids outside its vocabulary, or too few tokens.
     """
-    count = len(_replacement().attention_layers(model))
+    count = len(replacement.attention_layers(model))
     if not settings.layers or min(settings.layers) < 0 or max(settings.layers) > count:
         raise ValueError(f"expected numbers of layers from 0 to {count}, which the model has, got {settings.layers}")
     windows = spread_windows(tokens, settings.context, settings.windows)
@@ -132,22 +133,15 @@ def measure_patching(
             rows[layers] = {"layers": layers, **_measure(language_model, windows, layers, progress)}
             on_row(rows[layers])
     finally:
-        _replacement().restore_attention(model)
+        replacement.restore_attention(model)
     return [rows[layers] for layers in sorted(set(settings.layers))]
-
-
-def _replacement() -> Any:
-    """The functions that need transformers, without which the other benchmarks do."""
-    from polysketch.integrations import replacement
-
-    return replacement
 
 
 def _replace_last(model: Any, layers: int, count: int, settings: PatchingSettings) -> None:
     """Replace the last `layers`, each with weights that depend on the seed and on the layer alone."""
     for layer in range(count - layers, count):
         torch.manual_seed(settings.seed + layer)
-        _replacement().replace_attention(
+        replacement.replace_attention(
             model,
             settings.attention,
             layers=[layer],
@@ -161,7 +155,7 @@ def _measure(model: HuggingFaceLM, windows: Tensor, layers: int, progress: Calla
     device = next(model.parameters()).device
     watch, whole = _Stopwatch(device), _Stopwatch(device)
     losses, attention, forward = [], [], []
-    with _replacement().around_attention(model.model, watch.section):
+    with replacement.around_attention(model.model, watch.section):
         model.hidden_states(windows[:1, :-1].to(device))  # warms up
         watch.total()
         for number, window in enumerate(windows.to(device)):

@@ -1,4 +1,4 @@
-"""The ablation of PolySketchFormer (section 3.1, table 4): sums by chunks against sums token by token.
+"""Sums by chunks against sums token by token.
 
 Causal attention over given features, power 1, nothing exact: o_i = phi(q_i) Z_i / phi(q_i) z_i, where Z_i sums
 phi(k_j) v_j^T over j <= i, and z_i the same for a value of one. Performer's published code sums token by token; the

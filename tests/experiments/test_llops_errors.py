@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from experiments.llops.contenders import APPROXIMATIONS, CONTENDERS, rank_of
+from experiments.llops.errors import ApproximationSettings, measure_maps, measure_mechanisms
+from experiments.llops.vectors import gaussian_vectors, model_vectors
 
 from polysketch import attention, evaluation
-from polysketch.benchmarking.approximation import ApproximationSettings, measure_maps, measure_mechanisms
-from polysketch.benchmarking.approximation_inputs import gaussian_vectors, model_vectors
-from polysketch.benchmarking.contenders import APPROXIMATIONS, CONTENDERS, rank_of
 from polysketch.models import ModelConfig, TransformerLM
 
 HEAD_DIM = 6
