@@ -73,6 +73,49 @@ def test_under_autocast_losses_are_float32_and_close():
         assert (one - other).norm() < 0.03 * other.norm()
 
 
+def rounded_inputs(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits of about 8, of which bfloat16 keeps steps of 1/16."""
+    torch.manual_seed(0)
+    hidden, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((4, 250, 64), (300, 64), (300,)))
+    targets = torch.randint(0, 300, (4, 250))
+    targets[0, 3] = IGNORED_TARGET
+    tensors = (each.to(device, dtype).requires_grad_() for each in (hidden, weight, bias))
+    return *tensors, targets.to(device)
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("chunk_tokens", [7, 2000])
+def test_losses_of_16_bit_weights_are_those_of_float64(chunk_tokens, dtype, device, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cross_entropy, "_CHUNK_LOGITS", chunk_tokens * 300)
+    monkeypatch.setattr(cross_entropy, "_BLOCK_WEIGHTS", 64 * 64)  # several blocks, and a ragged one
+    *tensors, targets = rounded_inputs(dtype, device)
+    exact = [each.detach().double().requires_grad_() for each in tensors]
+    scale = torch.rand(4, 250, dtype=torch.float64, device=device)
+    found, expected = token_losses(*tensors, targets), plain(*exact, targets)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-5)
+    grads = torch.autograd.grad((found * scale).sum(), tensors)
+    for one, other in zip(grads, torch.autograd.grad((expected * scale).sum(), exact), strict=True):
+        assert one.dtype == dtype
+        assert (one - other).norm() < 0.004 * other.norm()  # of bfloat16 a step is 0.0078, half of that the worst
+
+
+def test_autocast_rounds_what_is_multiplied_and_nothing_after_it():
+    *tensors, targets = rounded_inputs(torch.float32, "cpu")
+    hidden, weight, bias = (each.detach() for each in tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = token_losses(hidden, weight, bias, targets)
+    expected = plain(hidden.bfloat16().double(), weight.bfloat16().double(), bias.double(), targets)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-5)
+
+
 def test_other_shapes_are_refused():
     hidden, weight, bias, targets = inputs()
     with pytest.raises(ValueError, match="must agree in batch and length"):
@@ -80,8 +123,9 @@ def test_other_shapes_are_refused():
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_the_operator_passes_opcheck():
-    hidden, weight, bias, targets = inputs()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_operator_passes_opcheck(dtype):
+    hidden, weight, bias, targets = inputs(dtype)
     torch.library.opcheck(
         cross_entropy._token_losses, (hidden.detach().flatten(0, 1).requires_grad_(), weight, bias, targets.flatten())
     )
