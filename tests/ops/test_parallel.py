@@ -1,11 +1,17 @@
 """Work in threads: the same result with any number of them, gradients off, errors passed on, nothing left changed."""
 
+import gc
+import subprocess
+import sys
 import threading
+import time
+import weakref
 
 import pytest
 import torch
 
 from ops.linear_cases import Case, assert_same, gradients, make
+from polysketch.ops.native import why_unavailable
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 
 CPU = torch.device("cpu")
@@ -69,6 +75,75 @@ def test_an_error_is_passed_on(threads):
 
     with pytest.raises(ValueError, match="out of range"):
         run_in_parallel(work, deal(range(4), threads))
+
+
+def test_after_an_error_nobody_works_any_more(threads):
+    at_work = []
+
+    def work(share):
+        if share[0] == 0:
+            raise ValueError("out of range")
+        at_work.append(share)
+        time.sleep(0.2)
+        at_work.remove(share)
+
+    with pytest.raises(ValueError, match="out of range"):
+        run_in_parallel(work, deal(range(4), threads))
+    assert not at_work
+
+
+def test_an_error_keeps_no_tensor_alive(threads):
+    tensor = torch.zeros(1)
+    gone = weakref.ref(tensor)
+
+    def work(share, tensor=tensor):
+        raise ValueError("out of range")
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="out of range"):
+            run_in_parallel(work, deal(range(4), threads))
+        del work, tensor
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+INTERRUPTED = """
+import os, random, signal, threading, time
+import torch
+from polysketch import ops
+
+torch.set_num_threads(2)
+query, key, value = (torch.randn(1, 4, 2048, 64) for _ in range(3))
+forward = lambda: ops.linear_attention(query, key, value, power=2, causal=True, backend="native")
+forward()
+began = time.perf_counter()
+forward()
+seconds = time.perf_counter() - began
+interrupted, random = 0, random.Random(0)
+for _ in range(50):
+    threading.Timer(random.uniform(0.1, 0.8) * seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        forward()
+        time.sleep(10)
+    except KeyboardInterrupt:
+        interrupted += 1
+    # What the call had is free again, and these are likely to get its memory.
+    canaries = [torch.full((1, 4, 2048, 64), 7.0) for _ in range(3)] + [torch.full((1, 4, 2048), 7.0)]
+    time.sleep(1.5 * seconds)
+    assert all(bool((canary == 7.0).all()) for canary in canaries), "a thread wrote into a tensor of somebody else"
+print(interrupted)
+"""
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason="needs the native programs")
+def test_after_an_interrupt_nobody_writes_any_more():
+    found = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=250, check=False
+    )
+    assert found.returncode == 0, (found.returncode, found.stderr[-2000:])
+    assert found.stdout.split() == ["50"]
 
 
 @pytest.mark.parametrize(("items", "hands"), [(10, 3), (2, 5), (7, 1)])

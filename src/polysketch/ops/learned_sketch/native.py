@@ -39,7 +39,7 @@ def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
     call.features = TensorPointer.of(features)
     pointers = _pointers(weights)
     call.weights = ctypes.addressof(pointers)
-    run_in_threads(library().learned_sketch_forward, call, _blocks(call))
+    run_in_threads(library().learned_sketch_forward, call, _blocks(call), [x, features, *weights])
     return features
 
 

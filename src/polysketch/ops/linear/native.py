@@ -158,7 +158,7 @@ class _Arguments:
 
     def run(self, program: Callable[..., int]) -> None:
         """Run the program on all key heads, dealt out to the threads."""
-        run_in_threads(program, self._call, self._units)
+        run_in_threads(program, self._call, self._units, self._kept)
 
     def _point(self, name: str, tensor: Tensor) -> None:
         tensor = tensor.contiguous()

@@ -66,7 +66,7 @@ def extend_one_(
     if state.sums.numel() < _SUMS_WORTH_A_THREAD:
         run_program(program, call, range(units))
     else:
-        run_in_threads(program, call, units)
+        run_in_threads(program, call, units, [*kept, *state.tensors().values()])
     state.advance_()
     return output
 

@@ -45,6 +45,19 @@ def run_program(program: Callable[..., int], call: ctypes.Structure, share: Sequ
         raise MemoryError(f"not enough memory for a native program on {len(share)} of its items")
 
 
-def run_in_threads(program: Callable[..., int], call: ctypes.Structure, count: int) -> None:
-    """Run the program on items 0..count - 1, dealt out to the threads; the interpreter lock is free meanwhile."""
-    run_in_parallel(lambda share: run_program(program, call, share), shares_of(count))
+def run_in_threads(
+    program: Callable[..., int], call: ctypes.Structure, count: int, tensors: Sequence[Tensor | None]
+) -> None:
+    """Run the program on items 0..count - 1, dealt out to the threads; the interpreter lock is free meanwhile.
+
+    Args:
+        program: of the compiled library.
+        call: its arguments, addresses among them.
+        count: of items.
+        tensors: whatever `call` has an address of; they live until every thread is done.
+    """
+
+    def work(share: Sequence[int], _tensors: Sequence[Tensor | None] = tensors) -> None:
+        run_program(program, call, share)
+
+    run_in_parallel(work, shares_of(count))
