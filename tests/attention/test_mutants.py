@@ -332,7 +332,7 @@ MUTANTS = {
         "self.real.unsqueeze(-2).expand_as(covered)",
         (
             hyper_op.test_no_entry_of_a_given_mask_counts_twice_where_all_keys_are_drawn,
-            partial(hyper_op.test_the_estimated_denominator_is_unbiased_over_seeds, by_rank=True, sampling="norm"),
+            partial(hyper_op.test_the_estimated_numerator_is_unbiased_over_seeds, by_rank=True, sampling="norm"),
         ),
     ),
     "hyper: samples outside of the chunk stand for all keys": Mutant(
@@ -341,16 +341,25 @@ MUTANTS = {
         "(count.unsqueeze(-1) - 0 * covered_count)",
         (partial(hyper_op.test_the_estimated_denominator_is_unbiased_over_seeds, by_rank=True, sampling="uniform"),),
     ),
+    "hyper: one draw by norms for the numerator and the denominator": Mutant(
+        hyper_cross.attend_approximately,
+        "        mass = None\n",
+        "        mass = sampled.log_sum\n",
+        (
+            partial(hyper_op.test_the_estimated_denominator_is_unbiased_over_seeds, by_rank=True, sampling="norm"),
+            partial(hyper_op.test_outputs_are_unbiased_where_half_of_the_values_are_zero, causal=True, sampling="norm"),
+        ),
+    ),
     "hyper: the merged sum of weights is at least an eps": Mutant(
         hyper_partial.merge,
-        "torch.logaddexp(one, other)",
-        "(one.exp() + other.exp()).clamp(min=1e-9).log()",
+        "torch.logaddexp(one, added)",
+        "(one.exp() + added.exp()).clamp(min=1e-9).log()",
         (partial(hyper_op.test_sums_of_weights_far_from_one_are_no_less_exact, causal=False, shift=-200.0),),
     ),
     "hyper: no gradient through the shares of the merge": Mutant(
         hyper_partial.merge,
-        "(each - log_sum).exp()",
-        "(each - log_sum).detach().exp()",
+        "(each - log_sum for each in (one, other))",
+        "((each - log_sum).detach() for each in (one, other))",
         (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),
     ),
     "hyper: keys drawn by the global generator": Mutant(
@@ -372,13 +381,13 @@ MUTANTS = {
         (partial(capping.test_with_bounds_too_later_tokens_move_no_earlier_row, "uniform"),),
     ),
     "hyper: no cap on sampled weights": Mutant(
-        hyper_capping.bound_sums,
+        hyper_capping.bounded_mass,
         "torch.minimum(query * scale @ sampled_key.mT, log_cap.unsqueeze(-1))",
         "query * scale @ sampled_key.mT",
         (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 0.3, 2.0, 16),),
     ),
     "hyper: caps from above only": Mutant(
-        hyper_capping.bound_sums,
+        hyper_capping.bounded_mass,
         "torch.maximum(log_sum, log_floor)",
         "log_sum",
         (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),

@@ -31,7 +31,9 @@ class HyperAttention(Mechanism):
         sample_size: keys sampled for each key head, in causal attention for each span; 256 in the paper.
         min_length: up to how many tokens attention is exact; 4096 in the paper.
         hash_bits: hyperplanes, 1 to 62; 7 in the authors' code.
-        sampling: "uniform", as the paper's experiments, or "norm", by the norms of the values (Lemma 2).
+        sampling: how keys are drawn for weighted values: "uniform", with the draw that sums of weights have, as in
+            the paper's experiments, or "norm", with a draw of their own by the norms of the values (algorithm 3,
+            Lemma 2).
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
         seed: of the samples; they depend on it, on the head and on positions only.
         capping: a pair (epsilon, kappa), between whose bounds algorithm 2 holds the denominator; None for no bounds, as

@@ -35,19 +35,24 @@ def hyper_attention(
 ) -> Tensor:
     """Softmax attention in nearly linear time: the largest weights exactly, the others from samples (HyperAttention).
 
-    o_i = (sum over S_i of w_ij v_j + sum over samples l of c_l w_il v_l) / (the same without v), with
-    w_ij = exp(scale * q_i . k_j). S_i is a chunk of keys that are near the query, found by sortLSH (arXiv:2310.05869,
-    algorithm 1): keys are sorted by the Gray-code rank of the hyperplanes' sides on which they lie, and cut into
-    chunks. Samples stand for the keys outside of S_i, those inside S_i count for nothing:
+    o_i = (sum over S_i of w_ij v_j + sum over l in R of a_l w_il v_l) / (sum over S_i of w_ij + sum over l in U of c
+    w_il), with w_ij = exp(scale * q_i . k_j). S_i is a chunk of keys that are near the query, found by sortLSH
+    (arXiv:2310.05869, algorithm 1): keys are sorted by the Gray-code rank of the hyperplanes' sides on which they lie,
+    and cut into chunks. Samples stand for the keys outside of S_i, those inside S_i count for nothing. The denominator
+    has the samples U (algorithm 2): `sample_size` different keys, each set equally likely, and c = (keys outside S_i) /
+    (samples outside S_i). The paper's draws may repeat, so that no number of them would be exact. The samples R of the
+    numerator are, by `sampling`:
 
-    - "uniform": `sample_size` different keys, each set equally likely, and c = (keys outside S_i) / (samples outside
-      S_i). The paper's draws may repeat, so that no number of them would be exact.
-    - "norm" (Lemma 2): independent draws with P(l) proportional to |v_l|^2, and c_l = 1 / (sample_size P(l)). A value
-      of zero is never drawn, although its key weighs in the denominator. The backward pass takes c as given.
+    - "uniform": those of the denominator, a = c, as in the paper's experiments (section 4).
+    - "norm" (algorithm 3, Lemma 2): independent draws of their own with P(l) proportional to |v_l|^2, and a_l = 1 /
+      (sample_size P(l)). The backward pass takes a as given. A value of zero is never drawn, and its key counts in the
+      denominator all the same. Weights do not sum to 1 then, so that an output may leave the range of the values.
+      Departing from algorithm 3, which samples the whole numerator, that of the keys in S_i is exact.
 
-    Either sum is unbiased over seeds for its exact one, their quotient is not. Draws depend on the seed, the key head
-    and positions alone, so the same call gives the same numbers, in recomputation and on any batch too. Hashes and
-    draws are per key head, and have no gradient; queries, keys and values have the exact one of the formula.
+    Either sum is unbiased over seeds for its exact one. Their quotient is biased by about the square of the
+    denominator's relative error. Draws depend on the seed, the key head and positions alone, so the same call gives the
+    same numbers, in recomputation and on any batch too. Hashes and draws are per key head, and have no gradient;
+    queries, keys and values have the exact one of the formula.
 
     Without `causal`, rows of as many queries as keys follow the paper: query i and key j meet if they are in the same
     chunk, each of its own order. Else a query goes to the chunk with the middle key of its bucket.
@@ -63,8 +68,8 @@ def hyper_attention(
     counted from a row's first real token, in place of S_i. With `causal`, what it says of a query's own block of
     `min_length` and of later ones does not matter.
 
-    With `capping` = (epsilon, kappa) the denominator is that of algorithm 2, which no heavy sample and no unlucky draw
-    moves far: with D_i the sum of w_ij over S_i, it is D_i + max(sum over samples of c_l min(w_il, C_i), tau / kappa).
+    With `capping` = (epsilon, kappa) the denominator has algorithm 2's bounds, which no heavy sample and no unlucky
+    draw moves far: with D_i the sum of w_ij over S_i, it is D_i + max(sum over U of c min(w_il, C_i), tau / kappa).
     tau is the largest exact sum outside of S_j over `sample_size` drawn queries j of the same head, and C_i = epsilon^2
     m / (n log n) (D_i + tau / kappa) for m samples of n keys. Numerators stay, unless e^30 times too large, so that an
     output may leave the range of the values. The denominator is biased, and samples of all keys are not exact any more;
@@ -86,9 +91,9 @@ def hyper_attention(
             queries, too.
         scale: factor on q . k; 1 / sqrt(head_dim) when None. The paper has 1, and scaled queries.
         chunk_size: keys of a chunk.
-        sample_size: keys drawn for each key head, and with `causal` for each span.
+        sample_size: keys of a draw, for each key head, and with `causal` for each span.
         min_length: up to which rows are exact.
-        sampling: "uniform" or "norm".
+        sampling: how keys are drawn for the numerator, "uniform" or "norm".
         seed: of the draws; any whole number.
         heavy_mask: (batch or 1, heads or 1, query chunks, key chunks) bool, of chunks of `chunk_size` tokens, the last
             one perhaps shorter: True where a chunk of queries attends to a chunk of keys exactly. Costs what the query
@@ -107,9 +112,10 @@ def hyper_attention(
             not bool.
 
     Cost: 2 * (chunk_size + sample_size) * (head_dim + value_dim) operations a query, and twice that for each doubling
-    of `min_length` up to the length, over two, when causal; besides min_length / 2 exact keys then. Memory is linear
-    in the length, forward and backward. `capping` costs once more the samples' scores, 2 * sample_size * head_dim, for
-    them and for tau, and keeps 2 * sample_size numbers a query for the backward pass.
+    of `min_length` up to the length, over two, when causal; besides min_length / 2 exact keys then. "norm" adds 2 *
+    sample_size * head_dim, for its other draw. Memory is linear in the length, forward and backward. `capping` costs
+    once more the samples' scores, 2 * sample_size * head_dim, for them and for tau, and keeps 2 * sample_size numbers a
+    query for the backward pass.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_hyperplanes(hyperplanes, query.shape[3])

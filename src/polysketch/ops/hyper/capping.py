@@ -6,12 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.hyper.partial import Partial
 from polysketch.ops.hyper.rows import take_rows
 from polysketch.ops.hyper.sampling import draw_uniform
 from polysketch.ops.hyper.tiles import Tiles
 
-_LARGEST = 30.0  # log of how many times its bound a sum of samples may be in the numerator: its square is finite
 _ENTRIES = 2**24  # scores of drawn queries worked on at once
 
 
@@ -145,8 +143,7 @@ def log_share(count: Tensor, sample_size: int, epsilon: float) -> Tensor:
     return (epsilon**2 * keys.clamp(max=sample_size) / (keys * keys.log())).log()
 
 
-def bound_sums(
-    sampled: Partial,
+def bounded_mass(
     exact_log_sum: Tensor,
     query: Tensor,
     sampled_key: Tensor,
@@ -154,15 +151,12 @@ def bound_sums(
     log_floor: Tensor,
     share: Tensor,
     scale: float,
-) -> Partial:
-    """`sampled` with max(sum of c_l min(w_il, C_i), floor_i) for the sum of its weights; weighted values stay.
-
-    Weighted values of more than e^30 times that sum are scaled down to it, so that float32 holds them and gradients.
+) -> Tensor:
+    """What samples add to the denominator, (leads, tiles, rows): the log of max(sum of c_l min(w_il, C_i), floor_i).
 
     C_i = exp(share) (the exact sum + floor_i). Logs throughout: no weight is computed that is not relative to a sum.
 
     Args:
-        sampled: of (leads, tiles, rows).
         exact_log_sum: (leads, tiles, rows), the log of the sum over S_i.
         query: (leads, tiles, rows, head_dim).
         sampled_key: (leads, 1, m, head_dim).
@@ -176,9 +170,7 @@ def bound_sums(
     scores = torch.minimum(query * scale @ sampled_key.mT, log_cap.unsqueeze(-1)) + log_weights.unsqueeze(-2)
     unseen = (log_weights == -torch.inf).all(-1, keepdim=True)
     log_sum = scores.masked_fill(unseen.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(unseen, -torch.inf)
-    log_sum = torch.maximum(log_sum, log_floor)
-    ratio = (sampled.log_sum - log_sum.masked_fill(log_sum == -torch.inf, 0.0)).clamp(max=_LARGEST).exp()
-    return Partial(sampled.output * ratio.unsqueeze(-1), log_sum)
+    return torch.maximum(log_sum, log_floor)
 
 
 def _log_of_sum(one: Tensor, other: Tensor) -> Tensor:

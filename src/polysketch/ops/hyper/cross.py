@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polysketch.ops.hyper.capping import (
     Capping,
-    bound_sums,
+    bounded_mass,
     draw_rows,
     draw_rows_in_order,
     log_largest_rest,
@@ -17,7 +17,7 @@ from polysketch.ops.hyper.capping import (
 from polysketch.ops.hyper.given import tiles_by_mask
 from polysketch.ops.hyper.partial import Partial, attend, merge
 from polysketch.ops.hyper.rows import take_rows
-from polysketch.ops.hyper.sampling import SAMPLING
+from polysketch.ops.hyper.sampling import Samples, draw_by_norm, draw_uniform
 from polysketch.ops.hyper.tiles import Tiles, sort_keys, tiles_by_code, tiles_by_rank
 
 
@@ -61,31 +61,51 @@ def attend_approximately(
         Partial of (batch, key_heads, nodes, groups, n).
     """
     groups, length = query.shape[-3:-1]
-    samples = SAMPLING[options.sampling](value, real, start, options.sample_size, options.seed)
-    tiles = _tiles(query, key, real, samples.key, by_rank, options)
+    tiles = _tiles(query, key, real, by_rank, options)
     queries = take_rows(query.flatten(-3, -2), tiles.query)
     exact_bias = _hide(tiles.real, query.dtype)
     exact = attend(queries, take_rows(key, tiles.key), take_rows(value, tiles.key), exact_bias, options.scale)
-    log_weights = samples.log_weights(tiles.covered, real.sum(-1).unsqueeze(1), tiles.real.sum(-1))
-    sampled_key, sampled_value = (take_rows(x, samples.key).unsqueeze(-3) for x in (key, value))
-    sampled = attend(queries, sampled_key, sampled_value, log_weights.to(query.dtype), options.scale)
+    counted = draw_uniform(key, real, start, options.sample_size, options.seed)
+    key_count = real.sum(-1).unsqueeze(1)
+    sampled_key, log_weights = _sampled_keys(key, counted, tiles, key_count)
+    if options.sampling == "uniform":
+        sampled = attend(queries, sampled_key, _sampled(value, counted), log_weights, options.scale)
+        mass = sampled.log_sum
+    else:
+        drawn = draw_by_norm(value, real, start, options.sample_size, options.seed, counted)
+        drawn_key, drawn_weights = _sampled_keys(key, drawn, tiles, key_count)
+        sampled = attend(queries, drawn_key, _sampled(value, drawn), drawn_weights, options.scale)
+        mass = None
     if options.capping is not None:
         bounds = _bounds(query, key, real, start, by_rank, later, tiles, options, options.capping)
-        sampled = bound_sums(sampled, exact.log_sum, queries, sampled_key, log_weights.to(query.dtype), *bounds)
-    output, log_sum = merge(exact, sampled)
+        mass = bounded_mass(exact.log_sum, queries, sampled_key, log_weights, *bounds)
+    elif mass is None:  # of values without a width, only the sum of weights is computed
+        mass = attend(queries, sampled_key, sampled_key[..., :0], log_weights, options.scale).log_sum
+    output, log_sum = merge(exact, sampled, mass)
     output = take_rows(output.flatten(-3, -2), tiles.slot)
     log_sum = log_sum.flatten(-2).gather(-1, tiles.slot)
     return Partial(output.unflatten(-2, (groups, length)), log_sum.unflatten(-1, (groups, length)))
 
 
-def _tiles(query: Tensor, key: Tensor, real: Tensor, sample: Tensor, by_rank: bool, options: Options) -> Tiles:
+def _sampled_keys(key: Tensor, samples: Samples, tiles: Tiles, key_count: Tensor) -> tuple[Tensor, Tensor]:
+    """The drawn keys (leads, 1, m, head_dim), and the log of what each counts for a tile (leads, tiles, m)."""
+    log_weights = samples.log_weights(tiles.covers(samples.key), key_count, tiles.real.sum(-1))
+    return _sampled(key, samples), log_weights.to(key.dtype)
+
+
+def _sampled(source: Tensor, samples: Samples) -> Tensor:
+    """Rows of the drawn keys, (leads, 1, m, width)."""
+    return take_rows(source, samples.key).unsqueeze(-3)
+
+
+def _tiles(query: Tensor, key: Tensor, real: Tensor, by_rank: bool, options: Options) -> Tiles:
     """Where queries meet keys exactly: as the caller says, or as hashes do."""
     if options.heavy is not None:
-        return tiles_by_mask(query, real, options.heavy, sample, options.chunk_size)
+        return tiles_by_mask(query, real, options.heavy, options.chunk_size)
     keys = sort_keys(key, real, options.hyperplanes, options.chunk_size)
     if by_rank:
-        return tiles_by_rank(query, keys, real, options.hyperplanes, sample)
-    return tiles_by_code(query, keys, options.hyperplanes, sample)
+        return tiles_by_rank(query, keys, real, options.hyperplanes)
+    return tiles_by_code(query, keys, options.hyperplanes)
 
 
 def _bounds(
@@ -99,7 +119,7 @@ def _bounds(
     options: Options,
     capping: Capping,
 ) -> tuple[Tensor, Tensor, float]:
-    """What `bound_sums` takes last: log(tau / kappa) of each row of a tile, the log of the caps' share, the scale."""
+    """What `bounded_mass` takes last: log(tau / kappa) of each row of a tile, the log of the caps' share, the scale."""
     sizes = (options.sample_size, options.seed)
     if later is None:
         asked = real if by_rank else real.new_ones(1, *query.shape[2:5:2])

@@ -7,9 +7,10 @@ from torch import Tensor
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"  # in every PyTorch that we support, though not documented
 
 
-def can_fuse(query: Tensor, bias: Tensor | None, causal: bool) -> bool:
-    """Whether the kernel is there for such tensors; it takes a bias or is causal, not both."""
-    return query.device.type == "cpu" and (bias is None or not causal) and hasattr(torch.ops.aten, _NAME)
+def can_fuse(query: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> bool:
+    """Whether the kernel is there for such tensors; it takes a bias or is causal, not both, and wants values."""
+    fits = value.shape[-1] > 0 and (bias is None or not causal)
+    return query.device.type == "cpu" and fits and hasattr(torch.ops.aten, _NAME)
 
 
 def fused_attention(
@@ -53,7 +54,7 @@ def _steered(output: Tensor, grad_output: Tensor, grad_log_sum: Tensor) -> Tenso
     """An output with which the kernel's backward pass gives the gradient through the log sum, too.
 
     It computes weights * (grad_output . value - grad_output . output), and wanted is + grad_log_sum: the output less
-    grad_log_sum along grad_output. Where parts are merged, grad_output is zero only where grad_log_sum is.
+    grad_log_sum along grad_output. Where parts are merged, grad_output is zero only where grad_log_sum is, too.
     """
     norm = torch.linalg.vector_norm(grad_output, dim=-1, keepdim=True)
     norm = norm.masked_fill(norm == 0, torch.inf)

@@ -42,14 +42,13 @@ def mask_of_second_halves(heavy: Tensor, first: int, nodes: int, chunks: int, ha
     return pairs.diagonal(dim1=-4, dim2=-2).movedim(-1, 2)[..., half:, :half]
 
 
-def tiles_by_mask(query: Tensor, real: Tensor, heavy: Tensor, sample: Tensor, chunk_size: int) -> Tiles:
+def tiles_by_mask(query: Tensor, real: Tensor, heavy: Tensor, chunk_size: int) -> Tiles:
     """A tile for each chunk of queries and each query head, with the keys of all chunks that the mask names for it.
 
     Args:
         query: (batch, key_heads, nodes, groups, n, head_dim).
         real: (batch or 1, nodes, m) bool.
         heavy: (batch or 1, heads or 1, nodes, query chunks, key chunks) bool.
-        sample: (batch, key_heads, nodes, samples) int64, keys that were drawn.
         chunk_size: tokens of a chunk.
     """
     batch, heads, nodes, groups, length, _ = query.shape
@@ -66,12 +65,13 @@ def tiles_by_mask(query: Tensor, real: Tensor, heavy: Tensor, sample: Tensor, ch
     inside = key.clamp(max=real.shape[-1] - 1)
     seen = real[:, None, :, None].expand(batch, heads, -1, key.shape[-2], -1).gather(-1, inside)
     seen = seen & (key == inside) & flag.bool().repeat_interleave(chunk_size, -1)
-    drawn = (sample // chunk_size).unsqueeze(-2).expand(*named.shape[:-1], -1)
     leads = (batch, heads, nodes)
+    chunk_of_key = torch.arange(real.shape[-1], device=query.device) // chunk_size
     return Tiles(
         tiles.flatten(0, 1).expand(*leads, -1, -1),
         slot.flatten().expand(*leads, -1),
         inside,
         seen,
-        named.gather(-1, drawn),
+        chunk_of_key.expand(*leads, -1),
+        named,
     )

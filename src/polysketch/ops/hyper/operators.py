@@ -30,7 +30,7 @@ def attend_part(
     Returns:
         (leads, tiles, rows, value_dim), zeros where all is hidden, and (leads, tiles, rows), -inf there.
     """
-    if can_fuse(query, bias, causal):
+    if can_fuse(query, value, bias, causal):
         return fused_attention(query, key, value, bias, causal, scale)
     return (plain_causal_attention if causal else plain_attention)(query, key, value, bias, scale)
 
@@ -50,7 +50,7 @@ def attend_part_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the weights are computed again."""
     tensors = (grad_output, grad_log_sum, query, key, value, bias, output, log_sum)
-    if can_fuse(query, bias, causal):
+    if can_fuse(query, value, bias, causal):
         return fused_attention_backward(*tensors, causal, scale)
     return (plain_causal_attention_backward if causal else plain_attention_backward)(*tensors, scale)
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from polysketch.ops.hyper.operators import attend_part
 
+_LARGEST = 30.0  # log of how many times the denominator a sum of samples may be in the numerator: its square is finite
+
 
 class Partial(NamedTuple):
     """Attention to some of the keys.
@@ -20,13 +22,23 @@ class Partial(NamedTuple):
     log_sum: Tensor
 
 
-def merge(first: Partial, second: Partial) -> Partial:
-    """Attention to the keys of both; gradients go through the shares of the mass, too."""
-    blind = (first.log_sum == -torch.inf) & (second.log_sum == -torch.inf)
-    one, other = first.log_sum.masked_fill(blind, 0.0), second.log_sum.masked_fill(blind, 0.0)
-    log_sum = torch.logaddexp(one, other)
-    one, other = ((each - log_sum).exp().unsqueeze(-1) for each in (one, other))
-    output = one * first.output + other * second.output
+def merge(first: Partial, second: Partial, mass: Tensor | None = None) -> Partial:
+    """Attention to the keys of both; gradients go through the shares of the mass, too.
+
+    Args:
+        first: some keys.
+        second: others.
+        mass: (..., n), the log of what `second` adds to the denominator; its own sum of weights when None. Where that
+            is not its own, weighted values of more than e^30 times the joint denominator are scaled down to this, so
+            that float32 holds them and their gradients.
+    """
+    added = second.log_sum if mass is None else mass
+    blind = (first.log_sum == -torch.inf) & (added == -torch.inf)
+    one, other, added = (x.masked_fill(blind, 0.0) for x in (first.log_sum, second.log_sum, added))
+    log_sum = torch.logaddexp(one, added)
+    one, other = (each - log_sum for each in (one, other))
+    other = other if mass is None else other.clamp(max=_LARGEST)
+    output = one.exp().unsqueeze(-1) * first.output + other.exp().unsqueeze(-1) * second.output
     return Partial(output, log_sum.masked_fill(blind, -torch.inf))
 
 
@@ -36,16 +48,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float
     Args:
         query: (..., tiles, rows, head_dim) in float32 or float64.
         key: (..., tiles, keys, head_dim), or (..., 1, keys, head_dim) for all tiles.
-        value: (..., tiles or 1, keys, value_dim).
+        value: (..., tiles or 1, keys, value_dim); without a width where only the sum of weights is wanted.
         bias: (..., tiles, keys), added to the scores of every row of a tile, -inf to hide a key; no gradient.
         scale: factor on q . k.
     """
     shape = query.shape[:-1]
     leads = 1 if key.shape[-3] == query.shape[-3] else shape[:-2].numel()  # tiles with keys of their own are one list
-    query, key, value = (x.reshape(leads, -1, *x.shape[-2:]) for x in (query, key, value))
+    query, key, value = (x.reshape(leads, x.shape[:-2].numel() // leads, *x.shape[-2:]) for x in (query, key, value))
     bias = bias.reshape(leads, -1, bias.shape[-1])
     output, log_sum = attend_part(query, key, value, bias, False, scale)
-    return Partial(output.view(*shape, -1), log_sum.view(shape))
+    return Partial(output.view(*shape, value.shape[-1]), log_sum.view(shape))
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> Partial:

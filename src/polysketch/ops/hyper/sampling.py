@@ -1,12 +1,14 @@
 """Keys drawn to stand for all those that are not attended exactly: which ones, and what each one counts."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polysketch.ops.hyper.randomness import random_bits, random_uniform
+
+SAMPLING = ("uniform", "norm")
+"""How keys are drawn for the numerator; for the denominator always uniformly."""
 
 _LAST = torch.iinfo(torch.int64).max
 
@@ -43,26 +45,26 @@ class Samples(NamedTuple):
         return torch.where(used, each.unsqueeze(-1), -torch.inf)
 
 
-def draw_uniform(value: Tensor, real: Tensor, start: Tensor, sample_size: int, seed: int) -> Samples:
+def draw_uniform(key: Tensor, real: Tensor, start: Tensor, sample_size: int, seed: int) -> Samples:
     """`sample_size` different keys, each set of them equally likely; all keys where there are not more.
 
     The key at a position has a random number that depends on the seed, its head and its position, and those with the
     smallest numbers are drawn: so earlier ones do not depend on later tokens, nor on the batch.
 
     Args:
-        value: (batch, key_heads, nodes, n, value_dim).
+        key: (batch, key_heads, nodes, n, any); its shape and device count.
         real: (batch or 1, nodes, n) bool, False for keys that count for nothing.
         start: (nodes,) int64, the position of each node's first key.
         sample_size: at least 1.
         seed: any whole number.
     """
-    batch, heads, nodes, length, _ = value.shape
+    batch, heads, nodes, length, _ = key.shape
     shape, size = (batch, heads, nodes, min(sample_size, length)), min(sample_size, length)
     if size == length:
-        index = torch.arange(length, device=value.device).expand(shape)
+        index = torch.arange(length, device=key.device).expand(shape)
         return Samples(index, real.unsqueeze(1).expand(shape), None)
-    head = torch.arange(heads, device=value.device)[:, None, None]
-    position = start[:, None] + torch.arange(length, device=value.device)
+    head = torch.arange(heads, device=key.device)[:, None, None]
+    position = start[:, None] + torch.arange(length, device=key.device)
     # The position below the random bits makes every number another one.
     priority = (random_bits(seed, head, position) << 31) | position
     priority = priority.masked_fill(~real.unsqueeze(1), _LAST)
@@ -70,14 +72,18 @@ def draw_uniform(value: Tensor, real: Tensor, start: Tensor, sample_size: int, s
     return Samples(index.expand(shape), (smallest < _LAST).expand(shape), None)
 
 
-def draw_by_norm(value: Tensor, real: Tensor, start: Tensor, sample_size: int, seed: int) -> Samples:
+def draw_by_norm(value: Tensor, real: Tensor, start: Tensor, sample_size: int, seed: int, uniform: Samples) -> Samples:
     """`sample_size` independent draws with P(l) = |v_l|^2 / |V|_F^2, each of the weight 1 / (m P(l)) (Lemma 2).
 
-    A key whose value is zero is never drawn. Where there are not more keys than samples, all keys, each counted once.
-    The weights are constants to the backward pass, which estimates the exact gradient by the same draws then.
-    Arguments as in `draw_uniform`.
+    They stand for sums of weighted values alone: a key whose value is zero is never drawn, and a sum of weights without
+    it would be too small. Where there are not more keys than samples, all keys, each counted once. The weights are
+    constants to the backward pass, which estimates the exact gradient by the same draws then.
+
+    Args:
+        value: (batch, key_heads, nodes, n, value_dim).
+        real, start, sample_size, seed: as in `draw_uniform`.
+        uniform: what that has drawn with the same arguments; these draws do not depend on it.
     """
-    uniform = draw_uniform(value, real, start, sample_size, seed)
     heads, length = value.shape[1], value.shape[3]
     if sample_size >= length:
         return uniform._replace(log_weight=torch.zeros_like(uniform.key, dtype=value.dtype))
@@ -97,10 +103,3 @@ def draw_by_norm(value: Tensor, real: Tensor, start: Tensor, sample_size: int, s
             torch.where(few, uniform.real, drawn > 0),
             torch.where(few, 0.0, log_weight),
         )
-
-
-SAMPLING: dict[str, Callable[[Tensor, Tensor, Tensor, int, int], Samples]] = {
-    "uniform": draw_uniform,
-    "norm": draw_by_norm,
-}
-"""How keys are drawn, by name."""

@@ -18,14 +18,24 @@ class Tiles(NamedTuple):
         slot: (leads, queries) int64, the slot, tile * rows + row, of each query.
         key: (leads, tiles, keys) int64, the keys of each tile.
         real: (leads, tiles, keys) bool, False where there is no key to attend to.
-        covered: (leads, tiles, m) bool: which samples are among the tile's keys.
+        chunk: (leads, n) int64, the chunk of each key of the node.
+        own: the chunk whose keys a tile has, (tiles) or (leads, tiles) int64; or, where a tile may have the keys of
+            several, (leads, tiles, chunks) bool, the chunks that it has.
     """
 
     query: Tensor
     slot: Tensor
     key: Tensor
     real: Tensor
-    covered: Tensor
+    chunk: Tensor
+    own: Tensor
+
+    def covers(self, sample: Tensor) -> Tensor:
+        """(leads, tiles, m) bool: which of the keys `sample` (leads, m) are among a tile's."""
+        chunk = self.chunk.gather(-1, sample).unsqueeze(-2)
+        if self.own.dtype != torch.bool:
+            return chunk == self.own.unsqueeze(-1)
+        return self.own.gather(-1, chunk.expand(*self.own.shape[:-1], -1))
 
 
 class SortedKeys(NamedTuple):
@@ -63,7 +73,7 @@ def sort_keys(key: Tensor, real: Tensor, hyperplanes: Tensor, chunk_size: int) -
     return SortedKeys(order.unflatten(-1, (-1, chunk_size)), exists.unflatten(-1, (-1, chunk_size)), rank, chunk)
 
 
-def tiles_by_rank(query: Tensor, keys: SortedKeys, real: Tensor, hyperplanes: Tensor, sample: Tensor) -> Tiles:
+def tiles_by_rank(query: Tensor, keys: SortedKeys, real: Tensor, hyperplanes: Tensor) -> Tiles:
     """sortLSH (HyperAttention, algorithm 1): query i and key j meet when they have places in the same chunk.
 
     Queries are sorted among themselves, so that a later one can move an earlier one: not for causal attention.
@@ -73,7 +83,6 @@ def tiles_by_rank(query: Tensor, keys: SortedKeys, real: Tensor, hyperplanes: Te
         keys: of `sort_keys`.
         real: (batch or 1, nodes, n) bool; queries that are not real are sorted behind the others.
         hyperplanes: (head_dim, bits).
-        sample: (leads, m) int64, keys that were drawn.
     """
     groups, length = query.shape[-3:-1]
     chunks, chunk_size = keys.order.shape[-2:]
@@ -84,12 +93,11 @@ def tiles_by_rank(query: Tensor, keys: SortedKeys, real: Tensor, hyperplanes: Te
     slot = place // chunk_size * (groups * chunk_size) + member * chunk_size + place % chunk_size
     padded = torch.nn.functional.pad(order + member * length, (0, -length % chunk_size))
     tiles = padded.unflatten(-1, (chunks, chunk_size)).transpose(-3, -2).flatten(-2)
-    number = torch.arange(chunks, device=query.device)[:, None]
-    covered = keys.chunk.gather(-1, sample).unsqueeze(-2) == number
-    return Tiles(tiles, slot.flatten(-2), keys.order, keys.real, covered)
+    number = torch.arange(chunks, device=query.device)
+    return Tiles(tiles, slot.flatten(-2), keys.order, keys.real, keys.chunk, number)
 
 
-def tiles_by_code(query: Tensor, keys: SortedKeys, hyperplanes: Tensor, sample: Tensor) -> Tiles:
+def tiles_by_code(query: Tensor, keys: SortedKeys, hyperplanes: Tensor) -> Tiles:
     """Each query goes to the chunk with the middle one of the keys in its bucket, or that where they would be.
 
     No query depends on another. A chunk may get any number of queries: they fill tiles, of which at most one for each
@@ -115,8 +123,7 @@ def tiles_by_code(query: Tensor, keys: SortedKeys, hyperplanes: Tensor, sample: 
     tiles = order.new_zeros(*order.shape[:-1], size * rows).scatter_(-1, slot_of_ordered, order)
     owner = torch.searchsorted(last_tile, _numbers(size, rank), right=True).clamp(max=chunks - 1)
     key, real = (x.gather(-2, owner[..., None].expand(*owner.shape, chunk_size)) for x in (keys.order, keys.real))
-    covered = keys.chunk.gather(-1, sample).unsqueeze(-2) == owner[..., None]
-    return Tiles(tiles.unflatten(-1, (size, rows)), slot, key, real, covered)
+    return Tiles(tiles.unflatten(-1, (size, rows)), slot, key, real, keys.chunk, owner)
 
 
 def _numbers(count: int, like: Tensor) -> Tensor:
