@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ops.linear_cases import Case, arguments, assert_same, empty_state, make, prefix_share, relative_error, run
 from polysketch import ops
+from polysketch.ops.linear import aligned
 from polysketch.ops.native import why_unavailable
 
 CASES = [
@@ -150,6 +151,45 @@ def test_size_depends_on_features_and_chunk_never_on_the_context():
     case = Case(length=16)
     sizes = {run(case, make(case, n), return_state=True).state.nbytes for n in (1, 16, 100, 1000)}
     assert sizes == {empty_state(case).nbytes}
+
+
+BACKENDS = ["reference", "chunked", *([] if why_unavailable() else ["native"])]
+
+
+def held(tensor: torch.Tensor) -> int:
+    """Bytes of memory that a tensor keeps alive."""
+    return tensor.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spans", [1, 3])
+@pytest.mark.parametrize("case", [*CASES, Case(length=70, local_chunk=0), Case(length=64)], ids=str)
+def test_a_state_keeps_no_more_alive_than_itself(case, spans, backend, monkeypatch):
+    """Views of a sequence, even those without an entry, would keep all of it."""
+    monkeypatch.setattr(aligned, "num_spans", lambda *_: spans)
+    case = replace(case, dtype=torch.float32)
+    tensors = make(case)
+    state = run(case, tensors, backend=backend, return_state=True).state
+    later = run(case, tensors, backend=backend, state=state, return_state=True).state
+    for found in (state, later, later.clone(), ops.combine(empty_state(case), state)):
+        assert {name: held(x) for name, x in found.tensors().items()} == {
+            name: x.numel() * x.element_size() for name, x in found.tensors().items()
+        }
+
+
+@pytest.mark.parametrize("local_chunk", [0, 16])
+def test_what_combine_gives_is_nobody_elses_memory(local_chunk):
+    case = Case(length=20, local_chunk=local_chunk, decays=True)
+    tensors = make(case)
+    earlier = run(case, make(case, 32), return_state=True).state
+    later = run(case, tensors, return_state=True).state
+    before = [parts(earlier.clone()), parts(later.clone())]
+    joint = ops.combine(earlier, later)
+    one = make(case, 1)
+    ops.linear_attention_extend_(one.query, one.key, one.value, joint, **arguments(case, one))
+    joint.reset_()
+    assert_same(parts(earlier), before[0], 0.0)
+    assert_same(parts(later), before[1], 0.0)
 
 
 def test_a_saved_state_is_the_same_when_loaded(tmp_path):

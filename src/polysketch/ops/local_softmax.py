@@ -112,7 +112,7 @@ def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, chunk: int, cau
         for x in (query, key, value)
     )
     output = _attend(F.pad(query, (0, 0, 1, 0)), key, value, causal)[:, :, 1:]  # a first query beside the first key
-    return output.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+    return output.unflatten(0, (batch, -(-length // chunk))).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:

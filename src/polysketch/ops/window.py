@@ -184,7 +184,7 @@ def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, chunk: int, opt
         return polynomial_attention(query, key, value, **options)
     chunks = (F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (query, key, value))
     output = polynomial_attention(*(x.transpose(1, 2).flatten(0, 1) for x in chunks), **options)
-    return output.unflatten(0, (query.shape[0], -1)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+    return output.unflatten(0, (query.shape[0], -(-length // chunk))).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
 def _check_at_least_one(name: str, size: int) -> None:

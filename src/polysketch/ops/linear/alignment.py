@@ -72,7 +72,7 @@ def align(key_mask: Tensor | None, state: LinearAttentionState | None, like: Ten
 def open_rows(aligned: Tensor, total: Tensor, chunk: int) -> Tensor:
     """The tokens since each row's last chunk boundary, (batch, heads, chunk, width), zero-filled."""
     if not chunk:
-        return aligned[:, :, :0]
+        return aligned.new_empty(*aligned.shape[:2], 0, aligned.shape[3])  # a view would keep all tokens alive
     steps = torch.arange(chunk, device=aligned.device)
     index = (total - total % chunk)[:, None] + steps
     rows = _take(aligned, index.clamp(max=aligned.shape[2] - 1))

@@ -85,7 +85,8 @@ def linear_attention(
         float64 for float64 inputs, also under autocast, which does not touch this op.
 
     Raises:
-        ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
+        ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came. A batch
+            may be empty, and then outputs and states are; a sequence may not.
         RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
 
     Cost, per token and head, power 2: 4 (r (r + 1) / 2) (value_dim + 1) operations for the sums and 2 chunk (head_dim

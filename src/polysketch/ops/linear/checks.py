@@ -56,8 +56,10 @@ def _check_kinds(tensors: dict[str, Tensor], *, same_dtype: bool = True) -> None
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
     for name, tensor in (("query_features", query), ("key_features", key), ("value", value)):
-        if tensor.dim() != 4 or 0 in tensor.shape:
-            raise ValueError(f"{name} must be (batch, heads, length, width), none of them 0, got {tuple(tensor.shape)}")
+        if tensor.dim() != 4 or 0 in tensor.shape[1:]:
+            raise ValueError(
+                f"{name} must be (batch, heads, length, width), only the batch may be 0, got {tuple(tensor.shape)}"
+            )
     if key.shape[:3] != value.shape[:3]:
         raise ValueError(
             "key_features and value must agree in batch, heads and length, got "

@@ -116,8 +116,9 @@ def _program_step(program, query, key, value, state, offset, normalize, local, l
 
 def _step(query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
     """One token of every row."""
-    dtype, batch, key_heads = state.sums.dtype, key.shape[0], key.shape[1]
-    rows = query[:, :, here].reshape(batch, key_heads, -1, query.shape[3]).to(dtype)
+    dtype, (batch, key_heads) = state.sums.dtype, key.shape[:2]
+    lead = (batch, key_heads, query.shape[1] // key_heads)
+    rows = query[:, :, here].reshape(*lead, query.shape[3]).to(dtype)
     key, value_now = key[:, :, here].to(dtype), value[:, :, here].to(dtype)
     decay = None if log_decay is None else log_decay[:, :, here].to(dtype)
     if local is None:
@@ -125,21 +126,22 @@ def _step(query, key, value, state, offset, normalize, local, log_decay, here: s
         numerator, denominator = _read(state, rows)
     else:
         fill = state.fill.tolist()
-        local_query = local.query[:, :, here].reshape(batch, key_heads, -1, local.query.shape[3]).to(dtype)
+        local_query = local.query[:, :, here].reshape(*lead, local.query.shape[3]).to(dtype)
         _open_token(state, fill, key, value_now, local.key[:, :, here].to(dtype), decay)
         numerator, denominator = _read(state, rows)
         if decay is not None:
             factor = state.open_log_decay.sum(-1).exp()[..., None]
             numerator, denominator = numerator * factor[..., None], denominator * factor
-        exact = (local_query @ state.open_key[:, :, : max(fill) + 1].mT).pow_(local.degree)
-        numerator = numerator + exact @ state.open_value[:, :, : max(fill) + 1]
+        used = max(fill, default=0) + 1
+        exact = (local_query @ state.open_key[:, :, :used].mT).pow_(local.degree)
+        numerator = numerator + exact @ state.open_value[:, :, :used]
         denominator = denominator + exact.sum(-1)
-        _fold_full_chunks(state, [row for row, used in enumerate(fill) if used + 1 == local.chunk])
+        _fold_full_chunks(state, [row for row, tokens in enumerate(fill) if tokens + 1 == local.chunk])
     state.advance_()
     if normalize:
         mass = (denominator + offset)[..., None]
         numerator = torch.where(mass == 0, 0.0, numerator / mass)
-    return numerator.reshape(batch, query.shape[1], 1, -1).to(value.dtype)
+    return numerator.reshape(batch, query.shape[1], 1, value.shape[3]).to(value.dtype)
 
 
 def _expand(x: Tensor, state: LinearAttentionState, *, query: bool) -> Tensor:

@@ -37,6 +37,8 @@ def shares(inputs: Inputs) -> list[Sequence[Group]]:
     if inputs.query.device.type != "cpu":
         return [[Group(slice(0, batch), slice(0, key_heads))]]
     workers, total = num_workers(inputs.query.device), batch * key_heads
+    if total == 0:
+        return [[]]
     # As few groups as the limit allows, as many for every thread; then heads, or whole rows, shared out evenly.
     size = _ceil_div(total, workers * _ceil_div(total, workers * HEADS_PER_GROUP))
     heads = _ceil_div(key_heads, _ceil_div(key_heads, size))

@@ -32,7 +32,7 @@ def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
         chunk: tokens of a chunk.
         pieces: into how many independent ones a backend cuts the work of a head.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or key.shape[0] == 0:
         return 1
     on_cpu = key.device.type == "cpu"
     workers = num_workers(key.device) if on_cpu else _UNITS_ON_A_DEVICE
@@ -79,8 +79,8 @@ def attend_in_spans(
         query, key, value, local, decay, causal=True, chunk=chunk, length=real, return_sums=return_sums, **options
     )
     output, denominator = cut.join(found[0])[:, :, :tokens], cut.join(found[1])[:, :, :tokens]
-    final_sums, final_normalizer = (x.unflatten(0, (-1, cut.count))[:, -1] if return_sums else x for x in found[2:])
-    return output, denominator, final_sums, final_normalizer
+    last = (cut.last(x) if return_sums else x for x in found[2:])
+    return output, denominator, *last
 
 
 class _Cut:
@@ -104,6 +104,10 @@ class _Cut:
     def join(self, x: Tensor) -> Tensor:
         """(batch * count, heads, size, ...) -> (batch, heads, count * size, ...)."""
         return x.unflatten(0, (-1, self.count)).transpose(1, 2).flatten(2, 3)
+
+    def last(self, x: Tensor) -> Tensor:
+        """(batch * count, ...) -> (batch, ...) of the last spans; a copy, for a view would keep all spans alive."""
+        return x.unflatten(0, (-1, self.count))[:, -1].clone()
 
 
 def _lengths(cut: _Cut, tokens: int, length: Tensor | None, like: Tensor) -> Tensor | None:

@@ -172,6 +172,7 @@ def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> Linea
     """The state of two spans in a row, given the state of each (both started from zeros); associative.
 
     `earlier` must end on a boundary of a local chunk in every row, for chunks of `later` count from its first token.
+    The result shares no memory with either.
     """
     if bool(earlier.fill.any()):
         raise ValueError(
@@ -180,7 +181,7 @@ def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> Linea
         )
     decay = later.log_decay.exp()
     return replace(
-        later,
+        later.clone(),
         sums=earlier.sums * decay[..., None, None] + later.sums,
         normalizer=earlier.normalizer * decay[..., None] + later.normalizer,
         log_decay=earlier.log_decay + later.log_decay,

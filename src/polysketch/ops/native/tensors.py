@@ -36,11 +36,13 @@ def shares_of(count: int) -> list[Sequence[int]]:
 
 
 def run_program(program: Callable[..., int], call: ctypes.Structure, share: Sequence[int]) -> None:
-    """Run `program(call, first, last)` on a run of items.
+    """Run `program(call, first, last)` on a run of items, if there are any.
 
     Raises:
         MemoryError: it says that memory ran out.
     """
+    if not share:
+        return
     if program(ctypes.byref(call), ctypes.c_int64(share[0]), ctypes.c_int64(share[-1] + 1)):
         raise MemoryError(f"not enough memory for a native program on {len(share)} of its items")
 
