@@ -19,7 +19,7 @@ _TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "random": {"learned": False},
     "learned": {},
-    "gated": {"gate": True, "hidden_size": 128},
+    "gated": {"decay_gate": True, "hidden_size": 128},
 }
 
 

@@ -30,10 +30,10 @@ _MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
     "polysketch learned, no local": ("polysketch", {"local_chunk": None}),
     "polysketch random": ("polysketch", {"learned": False}),
     "polysketch gain": ("polysketch", {"prefix_gain": 0.5}),
-    "polysketch gate": ("polysketch", {"prefix_gain": 0.5, "gate": True, "hidden_size": _HIDDEN}),
+    "polysketch gate": ("polysketch", {"prefix_gain": 0.5, "decay_gate": True, "hidden_size": _HIDDEN}),
     "llops not negative": ("llops", {"nonnegative": True, "normalize": True}),
     "performer relu": ("performer", {"kind": "relu"}),
-    "polarity gate": ("polarity", {"gate": True, "hidden_size": _HIDDEN}),
+    "polarity gate": ("polarity", {"output_gate": True, "hidden_size": _HIDDEN}),
 }
 _OPTIONS: dict[str, dict[str, Any]] = {"nystrom": {"num_landmarks": 16}, "skyformer": {"num_landmarks": 16}}
 """Of mechanisms that the table above does not name: fewer landmarks than tokens; else the defaults."""

@@ -15,8 +15,14 @@ def test_an_unknown_mechanism_is_refused_with_the_list_of_those_that_exist():
 def test_the_options_of_a_mechanism_are_its_constructors_own():
     assert attention.option_names("softmax") == ()
     assert attention.option_names("polynomial") == ("degree",)
-    expected = {"degree", "sketch_size", "learned", "projection", "local_chunk", "share", "prefix_gain", "gate"}
+    expected = {"degree", "sketch_size", "learned", "projection", "local_chunk", "share", "prefix_gain", "decay_gate"}
     assert set(attention.option_names("polysketch")) == expected | {"hidden_size"}
+
+
+@pytest.mark.parametrize(("name", "meant"), [("polysketch", "decay_gate"), ("polarity", "output_gate")])
+def test_a_part_of_an_options_name_is_refused_with_the_whole_name(name: str, meant: str):
+    with pytest.raises(ValueError, match=rf"has no option 'gate' \(is {meant} meant\?\); it takes"):
+        attention.build(name, num_heads=2, head_dim=8, gate=True, hidden_size=4)
 
 
 def test_a_mechanism_without_options_says_so():
@@ -42,7 +48,7 @@ def test_a_mechanism_without_options_says_so():
         ("polysketch", {"prefix_gain": 1.0}, "between 0 and 1, got 1.0"),
         ("polysketch", {"prefix_gain": (0.5, 0.5, 0.5)}, "one per key/value head: 2, got 3"),
         ("polysketch", {"prefix_gain": 0.5, "local_chunk": None}, "prefix_gain needs a local part"),
-        ("polysketch", {"gate": True}, "gate=True needs hidden_size"),
+        ("polysketch", {"decay_gate": True}, "decay_gate=True needs hidden_size"),
     ],
 )
 def test_options_out_of_range_are_refused(name: str, options: dict, message: str):
@@ -61,7 +67,7 @@ def test_options_out_of_range_are_refused(name: str, options: dict, message: str
         ("llops", {"rank": 1.5}, "rank must be an integer, got 1.5"),
         ("llops", {"normalize": 0}, "normalize must be True or False, got 0"),
         ("llops", {"nonnegative": "yes"}, "nonnegative must be True or False, got 'yes'"),
-        ("polysketch", {"gate": 1}, "gate must be True or False, got 1"),
+        ("polysketch", {"decay_gate": 1}, "decay_gate must be True or False, got 1"),
         ("polysketch", {"prefix_gain": ("a", 0.5)}, "must be a share of the attention mass, got 'a'"),
     ],
 )

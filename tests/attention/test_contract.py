@@ -88,7 +88,7 @@ def test_the_last_token_sees_every_token_it_should_and_no_other(complete_causal_
 
 def test_without_causal_the_first_token_sees_later_ones(complete_case: Case):
     mechanism, inputs, others = complete_case.build(), complete_case.inputs(), complete_case.inputs(seed=2)
-    if getattr(mechanism, "gate", None) is not None:
+    if not mechanism.is_bidirectional:
         with pytest.raises(ValueError, match="causal"):
             run(mechanism, inputs, causal=False)
         return
@@ -210,9 +210,8 @@ def test_gradients_reach_every_parameter_and_input(case: Case):
     mechanism = case.build()
     inputs = tuple(x.requires_grad_() for x in case.inputs())
     run(mechanism, inputs).square().sum().backward()
-    gated = getattr(mechanism, "gate", None) is not None
     tensors = dict(mechanism.named_parameters()) | dict(zip("qkv", inputs, strict=False))
-    tensors |= {"hidden": inputs[3]} if gated else {}
+    tensors |= {"hidden": inputs[3]} if mechanism.reads_hidden else {}
     unreached = [name for name, x in tensors.items() if x.grad is None or not bool(x.grad.abs().sum() > 0)]
     assert unreached == []
 

@@ -6,16 +6,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from attention.cases import CASES, Case
-from polysketch import attention
-from polysketch.attention.gate import DecayGate
 
 LENGTH = 11  # beyond a chunk of 8 tokens and a window of 9
 
 
 def directions(case: Case) -> list[bool]:
     """The values of `causal` that the mechanism takes: landmarks are not causal, a decay over tokens is."""
-    decays = isinstance(getattr(case.build(), "gate", None), DecayGate)
-    return [True] * attention.mechanism_class(case.name).is_causal + [False] * (not decays)
+    mechanism = case.build()
+    return [True] * mechanism.is_causal + [False] * mechanism.is_bidirectional
 
 
 RUNS = [pytest.param(case, causal, id=f"{case} causal={causal}") for case in CASES for causal in directions(case)]

@@ -48,18 +48,18 @@ def test_polysketch_attention_is_its_formula(learned: bool):
 
 
 def test_the_gate_decays_sketched_weights_by_the_layers_input():
-    case = polysketch(local_chunk=None, gate=True, hidden_size=HIDDEN)
+    case = polysketch(local_chunk=None, decay_gate=True, hidden_size=HIDDEN)
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()
     features = mechanism.feature_map.map_queries(query), mechanism.feature_map.map_keys(key)
-    log_decay = logsigmoid(hidden @ mechanism.gate.weight.T + mechanism.gate.bias).mT.cumsum(-1)
+    log_decay = logsigmoid(hidden @ mechanism.decay_gate.weight.T + mechanism.decay_gate.bias).mT.cumsum(-1)
     decay = (log_decay[..., :, None] - log_decay[..., None, :]).exp()
     weights = (features[0] @ features[1].mT) ** 2 * decay
     torch.testing.assert_close(mechanism(query, key, value, hidden=hidden), attend(weights, value))
-    torch.testing.assert_close(mechanism.gate.bias, torch.linspace(3.0, 8.0, HEADS, dtype=torch.float64))
+    torch.testing.assert_close(mechanism.decay_gate.bias, torch.linspace(3.0, 8.0, HEADS, dtype=torch.float64))
 
 
 def test_a_gate_without_the_layers_input_is_refused():
-    case = polysketch(gate=True, hidden_size=HIDDEN)
+    case = polysketch(decay_gate=True, hidden_size=HIDDEN)
     query, key, value, hidden = case.inputs()
     mechanism = attention.build("polysketch", num_heads=HEADS, head_dim=HEAD_DIM, **case.options).double()
     for wrong in (None, hidden[..., :2]):

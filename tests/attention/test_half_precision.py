@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention.cases import HIDDEN
-from polysketch.attention.gate import DecayGate
+from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.prefix_gain import PrefixGain
 from polysketch.feature_maps import SRHTSketch
 

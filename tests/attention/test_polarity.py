@@ -44,7 +44,7 @@ def test_polarity_attention_is_the_papers_formula(causal: bool, scale: float):
 
 
 def test_the_gate_multiplies_every_channel_of_every_query_head_by_a_linear_map_of_the_input():
-    mechanism, tokens, hidden = build("polarity", gate=True, hidden_size=HIDDEN), inputs(), hidden_states()
+    mechanism, tokens, hidden = build("polarity", output_gate=True, hidden_size=HIDDEN), inputs(), hidden_states()
     gates = (hidden @ mechanism.output_gate.weight.mT).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
     expected = transcription(mechanism, *tokens, True) * gates
     torch.testing.assert_close(mechanism(*tokens, hidden=hidden), expected, rtol=1e-9, atol=1e-11)
@@ -57,7 +57,11 @@ def test_the_gate_multiplies_every_channel_of_every_query_head_by_a_linear_map_o
 
 
 def test_gradients_of_the_gate_reach_the_input():
-    mechanism, tokens, hidden = build("polarity", gate=True, hidden_size=HIDDEN), inputs(length=4), hidden_states()
+    mechanism, tokens, hidden = (
+        build("polarity", output_gate=True, hidden_size=HIDDEN),
+        inputs(length=4),
+        hidden_states(),
+    )
 
     def attend(hidden: Tensor, weight: Tensor) -> Tensor:
         weights = {"output_gate.weight": weight}
@@ -99,13 +103,13 @@ def test_same_signs_read_the_first_half_of_the_value_and_opposite_signs_the_seco
 
 
 def test_a_gate_without_its_input_is_refused():
-    with pytest.raises(ValueError, match="gate=True needs hidden_size"):
-        build("polarity", gate=True)
-    with pytest.raises(TypeError, match="gate must be True or False, got 1"):
-        build("polarity", gate=1, hidden_size=HIDDEN)
+    with pytest.raises(ValueError, match="output_gate=True needs hidden_size"):
+        build("polarity", output_gate=True)
+    with pytest.raises(TypeError, match="output_gate must be True or False, got 1"):
+        build("polarity", output_gate=1, hidden_size=HIDDEN)
     with pytest.raises(ValueError, match="hidden_size must be at least 1, got 0"):
-        build("polarity", gate=True, hidden_size=0)
-    mechanism, tokens = build("polarity", gate=True, hidden_size=HIDDEN), inputs()
+        build("polarity", output_gate=True, hidden_size=0)
+    mechanism, tokens = build("polarity", output_gate=True, hidden_size=HIDDEN), inputs()
     with pytest.raises(ValueError, match=r"needs hidden=\(batch, length, 6\), got nothing"):
         mechanism(*tokens)
     with pytest.raises(ValueError, match=r"needs hidden=\(batch, length, 6\), got \(2, 12, 5\)"):

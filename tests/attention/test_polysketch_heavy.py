@@ -191,7 +191,7 @@ def test_a_key_that_matters_is_found_among_thousands():
         ({"heavy_size": 0}, "heavy_size must be at least 1"),
         ({"hash_bits": 0}, "hash_bits must be at least 1"),
         ({"hash_bits": 17}, "hash_bits must be at most 16"),
-        ({"gate": True}, "has no option 'gate'"),
+        ({"decay_gate": True}, "has no option 'decay_gate'"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict, message: str):

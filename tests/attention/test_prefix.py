@@ -76,16 +76,18 @@ def test_a_sequence_of_one_chunk_has_nothing_to_calibrate_and_a_share_of_zero():
 
 
 def test_gated_heads_spread_their_gains_the_fastest_strongest():
-    mechanism, (query, key) = build(prefix_gain=0.9, gate=True, hidden_size=HIDDEN), inputs()
+    mechanism, (query, key) = build(prefix_gain=0.9, decay_gate=True, hidden_size=HIDDEN), inputs()
     torch.testing.assert_close(mechanism.prefix_gain.log_gain.detach(), torch.tensor([0.0, -9.0]))
     hidden = torch.randn(2, 40, HIDDEN, generator=torch.Generator().manual_seed(3))
     mechanism.calibrate(query, key, hidden=hidden)
     odds = mechanism.prefix_share(query, key, hidden=hidden).view(2, -1).mean(1).logit()
     torch.testing.assert_close(odds, torch.tensor([0.9]).logit() + torch.tensor([0.0, -9.0]), atol=0.01, rtol=0)
-    assert mechanism.gate.bias[0] < mechanism.gate.bias[1]
+    assert mechanism.decay_gate.bias[0] < mechanism.decay_gate.bias[1]
 
 
-@pytest.mark.parametrize("options", [{"prefix_gain": 0.9}, {"prefix_gain": 0.9, "gate": True, "hidden_size": HIDDEN}])
+@pytest.mark.parametrize(
+    "options", [{"prefix_gain": 0.9}, {"prefix_gain": 0.9, "decay_gate": True, "hidden_size": HIDDEN}]
+)
 def test_with_the_prefix_removed_a_chunk_sees_only_itself(options: dict):
     mechanism, (query, key) = build(**options), inputs()
     value, hidden = key + 1.0, torch.randn(2, 40, HIDDEN, generator=torch.Generator().manual_seed(3))

@@ -14,7 +14,7 @@ PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8]]
 CAPTURABLE = {
     "polysketch": ("polysketch", {"local_chunk": None, "learned": False, "sketch_size": 16}),
     "learned": ("polysketch", {"local_chunk": None, "sketch_size": 16, "share": "head"}),
-    "gated": ("polysketch", {"local_chunk": None, "sketch_size": 16, "gate": True, "hidden_size": 32}),
+    "gated": ("polysketch", {"local_chunk": None, "sketch_size": 16, "decay_gate": True, "hidden_size": 32}),
     "linear": ("linear", {}),
     "short-convolution": (("short-convolution", "linear"), ({}, {})),
 }

@@ -120,6 +120,12 @@ def test_unknown_and_missing_keys_are_refused_by_name():
         ModelConfig.from_dict({"vocab_size": 3, "hidden_size": 4})
 
 
+def test_a_configuration_from_before_the_gates_had_names_says_what_to_write():
+    saved = preset("tiny").to_dict() | {"attention_options": {"gate": True}}
+    with pytest.raises(ValueError, match=r"'polysketch' has no option 'gate' \(is decay_gate meant\?\)"):
+        ModelConfig.from_dict(saved)
+
+
 def test_a_configuration_cannot_be_changed():
     with pytest.raises(AttributeError):
         config().hidden_size = 3

@@ -18,7 +18,7 @@ MODELS = {
         "attention": "polysketch-heavy",
         "attention_options": {**CHUNKED, "prefix_gain": 0.5, "heavy_size": 2, "hash_bits": 2},
     },
-    "gated": {"attention_options": {**CHUNKED, "gate": True}, "num_kv_heads": 1},
+    "gated": {"attention_options": {**CHUNKED, "decay_gate": True}, "num_kv_heads": 1},
     "pattern": {
         "num_layers": 4,
         "attention": ("based", "sliding-window"),

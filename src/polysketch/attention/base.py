@@ -25,9 +25,11 @@ class Mechanism(nn.Module):
 
     Attributes:
         is_causal: whether it can be causal at all; one that cannot refuses `causal=True` and has no state.
+        is_bidirectional: whether it takes `causal=False`; a decay over the tokens before has no other direction.
     """
 
     is_causal = True
+    is_bidirectional = True
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
         super().__init__()
@@ -46,6 +48,11 @@ class Mechanism(nn.Module):
     @property
     def has_prefix(self) -> bool:
         """Whether attention is an exact local part and an approximated rest, whose shares of the mass one can ask."""
+        return False
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether it needs `hidden`, the layer's input, beside query, key and value."""
         return False
 
     def forward(

@@ -27,7 +27,7 @@ class PolarityAttention(ConvolvedAttention):
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         convolution_size: taps of the convolution, or of its side on a grid; odd where it is not causal.
         grid: (height, width) of a picture in tokens, row by row: bidirectional only.
-        gate: the paper's gate on the output, for every channel of every query head; needs `hidden_size`.
+        output_gate: the paper's gate on the output, for every channel of every query head; needs `hidden_size`.
         hidden_size: width of the layer's input, for the gate.
 
     Raises:
@@ -49,13 +49,19 @@ class PolarityAttention(ConvolvedAttention):
         *,
         convolution_size: int = 5,
         grid: tuple[int, int] | None = None,
-        gate: bool = False,
+        output_gate: bool = False,
         hidden_size: int | None = None,
     ) -> None:
-        _check_gate(gate, hidden_size)
+        _check_gate(output_gate, hidden_size)
         super().__init__(num_heads, head_dim, num_kv_heads, convolution_size=convolution_size, grid=grid)
         self.feature_map = PolarityFeatures(head_dim, num_kv_heads=self.num_kv_heads)
-        self.output_gate = OutputGate(hidden_size, num_heads, head_dim) if gate and hidden_size is not None else None
+        gated = output_gate and hidden_size is not None
+        self.output_gate = OutputGate(hidden_size, num_heads, head_dim) if gated else None
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether there is a gate."""
+        return self.output_gate is not None
 
     def features_of_parts(self, query_features: Tensor, key_features: Tensor) -> tuple[Tensor, Tensor]:
         """The query's features, then those of its opposite; the key's twice."""
@@ -72,8 +78,8 @@ class PolarityAttention(ConvolvedAttention):
         return output if self.output_gate is None else self.output_gate(output, hidden)
 
 
-def _check_gate(gate: bool, hidden_size: int | None) -> None:
-    if not isinstance(gate, bool):
-        raise TypeError(f"gate must be True or False, got {gate!r}")
-    if gate and hidden_size is None:
-        raise ValueError("gate=True needs hidden_size, the width of the layer's input")
+def _check_gate(output_gate: bool, hidden_size: int | None) -> None:
+    if not isinstance(output_gate, bool):
+        raise TypeError(f"output_gate must be True or False, got {output_gate!r}")
+    if output_gate and hidden_size is None:
+        raise ValueError("output_gate=True needs hidden_size, the width of the layer's input")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from polysketch import ops
 from polysketch.attention.base import check_even_degree, check_positive_int
-from polysketch.attention.gate import DecayGate
+from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
@@ -38,7 +38,7 @@ class PolysketchAttention(LinearizedAttention):
         prefix_gain: None is the paper; else the share of the attention mass, or one share per key/value head, that
             `calibrate` gives the sketched weights through a learnable gain. It makes a model learn recall from
             far away sooner, and short-range text worse (docs/results.md).
-        gate: decay the sketched weights by a gate on the layer's input (`DecayGate`); needs `hidden_size`. With a
+        decay_gate: decay the sketched weights by a gate on the layer's input (`DecayGate`); needs `hidden_size`. With a
             local part it brings gains spread over the heads.
         hidden_size: width of the layer's input, for the gate.
 
@@ -67,11 +67,11 @@ class PolysketchAttention(LinearizedAttention):
         local_chunk: int | None = 1024,
         share: Literal["layer", "head"] = "layer",
         prefix_gain: float | tuple[float, ...] | None = None,
-        gate: bool = False,
+        decay_gate: bool = False,
         hidden_size: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        _check_options(degree, learned, projection, local_chunk, prefix_gain, gate, hidden_size)
+        _check_options(degree, learned, projection, local_chunk, prefix_gain, decay_gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
         sketch: type[LearnedSketch | RandomSketch] = LearnedSketch if learned else PROJECTIONS[projection]
         self.feature_map = sketch(
@@ -80,9 +80,10 @@ class PolysketchAttention(LinearizedAttention):
         needs_norm = local_chunk is not None or not learned
         self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON) if needs_norm else None
         self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON) if needs_norm else None
-        needs_gain = local_chunk is not None and (gate or prefix_gain is not None)
-        self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=gate) if needs_gain else None
-        self.gate = DecayGate(hidden_size, self.num_kv_heads) if gate and hidden_size is not None else None
+        needs_gain = local_chunk is not None and (decay_gate or prefix_gain is not None)
+        self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=decay_gate) if needs_gain else None
+        self.decay_gate = DecayGate(hidden_size, self.num_kv_heads) if decay_gate and hidden_size is not None else None
+        self.is_bidirectional = not decay_gate
         self.prefix_removed = False
         self._options: dict[str, Any] = {
             "degree": degree,
@@ -90,12 +91,18 @@ class PolysketchAttention(LinearizedAttention):
             "learned": learned,
             "projection": projection,
         }
-        self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain, "gate": gate}
+        self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain}
+        self._options |= {"decay_gate": decay_gate}
 
     @property
     def has_prefix(self) -> bool:
         """Whether there is a local part, so that the sketched rest is a prefix."""
         return self.local_chunk is not None
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether there is a gate."""
+        return self.decay_gate is not None
 
     @torch.no_grad()
     def calibrate(
@@ -160,7 +167,7 @@ class PolysketchAttention(LinearizedAttention):
             "power": self.feature_map.power,
             "offset": self.offset,
             "local": ops.LocalPolynomial(*normed, self.degree, self.local_chunk) if self.local_chunk else None,
-            "log_decay": self.gate(hidden) if self.gate is not None else None,
+            "log_decay": self.decay_gate(hidden) if self.decay_gate is not None else None,
         }
         return (query_features.to(dtype), key_features.to(dtype)), options
 
@@ -215,12 +222,12 @@ def _check_options(
     projection: str,
     local_chunk: int | None,
     prefix_gain: Any,
-    gate: bool,
+    decay_gate: bool,
     hidden_size: int | None,
 ) -> None:
     """Refuse options out of range or that do not go together; sketch sizes are checked by the feature map."""
     check_even_degree(degree)
-    for name, value in (("learned", learned), ("gate", gate)):
+    for name, value in (("learned", learned), ("decay_gate", decay_gate)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
     if projection not in PROJECTIONS:
@@ -231,5 +238,5 @@ def _check_options(
         check_positive_int("local_chunk", local_chunk)
     elif prefix_gain is not None:
         raise ValueError("prefix_gain needs a local part to share the mass with, got local_chunk=None")
-    if gate and hidden_size is None:
-        raise ValueError("gate=True needs hidden_size, the width of the layer's input")
+    if decay_gate and hidden_size is None:
+        raise ValueError("decay_gate=True needs hidden_size, the width of the layer's input")

@@ -92,4 +92,6 @@ def check_options(name: str, options: Iterable[str]) -> None:
     unknown = [option for option in options if option not in known]
     if unknown:
         listed = f"it takes {', '.join(known)}" if known else "it takes no options"
-        raise ValueError(f"attention mechanism {name!r} has no option {', '.join(map(repr, unknown))}; {listed}")
+        meant = [option for option in known if any(part in option for part in unknown)]
+        hint = f" (is {' or '.join(meant)} meant?)" if meant else ""
+        raise ValueError(f"attention mechanism {name!r} has no option {', '.join(map(repr, unknown))}{hint}; {listed}")

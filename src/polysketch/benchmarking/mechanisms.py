@@ -120,19 +120,15 @@ def _prepare(
 ) -> Call:
     tensors = [torch.randn(shape.batch, shape.heads, shape.length, shape.head_dim, device=device) for _ in range(3)]
     given: dict[str, Tensor] = {}
-    if _needs_hidden(name, options):
+    if "hidden_size" in attention.option_names(name):
         options = {"hidden_size": shape.heads * shape.head_dim, **options}
-        given["hidden"] = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
     module: Any = attention.build(name, num_heads=shape.heads, head_dim=shape.head_dim, **options).to(device).eval()
+    if module.reads_hidden:
+        given["hidden"] = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
     if hasattr(module, "calibrate"):
         module.calibrate(*tensors[:2], **given)
     given = {part: tensor.to(dtype) for part, tensor in given.items()}
     return _call(module.to(dtype), [tensor.to(dtype) for tensor in tensors], given, backend)
-
-
-def _needs_hidden(name: str, options: dict[str, Any]) -> bool:
-    size = inspect.signature(attention.mechanism_class(name)).parameters.get("hidden_size")
-    return size is not None and (size.default is inspect.Parameter.empty or bool(options.get("gate")))
 
 
 def _call(module: Any, tensors: list[Tensor], given: dict[str, Tensor], backend: str | None) -> Call:
@@ -189,7 +185,7 @@ def _exact(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
 
 def _polysketch(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | None:
     """Of degree 4 without a gate: other sketches have other networks."""
-    if sizes["degree"] != 4 or sizes["gate"]:
+    if sizes["degree"] != 4 or sizes["decay_gate"]:
         return None
     local = sizes["local_chunk"] or 1
     return floors.polysketch(shape, sizes["sketch_size"], local, learned=sizes["learned"], **counted)

@@ -66,7 +66,7 @@ def test_layers_of_another_type_are_refused(llama, layers):
         ("flash", {}, "known mechanisms"),
         ("nystrom", {}, "cannot be causal"),
         ("polysketch", {"sketch": 3}, "no option 'sketch'"),
-        ("polysketch", {"gate": True, "hidden_size": 48}, "the layer's input"),
+        ("polysketch", {"decay_gate": True, "hidden_size": 48}, "the layer's input"),
         ("softmax", {"sliding_window": "drop"}, "refuse"),
     ],
 )

@@ -146,7 +146,7 @@ def test_states_that_the_programs_cannot_take_are_named():
 def test_a_captured_step_of_a_whole_model_serves_every_token(monkeypatch):
     """Recorded once and replayed over the ends of chunks, by rows at different positions."""
     torch.manual_seed(0)
-    options = {"local_chunk": 4, "learned": False, "sketch_size": 8, "gate": True, "hidden_size": 16}
+    options = {"local_chunk": 4, "learned": False, "sketch_size": 8, "decay_gate": True, "hidden_size": 16}
     config = ModelConfig(20, 1, 16, 2, num_kv_heads=1, attention="polysketch", attention_options=options)
     model = TransformerLM(config).eval()
     expected_state, state = model.init_state(2), split_positions(model.init_state(2))

@@ -92,9 +92,10 @@ def _build(replacement: Replacement, attention: nn.Module) -> Mechanism:
     mechanism = mechanisms.build(replacement.name, **sizes_of(attention), **replacement.options)
     if not mechanism.is_causal:
         raise ValueError(f"{replacement.name!r} cannot be causal, so it cannot stand in a language model")
-    if replacement.options.get("gate"):
+    if mechanism.reads_hidden:
         raise ValueError(
-            "gate=True needs the layer's input, which transformers does not give to attention functions; leave it out"
+            f"a gate of {replacement.name!r} needs the layer's input, which transformers does not give to attention "
+            "functions: leave it out"
         )
     device, dtype = kind_of(attention)
     return mechanism.to(device=device, dtype=dtype).train(attention.training)
