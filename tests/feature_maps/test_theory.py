@@ -121,3 +121,22 @@ def test_as_many_low_rank_features_as_rank_one_terms_are_exact(degree: int):
     query, key = vectors(1, 1, 6, width), vectors(1, 1, 7, width, seed=2)
     found = made.map_queries(query) @ made.map_keys(key).mT
     torch.testing.assert_close(found, polynomial_weights(query, key, degree))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16, 91.9), (32, 46.5)])
+def test_weights_of_unrelated_vectors_are_overestimated_by_nearly_the_square_of_the_head_size(size, expected):
+    """Of layer-normed vectors, of width 64, at degree 4: E w~ / E w = 1 + h^2 / (3 r) and terms of lower order.
+
+    Entries of layer-normed vectors sum to zero: they are uniform on a sphere in h - 1 dimensions. s = <q, k> has
+    E s^2 = h^2 / (h - 1) and E s^4 = 3 h^4 / ((h - 1)(h + 1)); given s, E w~ = s^4 + ((h^2 + 2 s^2)^2 - s^4) / r.
+    """
+    width, draws, tokens = 64, 400, 64
+    second, fourth = width**2 / (width - 1), 3 * width**4 / ((width - 1) * (width + 1))
+    ratio = 1 + (width**4 + 4 * width**2 * second + 3 * fourth) / (size * fourth)
+    assert ratio == pytest.approx(expected, abs=0.1)
+    assert ratio == pytest.approx(1 + width**2 / (3 * size), rel=0.08)
+    torch.manual_seed(0)
+    made = GaussianSketch(width, degree=4, sketch_size=size, num_kv_heads=draws, share="head").double()
+    query, key = (torch.nn.functional.layer_norm(vectors(1, draws, tokens, width, seed=s), (width,)) for s in (1, 2))
+    weights = (made.map_queries(query) @ made.map_keys(key).mT).square()
+    assert weights.mean() / (query @ key.mT).pow(4).mean() == pytest.approx(ratio, rel=0.05)

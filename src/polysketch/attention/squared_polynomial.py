@@ -1,4 +1,4 @@
-"""Attention weights that are squares of polynomials of q . k (Reizin, "Fast Algorithms for Attention", section 4.3)."""
+"""Attention weights that are squares of polynomials of q . k (Reizin 2024, section 4.3)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ _LARGEST_START = 50.0  # of learned coefficients, section 5.3: wider and narrowe
 class SquaredPolynomialAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = (a_0 + a_1 s + ... + a_D s^D)^2, s = <LN(q_i), LN(k_j)>.
 
-    Reizin, "Fast Algorithms for Attention Computation" (2024), sections 4.3 and 5.2 to 5.4. No weight is negative,
+    Reizin, "Fast Algorithms for Attention Mechanism" (2024), sections 4.3 and 5.2 to 5.4. No weight is negative,
     whatever the coefficients. Layer norms and the 1 as in `PolynomialAttention`, which the coefficients 0, ..., 0, 1
     give, of degree 2 D; the thesis has no 1, and its encoder no norm of queries and keys. One polynomial for all heads.
 

@@ -15,7 +15,7 @@ _BASED_PATTERN = (_CONVOLUTION, "based", "sliding-window", _CONVOLUTION, _CONVOL
 _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention.
+    # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention; 110M, 335M and 748M here.
     "gpt2-small": {"vocab_size": _PAPER_VOCABULARY, "num_layers": 12, "hidden_size": 768, "num_heads": 12},
     "gpt2-medium": {"vocab_size": _PAPER_VOCABULARY, "num_layers": 24, "hidden_size": 1024, "num_heads": 16},
     "gpt2-large": {"vocab_size": _PAPER_VOCABULARY, "num_layers": 36, "hidden_size": 1280, "num_heads": 20},

@@ -49,7 +49,7 @@ def squared_polynomial_attention(
 ) -> Tensor:
     """o_i = sum_j w_ij v_j / (offset + sum_j w_ij), w_ij = (a_0 + a_1 s + ... + a_D s^D)^2, s = q_i . k_j.
 
-    Reizin, "Fast Algorithms for Attention Computation" (2024), section 4.3. No weight is negative, whatever the
+    Reizin, "Fast Algorithms for Attention Mechanism" (2024), section 4.3. No weight is negative, whatever the
     coefficients. The coefficients 0, ..., 0, 1 give `polynomial_attention` of degree 2 D.
 
     Weights and sums are float32 (float64 for float64 inputs) whatever the input and also under autocast. A float32
