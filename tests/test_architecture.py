@@ -15,16 +15,17 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "polysketch"
 
 MAY_IMPORT = {
     "ops": set(),
-    "data": set(),
+    "storage": set(),
+    "data": {"storage"},
     "feature_maps": {"ops"},
     "attention": {"feature_maps", "ops"},
     "nn": {"attention", "feature_maps", "ops"},
     "models": {"nn", "attention", "feature_maps", "ops"},
     "evaluation": {"models", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data"},
-    "training": {"evaluation", "models", "data"},
-    "integrations": {"training", "evaluation", "generation", "models", "attention", "data"},
-    "conversion": {"integrations", "training", "evaluation", "models", "attention", "data"},
+    "training": {"evaluation", "models", "data", "storage"},
+    "integrations": {"training", "evaluation", "generation", "models", "attention", "data", "storage"},
+    "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
     "benchmarking": {
         "integrations",
         "training",

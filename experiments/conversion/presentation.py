@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.study.presentation import markdown_table, number
 from polysketch.data.extras import require
-from polysketch.training import files
+from polysketch.storage import disk
 
 _HEADER = ("conversion", "replaced", "transferred", "tuned", "gap regained", "nats behind", "last positions", "recall")
 
@@ -26,7 +26,7 @@ def show(found: Sequence[Mapping[str, Any]], order: Mapping[str, Any], results: 
     by_name = {record["variant"]: record for record in ordered}
     rows = [_row(record, by_name) for record in ordered]
     table = markdown_table(_HEADER, [_before(ordered[0]), *rows])
-    files.replace_file(results / "table.md", f"{table}\n".encode())
+    disk.replace_file(results / "table.md", f"{table}\n".encode())
     _plot(ordered, results / "conversion.png")
     return table
 

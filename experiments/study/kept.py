@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polysketch.benchmarking.environment import processor
-from polysketch.training import files
+from polysketch.storage import disk
 from polysketch.training.environment import describe_environment
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def commit() -> str:
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record atomically; folders are made, and numbers that are not finite become null: JSON has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.replace_file(path, json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
+    disk.replace_file(path, json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _finite(value: Any) -> Any:

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polysketch.data import DataDescription, PreparedData, ReadOptions, TrainingWindows, preparation, prepare, staging
-from polysketch.data.staging import staged_folder
+from polysketch.data import DataDescription, PreparedData, ReadOptions, TrainingWindows, preparation, prepare
 from polysketch.data.tokenization import BpeTokenizer
 from polysketch.data.writer import SplitWriter, token_dtype
+from polysketch.storage import disk, folders, whole_folder
 
 SHARES = {"validation_share": 0.2, "test_share": 0.2, "progress": False}
 
@@ -191,7 +191,7 @@ def fail_at(monkeypatch, owner, name: str, call: int, error: BaseException) -> N
         (DataDescription, "write", 0),
         (os, "fsync", 0),
         (os, "fsync", 3),
-        (Path, "rename", 0),
+        (disk, "rename", 0),
     ],
 )
 def test_an_interrupted_prepare_leaves_nothing(corpus_folder, tmp_path, monkeypatch, owner, name, call, error):
@@ -239,7 +239,7 @@ def test_a_killed_prepare_leaves_nothing_that_looks_finished_and_can_be_repeated
 
 
 def test_two_prepares_of_one_folder_do_not_mix(corpus_folder, tmp_path):
-    with staged_folder(tmp_path / "out"), pytest.raises(FileExistsError, match="at work"):
+    with whole_folder(tmp_path / "out"), pytest.raises(FileExistsError, match="at work"):
         prepare(corpus_folder, "bytes", tmp_path / "out", **SHARES)
     assert (tmp_path / "out").is_dir()
 
@@ -260,7 +260,7 @@ def test_an_empty_folder_is_filled_and_parents_are_made(corpus_folder, tmp_path)
 
 
 def test_a_folder_of_somebody_else_under_the_temporary_name_is_left_alone(corpus_folder, tmp_path, write_files):
-    taken = write_files({"precious.txt": "x"}, name="out" + staging.SUFFIX)
+    taken = write_files({"precious.txt": "x"}, name="out" + folders.SUFFIX)
     with pytest.raises(FileExistsError, match="something else"):
         prepare(corpus_folder, "bytes", tmp_path / "out", **SHARES)
     assert (taken / "precious.txt").exists()

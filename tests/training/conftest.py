@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from polysketch.data import prepare
-from polysketch.training import TrainingConfig, files, trainer
+from polysketch.storage import disk as operations
+from polysketch.training import TrainingConfig, trainer
 from polysketch.training.checkpoint import load_checkpoint
 from polysketch.training.run_folder import RunFolder
 
@@ -22,7 +23,7 @@ class Killed(BaseException):
 
 
 class Disk:
-    """Takes the place of the operations in `polysketch.training.files`: counts them, and fails one of them.
+    """Takes the place of the operations in `polysketch.storage.disk`: counts them, and fails one of them.
 
     Attributes:
         log: (operation, paths) of every operation so far.
@@ -42,7 +43,7 @@ class Disk:
         self._unsynced: set[Path] = set()
         self._renamed: list[tuple[Path, Path, bytes | None]] = []
         for name in self.OPERATIONS:
-            monkeypatch.setattr(files, name, self._wrap(name, getattr(files, name)))
+            monkeypatch.setattr(operations, name, self._wrap(name, getattr(operations, name)))
 
     def _wrap(self, name: str, operation: Callable[..., None]) -> Callable[..., None]:
         def wrapped(*arguments: Any) -> None:

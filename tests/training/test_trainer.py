@@ -13,9 +13,9 @@ import torch
 
 from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
+from polysketch.storage import FolderLock
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
-from polysketch.training.lock import RunLock
 from polysketch.training.plan import make_plan
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.trainer import build_model
@@ -216,7 +216,7 @@ def test_a_full_disk_stops_the_run_with_one_clear_line_and_spares_the_last_check
 
 def test_a_second_process_in_the_same_folder_is_refused(make_config):
     config = make_config()
-    with RunLock(RunFolder(config.out).lock), pytest.raises(RuntimeError, match=r"in use by process \d+"):
+    with FolderLock(RunFolder(config.out).lock), pytest.raises(RuntimeError, match=r"in use by process \d+"):
         train(config, progress=False)
     assert os.listdir(config.out) == ["lock"]
 

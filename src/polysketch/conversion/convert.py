@@ -22,10 +22,9 @@ from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.tokenization.files import FILES_OF_FOLDERS, PAIRS
 from polysketch.integrations.reading import read_model
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
-from polysketch.training import files
+from polysketch.storage import FolderLock, disk
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, list_checkpoints
 from polysketch.training.environment import reproducible, resolve_device
-from polysketch.training.lock import RunLock
 from polysketch.training.progress import Progress
 from polysketch.training.signals import StopRequests
 
@@ -77,7 +76,7 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
     folder = ConversionFolder(config.out)
     device = resolve_device(config.device)
     data = _open_data(config)
-    with reproducible(device), RunLock(folder.lock), StopRequests() as stop:
+    with reproducible(device), FolderLock(folder.lock), StopRequests() as stop:
         claim(folder, config)
         _lay_out(folder)
         if _is_finished(folder, config):
@@ -155,7 +154,7 @@ def _require_same_vocabulary(model: Any, data: PreparedData, config: ConversionC
 
 
 def _write_results(folder: ConversionFolder, config: ConversionConfig, model: Any, report: dict[str, Any]) -> None:
-    temporary = files.temporary_name(folder.model)
+    temporary = disk.temporary_name(folder.model)
     for leftover in (temporary, folder.model):
         if leftover.is_dir():
             shutil.rmtree(leftover)  # of an earlier process that ended here: it is made of the same weights again
@@ -163,7 +162,7 @@ def _write_results(folder: ConversionFolder, config: ConversionConfig, model: An
     for name in {*FILES_OF_FOLDERS, *itertools.chain(*PAIRS), *_BESIDE_TOKENIZERS}:
         if (config.model / name).is_file():
             shutil.copyfile(config.model / name, temporary / name)
-    files.rename(temporary, folder.model)
+    disk.publish_folder(temporary, folder.model)
     write_report(folder, report)
     if importlib.util.find_spec("matplotlib") is not None:
         plot_report(report["stages"], folder.report_plot)

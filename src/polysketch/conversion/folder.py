@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.conversion.config import MAY_CHANGE, ConversionConfig
-from polysketch.training import files
+from polysketch.storage import disk
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.config import flag
 from polysketch.training.run_folder import RunFolder
@@ -120,4 +120,4 @@ def _digest(paths: list[Path]) -> str:
 
 def write_report(folder: ConversionFolder, report: dict[str, Any]) -> None:
     """Write report.json atomically."""
-    files.replace_file(folder.report, json.dumps(report, indent=2).encode() + b"\n")
+    disk.replace_file(folder.report, json.dumps(report, indent=2).encode() + b"\n")

@@ -20,9 +20,9 @@ from polysketch.data.description import (
 from polysketch.data.prepared import PreparedData
 from polysketch.data.progress import byte_progress
 from polysketch.data.splits import SplitRule, SplitTable
-from polysketch.data.staging import staged_folder
 from polysketch.data.tokenization import TokenizerLike, build_tokenizer, parse_specification
 from polysketch.data.writer import SplitWriter, token_dtype
+from polysketch.storage import whole_folder
 
 # Text encoded in one call: enough to keep all cores busy, little enough that memory stays small.
 BATCH_BYTES = 4_000_000
@@ -91,7 +91,7 @@ def prepare(
     if isinstance(tokenizer, str):
         kind, _ = parse_specification(tokenizer, end_of_text)  # a misspelling shows before anything is read
         _require_text_to_train_on(tokenizer, kind, splits)
-    with staged_folder(Path(out)) as folder:
+    with whole_folder(Path(out)) as folder:
         selection = Selection(max_text_bytes, max_documents, None if splits is None else tuple(splits))
         place = None if mirror is None else Path(mirror)
         corpus = Corpus(names, options or ReadOptions(), rule, table=table, selection=selection, mirror=place)

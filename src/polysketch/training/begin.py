@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.models import ModelConfig
-from polysketch.training import files
+from polysketch.storage import disk
 from polysketch.training.checkpoint import (
     checkpoint_step,
     delete_leftovers,
@@ -81,8 +81,8 @@ def lay_out(run: RunFolder, plan: Plan, start: Path | None, say: Say) -> None:
     _write_config(run, plan)
     _copy_tokenizer(run, plan)
     if not run.checkpoints.is_dir():
-        files.make_folder(run.checkpoints)
-        files.sync(run.path)
+        disk.make_folder(run.checkpoints)
+        disk.sync(run.path)
     delete_leftovers(run.checkpoints)
     step = -1 if start is None else checkpoint_step(start)
     for path in set_aside_after(run.checkpoints, step) if start is not None else []:

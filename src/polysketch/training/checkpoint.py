@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from polysketch.data.extras import require
-from polysketch.training import files
+from polysketch.storage import disk
 from polysketch.training.manifest import MANIFEST, describe, manifest_bytes, read_verified
 
 MODEL_FILE = "model.safetensors"
@@ -104,13 +104,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         OSError: a file operation failed, for instance because the disk is full.
     """
     target = folder / checkpoint_name(checkpoint.state["step"])
-    temporary = files.temporary_name(target)
+    temporary = disk.temporary_name(target)
     delete_leftovers(folder)
-    files.make_folder(temporary)
+    disk.make_folder(temporary)
     _write_files(temporary, checkpoint)
-    files.sync(temporary)
-    files.rename(temporary, target)
-    files.sync(folder)
+    disk.publish_folder(temporary, target)
     _delete_older(folder, keep)
     return target
 
@@ -118,14 +116,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
 def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
     entries = {}
     for name, data in _serialised(checkpoint):
-        _write_synced(folder / name, data)
+        disk.write(folder / name, data)
         entries[name] = describe(data)
-    _write_synced(folder / MANIFEST, manifest_bytes(entries))
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    files.write(path, data)
-    files.sync(path)
+    disk.write(folder / MANIFEST, manifest_bytes(entries))
 
 
 def _serialised(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
@@ -141,17 +134,17 @@ def _delete_older(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep`: first the names, then the content, so that no named one is ever half there."""
     doomed = list_checkpoints(folder)[:-keep]
     for path in doomed:
-        files.rename(path, files.temporary_name(path))
+        disk.rename(path, disk.temporary_name(path))
     if doomed:
-        files.sync(folder)
+        disk.sync(folder)
     delete_leftovers(folder)
 
 
 def delete_leftovers(folder: Path) -> None:
     """Delete what interrupted operations left in a checkpoints folder."""
     for path in sorted(folder.iterdir()):
-        if files.is_temporary(path):
-            files.delete_tree(path)
+        if disk.is_temporary(path):
+            disk.delete_tree(path)
 
 
 def set_aside_after(folder: Path, step: int) -> list[Path]:
@@ -164,10 +157,10 @@ def set_aside_after(folder: Path, step: int) -> list[Path]:
     for path in list_checkpoints(folder):
         if checkpoint_step(path) > step:
             target = _free_name(path.with_name(f"{_SET_ASIDE}-{path.name}"))
-            files.rename(path, target)
+            disk.rename(path, target)
             moved.append(target)
     if moved:
-        files.sync(folder)
+        disk.sync(folder)
     return moved
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polysketch.training import files
+from polysketch.storage import disk
 
 
 class MetricsFile:
@@ -25,12 +25,12 @@ class MetricsFile:
     def append(self, values: Mapping[str, Any]) -> None:
         """Append one line. Numbers that are not finite become null, since JSON has none."""
         line = json.dumps({key: _finite(value) for key, value in values.items()}, allow_nan=False)
-        files.append(self.path, line.encode() + b"\n")
+        disk.append(self.path, line.encode() + b"\n")
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
         if self.path.exists():
-            files.sync(self.path)
+            disk.sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """The lines in order, up to the first torn or damaged one (a kill or a power cut may leave such an end)."""
@@ -42,7 +42,7 @@ class MetricsFile:
             return
         kept = b"".join(line + b"\n" for line, values in self._lines() if values["step"] <= step)
         if kept != self.path.read_bytes():
-            files.replace_file(self.path, kept)
+            disk.replace_file(self.path, kept)
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         content = self.path.read_bytes() if self.path.exists() else b""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysketch.training import files
+from polysketch.storage import disk
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class RunFolder:
 
     def foreign_files(self) -> list[str]:
         """What is in the folder although no run was started: not the lock, and no leftovers."""
-        return sorted(p.name for p in self.path.iterdir() if p != self.lock and not files.is_temporary(p))
+        return sorted(p.name for p in self.path.iterdir() if p != self.lock and not disk.is_temporary(p))
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write config.json atomically."""
-        files.replace_file(self.config, json.dumps(config, indent=2).encode() + b"\n")
+        disk.replace_file(self.config, json.dumps(config, indent=2).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
         """Read config.json.

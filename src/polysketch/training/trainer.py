@@ -10,6 +10,7 @@ import torch
 
 from polysketch.data import TrainingWindows, require_same_tokenizer
 from polysketch.models import TransformerLM
+from polysketch.storage import FolderLock
 from polysketch.training.begin import find_start, lay_out
 from polysketch.training.board import Board
 from polysketch.training.checkpoint import load_checkpoint
@@ -17,7 +18,6 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk
 from polysketch.training.environment import reproducible
 from polysketch.training.load import load_model
-from polysketch.training.lock import RunLock
 from polysketch.training.loop import TrainingLoop
 from polysketch.training.metrics import MetricsFile
 from polysketch.training.plan import Plan, make_plan
@@ -70,7 +70,7 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
     run = RunFolder(config.out)
     with _threads(config.threads):
         plan = make_plan(config)
-        with reproducible(plan.device), RunLock(run.lock), StopRequests() as stop:
+        with reproducible(plan.device), FolderLock(run.lock), StopRequests() as stop:
             return _train_locked(run, plan, stop, progress)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from transformers import GenerationConfig
 
 from polysketch.data import TokenizerLike
-from polysketch.data.staging import staged_folder
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
 from polysketch.integrations.huggingface.facts import run_facts
 from polysketch.integrations.huggingface.model_card import model_card
 from polysketch.integrations.huggingface.tokenizer import require_same_ids, to_fast_tokenizer
+from polysketch.storage import require_free, whole_folder
 from polysketch.training import load_model
 
 ORIGINAL_TOKENIZER = "polysketch_tokenizer"
@@ -48,7 +48,7 @@ def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest
         transformer, context_length=description.context_length, training_run=facts, **ends
     )
     model.generation_config = GenerationConfig(**ends)
-    with staged_folder(folder) as staging:
+    with whole_folder(folder) as staging:
         model.save_pretrained(staging)
         fast.save_pretrained(staging)
         require_same_ids(tokenizer, type(fast).from_pretrained(staging))
@@ -56,16 +56,6 @@ def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest
         card = model_card(folder.resolve().name, transformer.config, facts)
         (staging / "README.md").write_text(card, encoding="utf-8")
     return folder
-
-
-def require_free(folder: Path) -> None:
-    """Refuse to write over anything.
-
-    Raises:
-        FileExistsError: there is a file of that name, or a folder with contents.
-    """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"expected a new or empty folder, found {folder} with contents: choose another name")
 
 
 def original_tokenizer(folder: Path, description: dict[str, Any]) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from polysketch.data.tokenization import TOKENIZERS
 from polysketch.data.tokenization.bpe import BpeTokenizer
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
-from polysketch.integrations.huggingface.export import original_tokenizer, require_free
+from polysketch.integrations.huggingface.export import original_tokenizer
 from polysketch.integrations.huggingface.facts import weights_sha256
 from polysketch.integrations.huggingface.tokenizer import NOT_OF_TRAINING
-from polysketch.training import files
+from polysketch.storage import require_free, whole_folder
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
 from polysketch.training.metrics import MetricsFile
@@ -67,7 +65,7 @@ def import_model(
         folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
     )
     unchanged = weights_sha256(model.inner) == known.get("weights_sha256")
-    with _appearing_whole(run.resolve()) as temporary:
+    with whole_folder(run) as temporary:
         _write(RunFolder(temporary), model, known if unchanged else {**known, "step": 0, "metrics": {}}, ours, opened)
     return run
 
@@ -148,31 +146,14 @@ def _open_data(data: Path, tokenizer: TokenizerLike, folder: Path) -> PreparedDa
     return opened
 
 
-@contextlib.contextmanager
-def _appearing_whole(folder: Path) -> Iterator[Path]:
-    """Give a hidden sibling to write into, which becomes `folder` when the block ends well and else disappears."""
-    temporary = files.temporary_name(folder)
-    if temporary.exists():  # of a process that was killed
-        files.delete_tree(temporary)
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    files.make_folder(temporary)
-    try:
-        yield temporary
-        files.sync(temporary)
-        files.rename(temporary, folder)
-    except BaseException:
-        files.delete_tree(temporary)
-        raise
-
-
 def _write(
     run: RunFolder, model: PolysketchForCausalLM, known: dict[str, Any], tokenizer: TokenizerLike, data: Any
 ) -> None:
     run.write_config(_run_config(model, known, data))
-    files.make_folder(run.tokenizer)
+    run.tokenizer.mkdir()
     tokenizer.save(run.tokenizer)
     _description(known, tokenizer).write(run.tokenizer / DESCRIPTION_FILE)
-    files.make_folder(run.checkpoints)
+    run.checkpoints.mkdir()
     state = {"step": known.get("step", 0), "seconds": 0.0}
     save_checkpoint(run.checkpoints, Checkpoint(model_tensors(model.inner), {}, random_tensors(), state), keep=1)
     for line in known.get("metrics", {}).values():

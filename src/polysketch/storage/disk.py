@@ -1,8 +1,8 @@
-"""The file operations that a run's safety depends on, one function each.
+"""The file operations that the safety of runs and folders depends on, one function each.
 
-Everything that a checkpoint, a configuration or the metrics do to the disk goes through this module, so that a test can
-count the operations, fail any one of them, or act out a power cut before it. Callers therefore write
-`files.rename(...)`, never `from files import rename`. Each function raises OSError with the path in it.
+Everything that a checkpoint, a configuration, metrics or a prepared folder do to be safe goes through this module, so
+that a test can count the operations, fail any one of them, or act out a power cut before it. Callers therefore write
+`disk.rename(...)`, never `from disk import rename`. Each function raises OSError with the path in it.
 """
 
 import contextlib
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TEMPORARY_SUFFIX = ".tmp"
+
+_WINDOWS = os.name == "nt"  # it syncs no folders, and files only through a descriptor that may write
 
 
 @contextlib.contextmanager
@@ -40,7 +42,9 @@ def append(path: Path, data: bytes) -> None:
 
 def sync(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if _WINDOWS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)
     try:
         with _naming(path):
             os.fsync(descriptor)
@@ -49,8 +53,8 @@ def sync(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give `source` the name `target`; atomic within a file system."""
-    os.rename(source, target)
+    """Give `source` the name `target`, in the place of a file of that name; atomic within a file system."""
+    os.replace(source, target)
 
 
 def make_folder(path: Path) -> None:
@@ -85,6 +89,25 @@ def replace_file(path: Path, data: bytes) -> None:
     sync(temporary)
     rename(temporary, path)
     sync(path.parent)
+
+
+def publish_folder(temporary: Path, target: Path) -> None:
+    """Give the finished folder `temporary` the name `target`, everything in it being on the disk before.
+
+    Args:
+        temporary: holds everything; beside `target`, so on the same file system.
+        target: does not exist, or is an empty folder (on Windows: does not exist).
+    """
+    sync_tree(temporary)
+    rename(temporary, target)
+    sync(target.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until a folder is on the disk with everything below it."""
+    for entry in sorted(folder.iterdir()):
+        sync_tree(entry) if entry.is_dir() else sync(entry)
+    sync(folder)
 
 
 def delete_tree(folder: Path) -> None:

@@ -1,0 +1,94 @@
+"""A folder that appears whole or not at all: written beside its place under another name, synced, then renamed."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from polysketch.storage import disk
+from polysketch.storage.lock import FolderLock
+
+SUFFIX = ".partial"
+LOCK_FILE = ".polysketch-lock"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """Give a temporary sibling `OUT.partial` to write into, which becomes `out` when the block ends well.
+
+    If the block raises, Ctrl-C included, the temporary is removed. If the process is killed, the temporary stays, and
+    the next one takes its place: a lock that dies with its process tells a stale one from one in use.
+
+    Args:
+        out: the folder to make; it must not exist, or be empty. Parents are made.
+
+    Yields:
+        The temporary folder; it may get folders inside.
+
+    Raises:
+        FileExistsError: `out` holds something, another process is writing it, or the temporary's name is taken by
+            something else.
+        OSError: the disk is full; nothing is left behind.
+    """
+    out = Path(os.path.abspath(out))
+    require_free(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(out.name + SUFFIX)
+    with _claimed(temporary):
+        try:
+            yield temporary
+            disk.publish_folder(temporary, out)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if error.errno not in _DISK_FULL:
+                raise
+            raise OSError(error.errno, _disk_full(out)) from error
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    disk.delete(out / LOCK_FILE)
+    disk.sync(out)
+
+
+def require_free(folder: Path) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        FileExistsError: there is a file of that name, or a folder with contents.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(
+            f"expected a new or empty folder for --out, found {folder} with contents: choose another name or remove it"
+        )
+
+
+@contextlib.contextmanager
+def _claimed(temporary: Path) -> Iterator[None]:
+    """Hold the lock of an empty temporary folder."""
+    if temporary.exists() and not (temporary.is_dir() and _is_ours(temporary)):
+        raise FileExistsError(f"expected {temporary} to be free for a temporary folder, found something else there")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(FolderLock(temporary / LOCK_FILE))
+        except RuntimeError as error:
+            raise FileExistsError(f"expected no other process at work on the same folder: {error}") from error
+        for path in temporary.iterdir():
+            if path.name != LOCK_FILE:
+                disk.delete_tree(path) if path.is_dir() else disk.delete(path)
+        yield
+
+
+def _is_ours(temporary: Path) -> bool:
+    # An empty one was killed between making the folder and making its lock.
+    return (temporary / LOCK_FILE).exists() or not any(temporary.iterdir())
+
+
+def _disk_full(out: Path) -> str:
+    free = shutil.disk_usage(out.parent).free
+    return (
+        f"expected room for {out}, found the disk full ({free / 1e6:.0f} MB free without the unfinished folder): "
+        "free some space or choose --out on another disk"
+    )
