@@ -4,6 +4,7 @@ The source is read as syntax trees, so that an import inside a function counts t
 """
 
 import ast
+import keyword
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,12 @@ def called_name(node: ast.Call) -> str:
 def our_packages() -> set[str]:
     """Folders below polysketch."""
     return {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+
+
+def test_every_module_can_be_imported_by_statement():
+    """No file has the name of a word of Python's."""
+    parts = {part for file in source_files() for part in file.relative_to(SOURCE).with_suffix("").parts}
+    assert not [part for part in parts if keyword.iskeyword(part) or not part.isidentifier()]
 
 
 def test_every_package_has_a_line_in_the_table():

@@ -29,7 +29,7 @@ from polysketch.conversion import ConversionConfig, convert
 from polysketch.conversion.measure import measure
 from polysketch.data import PreparedData
 from polysketch.integrations.language_model import HuggingFaceLM
-from polysketch.integrations.reading import read_model
+from polysketch.integrations.transformers_folder import read_model
 
 
 @dataclass(frozen=True)

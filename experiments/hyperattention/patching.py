@@ -39,8 +39,8 @@ from polysketch.cli.benchmark.common import (
 )
 from polysketch.cli.plots import check_folder, check_plot
 from polysketch.data import PreparedData
-from polysketch.integrations.reading import read_model, tokens_of
 from polysketch.integrations.replacement import attention_layers
+from polysketch.integrations.transformers_folder import read_model, tokens_of
 from polysketch.training.environment import resolve_device, resolve_dtype
 
 SIZES = {

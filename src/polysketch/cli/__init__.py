@@ -10,6 +10,7 @@ import argparse
 import errno
 import importlib
 import importlib.util
+import keyword
 import os
 import sys
 import typing
@@ -30,7 +31,7 @@ VERBS = {
     "convert": "give a softmax model of transformers another attention, and train back what that cost",
     "benchmark": "time attention, training and decoding on this machine",
 }
-"""Every verb and what it does; verb `x` lives in polysketch/cli/x.py."""
+"""Every verb and what it does; verb `x` lives in polysketch/cli/x.py; `import`, a word of Python's, in import_.py."""
 
 EXTRAS = {
     "accelerate": "hf",
@@ -98,7 +99,7 @@ def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of everything up to the verb; what follows it is the verb's own business."""
-    verbs = {verb: summary for verb, summary in VERBS.items() if importlib.util.find_spec(f"{__name__}.{verb}")}
+    verbs = {verb: summary for verb, summary in VERBS.items() if importlib.util.find_spec(_module_of(verb))}
     listing = "\n".join(f"  {verb:<10} {summary}" for verb, summary in verbs.items())
     parser = argparse.ArgumentParser(
         prog="polysketch",
@@ -115,9 +116,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _module_of(verb: str) -> str:
+    """Return the module of a verb; a verb that is a word of Python's has an underscore after it."""
+    return f"{__name__}.{verb}_" if keyword.iskeyword(verb) else f"{__name__}.{verb}"
+
+
 def _run_verb(verb: str, arguments: list[str]) -> int:
     """Load the verb's file, parse its flags and run it."""
-    run: Callable[[Any], int] = importlib.import_module(f"{__name__}.{verb}").run
+    run: Callable[[Any], int] = importlib.import_module(_module_of(verb)).run
     import tyro
 
     flags_class = next(iter(typing.get_type_hints(run).values()))

@@ -14,7 +14,7 @@ import tyro
 
 from polysketch.cli.evaluated_model import EvaluatedModel, open_transformers
 from polysketch.cli.plots import check_folder, check_plot
-from polysketch.integrations.reading import is_transformers_folder
+from polysketch.integrations.transformers_folder import is_transformers_folder
 from polysketch.training import load_model
 from polysketch.training.environment import resolve_device
 

@@ -98,7 +98,7 @@ def open_transformers(path: Path, device: torch.device) -> EvaluatedModel:
     """The model of a folder of transformers; one of ours is taken out of its shell."""
     from polysketch.integrations.huggingface import PolysketchForCausalLM
     from polysketch.integrations.language_model import HuggingFaceLM
-    from polysketch.integrations.reading import load_transformers
+    from polysketch.integrations.transformers_folder import load_transformers
 
     original, tokenizer = load_transformers(path, device=device)
 

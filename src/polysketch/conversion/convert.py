@@ -20,8 +20,8 @@ from polysketch.conversion.loop import ConversionLoop
 from polysketch.conversion.report import build_report, plot_report
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.tokenization.files import FILES_OF_FOLDERS, PAIRS
-from polysketch.integrations.reading import read_model
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
+from polysketch.integrations.transformers_folder import read_model
 from polysketch.storage import FolderLock, disk
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, list_checkpoints
 from polysketch.training.environment import reproducible, resolve_device

@@ -6,7 +6,7 @@ from torch import nn
 
 from polysketch.attention import Mechanism
 from polysketch.data.extras import require
-from polysketch.integrations.replacement.records import SUBMODULE
+from polysketch.integrations.replacement.bookkeeping import SUBMODULE
 
 
 def add_adapters(model: Any, *, rank: int) -> None:

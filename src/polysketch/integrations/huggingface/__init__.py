@@ -22,9 +22,9 @@ from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM 
 from polysketch.integrations.huggingface.classification import PolysketchForSequenceClassification  # noqa: E402
 from polysketch.integrations.huggingface.configuration import PolysketchConfig  # noqa: E402
 from polysketch.integrations.huggingface.export import export_run  # noqa: E402
+from polysketch.integrations.huggingface.import_model import import_model  # noqa: E402
 from polysketch.integrations.huggingface.model import PolysketchModel  # noqa: E402
 from polysketch.integrations.huggingface.quiet import quiet  # noqa: E402
-from polysketch.integrations.huggingface.reading_back import import_model  # noqa: E402
 from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer  # noqa: E402
 
 __all__ = [

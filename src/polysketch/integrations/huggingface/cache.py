@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from polysketch.integrations.huggingface.record import Span, StateRecord
+from polysketch.integrations.huggingface.rewinding import RewindableState, TokenRows
 from polysketch.models import ModelState, TransformerLM
 
 
@@ -22,7 +22,7 @@ class PolysketchCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self._record = StateRecord()
+        self._rewindable = RewindableState()
         self._length = 0
 
     def __len__(self) -> int:
@@ -40,12 +40,12 @@ class PolysketchCache(Cache):
     @property
     def state(self) -> ModelState | None:
         """The model's state; None before the first token was read."""
-        return self._record.state
+        return self._rewindable.state
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state, and of what is kept besides to go back to."""
-        return self._record.nbytes
+        return self._rewindable.nbytes
 
     def extend_hidden(self, model: TransformerLM, ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Read new tokens; no gradient.
@@ -61,7 +61,7 @@ class PolysketchCache(Cache):
         Raises:
             ValueError: another batch than before, or padding after a row's first token.
         """
-        hidden = self._record.read(model, Span(ids, key_mask))
+        hidden = self._rewindable.read(model, TokenRows(ids, key_mask))
         self._length += ids.shape[1]
         return hidden
 
@@ -72,7 +72,7 @@ class PolysketchCache(Cache):
             ids: (batch, new) int64.
             key_mask: (batch, new) bool, true for a real token.
         """
-        self._record.put_off(Span(ids, key_mask))
+        self._rewindable.put_off(TokenRows(ids, key_mask))
         self._length += ids.shape[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -94,7 +94,7 @@ class PolysketchCache(Cache):
     @property
     def batch_size(self) -> int:
         """Rows, -1 before the first token."""
-        known = self._record.batch_size
+        known = self._rewindable.batch_size
         return -1 if known is None else known
 
     @property
@@ -114,25 +114,25 @@ class PolysketchCache(Cache):
 
     def reset(self) -> None:
         """Back to before the first token."""
-        recording = self._record.recording
-        self._record, self._length = StateRecord(), 0
-        self._record.recording = recording
+        recording = self._rewindable.recording
+        self._rewindable, self._length = RewindableState(), 0
+        self._rewindable.recording = recording
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows `beam_idx`, repeats allowed."""
-        self._record.select(beam_idx)
+        self._rewindable.select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row so many times."""
-        self._record.select(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
+        self._rewindable.select(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, numbers or a mask."""
-        self._record.select(torch.arange(max(self.batch_size, 0))[indices.cpu()])
+        self._rewindable.select(torch.arange(max(self.batch_size, 0))[indices.cpu()])
 
     def activate_past_recording(self) -> None:
         """From the next tokens on keep what `crop` needs: a second state, and ids."""
-        self._record.recording = True
+        self._rewindable.recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens; those before them can no longer be taken back afterwards.
@@ -147,8 +147,8 @@ class PolysketchCache(Cache):
         if tokens_to_remove > 0:
             raise ValueError(f"expected minus the number of tokens to forget, got {tokens_to_remove}")
         if tokens_to_remove:
-            self._record.take_back(-tokens_to_remove)
-        self._record.begin_record()
+            self._rewindable.take_back(-tokens_to_remove)
+        self._rewindable.forget_snapshot()
         self._length += tokens_to_remove
 
     def update(self, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from polysketch.attention import Mechanism
+from polysketch.integrations.replacement.bookkeeping import SUBMODULE
 from polysketch.integrations.replacement.locating import decoder_of, plain_model, replaced_layers
-from polysketch.integrations.replacement.records import SUBMODULE
 
 _HANDOVER = "_polysketch_layer"
 

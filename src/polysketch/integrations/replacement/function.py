@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from polysketch.attention import LocalAttention, Mechanism, SlidingWindowAttention
+from polysketch.integrations.replacement.bookkeeping import IMPLEMENTATION, LayerRecord, Replacement, record_of
 from polysketch.integrations.replacement.cache import StateLayer, mechanism_of, state_layer_of
 from polysketch.integrations.replacement.call import AttentionCall, own_attention
 from polysketch.integrations.replacement.masks import DeferredMask, defer_mask
-from polysketch.integrations.replacement.records import IMPLEMENTATION, LayerRecord, Replacement, record_of
 
 _UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids"}
 _IMMATERIAL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}

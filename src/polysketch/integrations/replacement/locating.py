@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from polysketch.integrations.replacement.records import SUBMODULE
+from polysketch.integrations.replacement.bookkeeping import SUBMODULE
 
 _UNSERVED_ATTRIBUTES = ("sinks", "v_head_dim", "qk_head_dim", "qk_rope_head_dim")
 _UNSERVED_SETTINGS = (

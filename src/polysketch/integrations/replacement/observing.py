@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from polysketch.integrations.replacement.bookkeeping import record_of
 from polysketch.integrations.replacement.call import AttentionCall
 from polysketch.integrations.replacement.locating import attention_layers
-from polysketch.integrations.replacement.records import record_of
 from polysketch.integrations.replacement.replace import restore_attention, take_over
 
 

@@ -8,6 +8,16 @@ from torch import nn
 from polysketch import __version__
 from polysketch import attention as mechanisms
 from polysketch.attention import Mechanism
+from polysketch.integrations.replacement.bookkeeping import (
+    CONFIG_KEY,
+    IMPLEMENTATION,
+    SUBMODULE,
+    LayerRecord,
+    ModelRecord,
+    Replacement,
+    record_of,
+    remember,
+)
 from polysketch.integrations.replacement.cache import give_states_before_forward, mechanism_of
 from polysketch.integrations.replacement.function import register
 from polysketch.integrations.replacement.locating import (
@@ -20,16 +30,6 @@ from polysketch.integrations.replacement.locating import (
     plain_model,
     replaced_layers,
     sizes_of,
-)
-from polysketch.integrations.replacement.records import (
-    CONFIG_KEY,
-    IMPLEMENTATION,
-    SUBMODULE,
-    LayerRecord,
-    ModelRecord,
-    Replacement,
-    record_of,
-    remember,
 )
 
 Consent = Literal["refuse", "ignore"]

@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY, SUBMODULE
 from polysketch.integrations.replacement.locating import plain_model, replaced_layers
-from polysketch.integrations.replacement.records import CONFIG_KEY, SUBMODULE
 from polysketch.integrations.replacement.replace import replace_attention
 
 VARIANT = "polysketch"

@@ -10,13 +10,13 @@ from polysketch.integrations.huggingface.padding import refuse_right_padding
 from polysketch.models import ModelState, TransformerLM
 
 _ROLLBACK = 128
-"""Tokens of a long span that can be taken back: more than a draft of assisted decoding has."""
+"""Tokens of a long row that can be taken back: more than a draft of assisted decoding has."""
 _REPLAYED_TOGETHER = 32
 """Up to so many tokens are read again together with the next ones; more are read on their own, and only once."""
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenRows:
     """Some tokens of every row.
 
     Attributes:
@@ -37,28 +37,28 @@ class Span:
         """Bytes of both."""
         return sum(x.numel() * x.element_size() for x in (self.ids, self.mask) if x is not None)
 
-    def part(self, start: int, end: int) -> "Span":
+    def part(self, start: int, end: int) -> "TokenRows":
         """Tokens `start` to before `end`."""
         return self._map(lambda x: x[:, start:end])
 
-    def rows(self, indices: Tensor) -> "Span":
+    def rows(self, indices: Tensor) -> "TokenRows":
         """The rows `indices`, repeats allowed."""
         return self._map(lambda x: x.index_select(0, indices.to(x.device)))
 
-    def followed_by(self, other: "Span") -> "Span":
+    def followed_by(self, other: "TokenRows") -> "TokenRows":
         """These tokens and then those of `other`."""
         no_mask = self.mask is None and other.mask is None
         mask = None if no_mask else torch.cat([self._full_mask(), other._full_mask()], 1)
-        return Span(torch.cat([self.ids, other.ids], 1), mask)
+        return TokenRows(torch.cat([self.ids, other.ids], 1), mask)
 
     def _full_mask(self) -> Tensor:
         return torch.ones_like(self.ids, dtype=torch.bool) if self.mask is None else self.mask
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Span":
-        return Span(function(self.ids), None if self.mask is None else function(self.mask))
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "TokenRows":
+        return TokenRows(function(self.ids), None if self.mask is None else function(self.mask))
 
 
-class StateRecord:
+class RewindableState:
     """The state after some tokens, tokens that are still to be read, and, while recording, a state to go back to.
 
     Attributes:
@@ -71,9 +71,9 @@ class StateRecord:
 
     def __init__(self) -> None:
         self.state: ModelState | None = None
-        self.pending: Span | None = None
+        self.pending: TokenRows | None = None
         self.snapshot: ModelState | None = None
-        self.recorded: Span | None = None
+        self.recorded: TokenRows | None = None
         self.recording = False
 
     @property
@@ -89,27 +89,27 @@ class StateRecord:
             return self.state.position.shape[0]
         return None if self.pending is None else self.pending.ids.shape[0]
 
-    def put_off(self, span: Span) -> None:
+    def put_off(self, new: TokenRows) -> None:
         """Read these tokens later."""
-        self._check_batch(span)
-        self.pending = self._after_pending(span)
+        self._check_batch(new)
+        self.pending = self._after_pending(new)
 
-    def read(self, model: TransformerLM, span: Span) -> Tensor:
+    def read(self, model: TransformerLM, new: TokenRows) -> Tensor:
         """Read tokens now, after pending ones.
 
         Args:
             model: whose state this is.
-            span: new tokens.
+            new: the new tokens.
 
         Returns:
-            (batch, span.length, hidden_size) after the final norm, of the new tokens.
+            (batch, new.length, hidden_size) after the final norm, of the new tokens.
 
         Raises:
             ValueError: another batch than before, or padding after a row's first token.
         """
-        self._check_batch(span)
-        self.state = model.init_state(span.ids.shape[0]) if self.state is None else self.state
-        replayed, tokens = self.pending.length if self.pending else 0, self._after_pending(span)
+        self._check_batch(new)
+        self.state = model.init_state(new.ids.shape[0]) if self.state is None else self.state
+        replayed, tokens = self.pending.length if self.pending else 0, self._after_pending(new)
         if tokens.mask is not None:
             refuse_right_padding(tokens.mask, self.state.position > 0)
         self.pending = None
@@ -120,7 +120,7 @@ class StateRecord:
         late = tokens.part(early, tokens.length)
         if self.recording:
             self.recorded = late if self.recorded is None else self.recorded.followed_by(late)
-        return torch.cat([*hidden, _extend(model, late, self.state)], 1)[:, -span.length :]
+        return torch.cat([*hidden, _extend(model, late, self.state)], 1)[:, -new.length :]
 
     def take_back(self, tokens: int) -> None:
         """Forget the last tokens, at least one.
@@ -140,8 +140,8 @@ class StateRecord:
         self.state = self.snapshot
         self.pending = self.recorded.part(0, kept) if kept else None
 
-    def begin_record(self) -> None:
-        """Forget the snapshot; the next span takes a new one."""
+    def forget_snapshot(self) -> None:
+        """Forget the snapshot; the next tokens take a new one."""
         self.snapshot = self.recorded = None
 
     def select(self, indices: Tensor) -> None:
@@ -150,7 +150,7 @@ class StateRecord:
             None if state is None else state.reorder(indices) for state in (self.state, self.snapshot)
         )
         self.pending, self.recorded = (
-            None if span is None else span.rows(indices) for span in (self.pending, self.recorded)
+            None if rows is None else rows.rows(indices) for rows in (self.pending, self.recorded)
         )
 
     def _read_first(self, total: int, replayed: int) -> int:
@@ -159,18 +159,18 @@ class StateRecord:
             return 0
         return max(total - _ROLLBACK, replayed if replayed > _REPLAYED_TOGETHER else 0, 0)
 
-    def _after_pending(self, span: Span) -> Span:
-        return span if self.pending is None else self.pending.followed_by(span)
+    def _after_pending(self, new: TokenRows) -> TokenRows:
+        return new if self.pending is None else self.pending.followed_by(new)
 
-    def _check_batch(self, span: Span) -> None:
-        if self.batch_size not in (None, span.ids.shape[0]):
+    def _check_batch(self, new: TokenRows) -> None:
+        if self.batch_size not in (None, new.ids.shape[0]):
             raise ValueError(
-                f"the cache holds {self.batch_size} rows, got ids of shape {tuple(span.ids.shape)}: "
+                f"the cache holds {self.batch_size} rows, got ids of shape {tuple(new.ids.shape)}: "
                 "give every batch a cache of its own"
             )
 
 
-def _extend(model: TransformerLM, span: Span, state: ModelState) -> Tensor:
+def _extend(model: TransformerLM, tokens: TokenRows, state: ModelState) -> Tensor:
     """Read tokens into the state, in place."""
-    mask = None if span.mask is None or bool(span.mask.all()) else span.mask
-    return model.extend_hidden(span.ids, state, key_mask=mask)[0]
+    mask = None if tokens.mask is None or bool(tokens.mask.all()) else tokens.mask
+    return model.extend_hidden(tokens.ids, state, key_mask=mask)[0]

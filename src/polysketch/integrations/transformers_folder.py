@@ -41,7 +41,7 @@ def read_model(
     """
     from polysketch.integrations.huggingface import quiet  # which makes our models known to transformers
     from polysketch.integrations.replacement import load_replaced
-    from polysketch.integrations.replacement.records import CONFIG_KEY
+    from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY
 
     _require_model(Path(folder))
     with quiet():

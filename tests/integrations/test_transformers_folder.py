@@ -6,8 +6,8 @@ import torch
 from polysketch.data.tokenization import BytesTokenizer
 from polysketch.integrations.huggingface import PolysketchForCausalLM
 from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
-from polysketch.integrations.reading import is_transformers_folder, load_transformers
 from polysketch.integrations.replacement import replace_attention, save_replaced
+from polysketch.integrations.transformers_folder import is_transformers_folder, load_transformers
 from polysketch.models import ModelConfig, TransformerLM
 
 IDS = torch.arange(60).remainder(7)[None] + 97
