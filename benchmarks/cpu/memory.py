@@ -3,8 +3,8 @@
 from benchmarks.cpu.settings import FULL, Bench, Figure, Outcome
 from polysketch.benchmarking import TrainingSettings, memory
 from polysketch.benchmarking.floors import Shape
-from polysketch.benchmarking.training import process_peak
-from polysketch.benchmarking.variants import VARIANTS, Sizes
+from polysketch.benchmarking.training_steps import process_peak
+from polysketch.benchmarking.ways import Sizes, way
 
 _GIGABYTE = 1e9
 _ATTENTION_TARGETS = {
@@ -24,7 +24,7 @@ def attention(bench: Bench) -> Outcome:
     shape, sizes = Shape(1, settings.memory_length, settings.heads), Sizes(settings.sketch_size, settings.local)
     for (name, backward), target in _ATTENTION_TARGETS.items():
         found = memory.attention(bench, name, shape, sizes, backward=backward)
-        case = {"case": VARIANTS[name].title, "backward": backward, "length": shape.length}
+        case = {"case": way(name, sizes).title, "backward": backward, "length": shape.length}
         outcome.measurements.append({**case, "beyond_bytes": found})
         title = f"memory at {shape.length:,}, {case['case']}, {'training' if backward else 'forward'}"
         bench.progress(f"{title}: {found / _GIGABYTE:.3f} GB")

@@ -8,9 +8,9 @@ import torch
 from benchmarks.cpu.settings import Bench, Figure, Outcome, floor_note
 from polysketch.benchmarking import AttentionSettings, calls, time_attention
 from polysketch.benchmarking.timing import ratio
-from polysketch.benchmarking.variants import BASELINE, VARIANTS
+from polysketch.benchmarking.ways import BASELINE, way
 
-GIVEN, LEARNED = VARIANTS["given"].title, VARIANTS["learned"].title
+GIVEN, LEARNED = "features given", "learned sketch"
 _BREAK_EVEN = 2_048
 _FORWARD_TARGETS = {
     (GIVEN, _BREAK_EVEN): 1.0,
@@ -70,11 +70,11 @@ def _figure(one: dict[str, Any], targets: dict[tuple[str, int], float]) -> Figur
 def _doubling(bench: Bench, name: str) -> Figure:
     """The time at the last length over that at half of it, alternating."""
     half, length = lengths = bench.settings.forward_lengths[-2:]
-    settings, one = _settings(bench, lengths=lengths), VARIANTS[name]
+    settings = _settings(bench, lengths=lengths)
+    one = way(name, settings.sizes)
     torch.manual_seed(0)
     functions = {
-        str(size): calls.forward(one.prepare(settings.shape(size), bench.device, bench.dtype, settings.sizes))
-        for size in lengths
+        str(size): calls.forward(one.prepare(settings.shape(size), bench.device, bench.dtype)) for size in lengths
     }
     progress = partial(_say, bench, f"doubling, {one.title}")
     seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=progress)

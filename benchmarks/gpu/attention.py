@@ -19,6 +19,7 @@ from polysketch.benchmarking import calls, floors
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.timing import Clock, Rates, peak_memory
+from polysketch.benchmarking.ways import Sizes, way
 
 _LONGEST_CALL = 1.5  # seconds; a series that takes longer is not continued
 _FUSED = {
@@ -72,7 +73,13 @@ def all_series() -> list[Series]:
     given = [_features(32, _LOCAL), _features(64, _LOCAL), _features(32, 1024)]
     whole = [_mechanism(size, learned) for learned in (False, True) for size in (32, 64)]
     power_one = Series(f"features m={_FEATURES}, power 1", _power_one, _power_one_floor, _power_one_operations)
-    return [*fused, *given, *whole, power_one, Series("polynomial degree=4", calls.polynomial, _exact_floor, _exact)]
+    return [
+        *fused,
+        *given,
+        *whole,
+        power_one,
+        Series("polynomial degree=4", way("polynomial", Sizes()).prepare, _exact_floor, _exact),
+    ]
 
 
 def _features(sketch_size: int, local: int) -> Series:
@@ -84,7 +91,7 @@ def _features(sketch_size: int, local: int) -> Series:
 
 def _mechanism(sketch_size: int, learned: bool) -> Series:
     sizes: dict[str, Any] = {"sketch_size": sketch_size, "local": _LOCAL}
-    prepare = partial(calls.polysketch, **sizes, learned=learned)
+    prepare = way("learned" if learned else "random", Sizes(sketch_size, _LOCAL)).prepare
     floor = partial(floors.polysketch, **sizes, itemsize=2, learned=learned)
     return Series(f"{'learned' if learned else 'random'} r={sketch_size}", prepare, floor, partial(_linear, **sizes))
 

@@ -24,10 +24,6 @@ class CumulativeSumsFlags(CommonFlags, CumulativeSumsSettings):
     size: Literal["smoke", "cpu"] = "cpu"
     """smoke: seconds, to see that everything runs. cpu: the defaults below; other flags count more."""
 
-    def __post_init__(self) -> None:
-        CommonFlags.__post_init__(self)
-        CumulativeSumsSettings.__post_init__(self)
-
 
 def run(flags: CumulativeSumsFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""

@@ -5,7 +5,6 @@ phi(k_j) v_j^T over j <= i, and z_i the same for a value of one. Performer's pub
 paper's lower-triangular multiplication, here `ops.linear_attention`, adds up whole chunks.
 """
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,6 @@ from polysketch.benchmarking import floors
 from polysketch.benchmarking.agreement import require_agreement
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
-from polysketch.benchmarking.timing import ratio
 from polysketch.benchmarking.workbench import Workbench, check_positive
 
 TOKENS, CHUNKS = "token by token", "by chunks"
@@ -147,7 +145,7 @@ def _time_length(
     for way in ways.values():  # a whole length would warm up for as long as it is timed
         way(*(tensor[:, :, :_WARM_UP_LENGTH] for tensor in tensors))
     functions = {name: partial(way, *tensors) for name, way in ways.items()}
-    say = partial(_say, bench, f"sums at {length:,}")
+    say = bench.saying(f"sums at {length:,}")
     seconds = bench.clock.alternate(functions, repeats=bench.repeats, warmup=0, progress=say)
     return [_measurement(bench, settings, length, name, seconds) for name in ways]
 
@@ -155,23 +153,12 @@ def _time_length(
 def _measurement(
     bench: Workbench, settings: CumulativeSumsSettings, length: int, name: str, seconds: dict[str, list[float]]
 ) -> dict[str, Any]:
-    shape, median = settings.shape(length), statistics.median(seconds[name])
+    shape = settings.shape(length)
     floor = floors.cumulative_sums(shape, settings.features, itemsize=bench.dtype.itemsize)
     return {
         "direction": f"sums of {settings.features:,} features",
         "length": length,
         "series": name,
-        "seconds": median,
-        "all_seconds": seconds[name],
-        "ratio": ratio(seconds[TOKENS], seconds[name]),
-        "tokens": shape.tokens,
-        "tokens_per_second": shape.tokens / median,
-        "operations": floor.operations,
-        "bytes": floor.bytes,
-        "floor_seconds": floor.seconds(bench.rates),
+        **bench.measurement(seconds, name, TOKENS, shape.tokens, floor),
         "all_states_bytes": shape.rows * settings.features * settings.head_dim * 4,
     }
-
-
-def _say(bench: Workbench, what: str, text: str) -> None:
-    bench.progress(f"{what}: {text}")

@@ -1,4 +1,4 @@
-"""What is timed is right: every variant agrees with its definition, and every way to be wrong is refused."""
+"""What is timed is right: every way agrees with its definition, and every way to be wrong is refused."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from polysketch.benchmarking import (
     AttentionSettings,
     DecodingSettings,
     TrainingSettings,
-    attention,
+    attention_alone,
     time_attention,
     time_decoding,
     time_training,
@@ -17,19 +17,19 @@ from polysketch.benchmarking.agreement import TOLERANCES, disagreement, relative
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.variants import VARIANTS, Sizes
+from polysketch.benchmarking.ways import Sizes, way
 from polysketch.ops.linear import api
 
 CPU = torch.device("cpu")
 SMALL = {"lengths": (64, 96), "heads": 2, "head_dim": 16, "sketch_size": 8, "local": 16}
 INTACT = api.BACKENDS["chunked"]
-CHECKED = [name for name, variant in VARIANTS.items() if variant.prepare_check is not None]
+CHECKED = ["given", "learned", "random", "polynomial"]
 
 
 def check_call(name: str, dtype: torch.dtype = torch.float32, local: int = 32) -> Call:
     """What `check_agreement` compares."""
     torch.manual_seed(0)
-    return VARIANTS[name].prepare_check(Shape(1, 2 * local + local // 2 + 1, 2), CPU, dtype, Sizes(32, local))
+    return way(name, Sizes(32, local)).prepare_check(Shape(1, 2 * local + local // 2 + 1, 2), CPU, dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -45,7 +45,7 @@ def with_value_of_ones(call_shape: Shape, *, prefix: bool) -> torch.Tensor:
     """Total weights of the check of features given, with or without the sketched part."""
     torch.manual_seed(0)
     sizes = Sizes(32, 32)
-    call = VARIANTS["given"].prepare_check(call_shape, CPU, torch.float64, sizes)
+    call = way("given", sizes).prepare_check(call_shape, CPU, torch.float64)
     query_features, key_features, query, key, value = call.leaves
     local = api.LocalPolynomial(query, key, 4, sizes.local)
     shown = query_features if prefix else torch.zeros_like(query_features)
@@ -135,14 +135,14 @@ def test_a_wrong_gradient_is_refused_when_gradients_are_timed(bench, monkeypatch
 def test_the_backend_that_auto_means_at_the_timed_lengths_is_checked(names, bench, monkeypatch):
     """A wrong one behind "auto" is found too, whatever it picks at the small length of the check."""
     monkeypatch.setitem(api.BACKENDS, "wrong", WRONG["scaled"])
-    monkeypatch.setattr(attention.ops, "linear_attention_backend", lambda *_, **__: "wrong")
+    monkeypatch.setattr(attention_alone.ops, "linear_attention_backend", lambda *_, **__: "wrong")
     with pytest.raises(ValueError, match=r"'wrong'.* is not timed"):
         time_attention(bench, AttentionSettings(**SMALL, variants=names))
 
 
 def test_a_model_whose_attention_is_wrong_is_not_trained(bench, monkeypatch):
     monkeypatch.setitem(api.BACKENDS, "wrong", WRONG["scaled"])
-    monkeypatch.setattr(attention.ops, "linear_attention_backend", lambda *_, **__: "wrong")
+    monkeypatch.setattr(attention_alone.ops, "linear_attention_backend", lambda *_, **__: "wrong")
     with pytest.raises(ValueError, match="is not timed"):
         time_training(bench, TrainingSettings(preset="tiny", contexts=(64,), local=16))
 

@@ -72,8 +72,8 @@ def test_a_random_sketch_costs_less_than_a_learned_one_and_more_than_none():
 
 
 def test_a_process_that_fails_is_reported_with_its_last_line():
-    asked = {"variant": "nonsense", "sizes": {}, "shape": {"batch": 1, "length": 8}, "backward": False}
-    with pytest.raises(RuntimeError, match=r"measuring the memory of nonsense failed: .*unknown variant 'nonsense'"):
+    asked = {"way": "nonsense", "sizes": {}, "shape": {"batch": 1, "length": 8}, "backward": False}
+    with pytest.raises(RuntimeError, match=r"memory of nonsense failed: .*unknown way to attend 'nonsense'"):
         memory.probe("attention", **asked, dtype="float32")
 
 

@@ -17,13 +17,13 @@ from polysketch.benchmarking import (
     time_decoding,
     time_training,
 )
-from polysketch.benchmarking.decoding import _read_bytes, state_at
-from polysketch.benchmarking.models import MODELS, build_model
+from polysketch.benchmarking.models import build_model, read_bytes, state_at
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.variants import VARIANTS, Sizes
+from polysketch.benchmarking.ways import Sizes, way
 
-ATTENTION = AttentionSettings(lengths=(64, 128), variants=tuple(VARIANTS), heads=2, local=16)
+WAYS = ("sdpa", "given", "learned", "random", "polynomial")
+ATTENTION = AttentionSettings(lengths=(64, 128), variants=WAYS, heads=2, local=16)
 TRAINING = TrainingSettings(preset="tiny", models=("learned", "polynomial"), contexts=(48,), batch=2, local=16)
 DECODING = DecodingSettings(preset="tiny", models=("learned", "random"), positions=(40,), local=16)
 BENCHMARKS = {
@@ -89,7 +89,7 @@ def test_every_direction_has_a_panel_and_no_panel_is_empty(tmp_path):
 
 def test_every_length_and_variant_is_timed_once(bench):
     found = time_attention(bench, ATTENTION)
-    expected = [(length, VARIANTS[name].title) for length in ATTENTION.lengths for name in VARIANTS]
+    expected = [(length, way(name, Sizes()).title) for length in ATTENTION.lengths for name in WAYS]
     assert [(one["length"], one["series"]) for one in found] == expected
 
 
@@ -118,7 +118,7 @@ def test_peak_memory_is_measured_when_it_is_asked_for(bench):
         ({"lengths": (64, 0)}, r"lengths of at least 1, found \(64, 0\)"),
         ({"heads": 0}, "heads of at least 1, found 0"),
         ({"local": -1}, "local of at least 1"),
-        ({"variants": ("given", "nonsense")}, "unknown variant 'nonsense'; expected sdpa, given"),
+        ({"variants": ("given", "nonsense")}, "unknown way to attend 'nonsense'; expected sdpa, given"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(change, message):
@@ -127,13 +127,13 @@ def test_settings_that_do_not_fit_are_refused(change, message):
 
 
 def test_an_unknown_model_or_preset_is_refused_with_those_that_exist(bench):
-    with pytest.raises(ValueError, match="unknown model 'nonsense'; expected softmax, learned"):
+    with pytest.raises(ValueError, match=r"unknown way to attend 'nonsense'; expected sdpa, .* a mechanism: softmax"):
         TrainingSettings(models=("nonsense",))
     with pytest.raises(ValueError, match="unknown preset 'huge'"):
         time_decoding(bench, DecodingSettings(preset="huge"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["softmax", "learned", "random", "polynomial"])
 def test_a_state_at_a_position_is_that_of_a_model_that_read_so_many_tokens(name):
     """Of the same size and ready for the next token, without a doubling of buffers in the timed steps."""
     model = build_model(name, "tiny", Sizes(32, 16)).eval()
@@ -150,7 +150,7 @@ def test_the_floor_of_a_step_counts_the_filled_part_of_a_cache():
     model = build_model("softmax", "tiny", Sizes())
     state = state_at(model, 1, 100)
     assert all(isinstance(layer, KeyValueState) for layer in state.layers)
-    assert _read_bytes(model, state) == 4 * 2 * 100 * 128 * 4
+    assert read_bytes(model, state) == 4 * 2 * 100 * 128 * 4
 
 
 def test_decoding_times_a_whole_chunk_from_its_start(bench):

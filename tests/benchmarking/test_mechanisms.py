@@ -5,13 +5,22 @@ import torch
 
 from polysketch import attention as library
 from polysketch import ops
-from polysketch.benchmarking import AttentionSettings, mechanisms, memory, time_attention
+from polysketch.benchmarking import (
+    AttentionSettings,
+    DecodingSettings,
+    TrainingSettings,
+    mechanisms,
+    memory,
+    time_attention,
+    time_decoding,
+    time_training,
+)
 from polysketch.benchmarking.agreement import disagreement
 from polysketch.benchmarking.budget import Budget
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.variants import BASELINE, Sizes, mechanism_names, variant
+from polysketch.benchmarking.ways import BASELINE, Sizes, expanded, parsed, way
 from polysketch.ops.linear import api
 
 CPU = torch.device("cpu")
@@ -21,7 +30,7 @@ SMALL = {"lengths": (32, 64), "heads": 2, "head_dim": 16, "local": 16}
 @pytest.mark.parametrize("name", library.MECHANISMS)
 def test_every_mechanism_agrees_with_itself_in_float64_forward_and_backward(name):
     torch.manual_seed(0)
-    call = variant(*mechanism_names([name])).prepare_check(Shape(1, 41, 2, 16), CPU, torch.float32, Sizes(8, 16))
+    call = way(name, Sizes(8, 16)).prepare_check(Shape(1, 41, 2, 16), CPU, torch.float32)
     errors = disagreement(call, backward=True)
     assert errors["output"] < 1e-4
     assert max(errors.values()) < 1e-3
@@ -37,12 +46,12 @@ def test_in_a_check_chunks_and_windows_are_far_shorter_than_the_sequence_and_the
 
 
 def test_all_stands_for_every_name_of_the_table_once():
-    assert mechanisms.expanded(["linear", "all"]) == ("linear", *(n for n in library.MECHANISMS if n != "linear"))
-    assert mechanisms.expanded(["performer:num_features=32,kind=relu"]) == ("performer:num_features=32,kind=relu",)
+    assert expanded(["linear", "all"]) == ("linear", *(n for n in library.MECHANISMS if n != "linear"))
+    assert expanded(["performer:num_features=32,kind=relu"]) == ("performer:num_features=32,kind=relu",)
 
 
 def test_options_are_numbers_none_truths_and_words():
-    options = mechanisms.parsed("polysketch:local_chunk=none,learned=false,projection=srht,sketch_size=8")[1]
+    options = parsed("polysketch:local_chunk=none,learned=false,projection=srht,sketch_size=8")[1]
     assert options == {"local_chunk": None, "learned": False, "projection": "srht", "sketch_size": 8}
 
 
@@ -59,14 +68,36 @@ def test_an_unknown_mechanism_or_option_is_refused_with_those_that_exist(text, m
         AttentionSettings(mechanisms=(text,))
 
 
+def test_a_mechanism_that_joins_the_table_is_timed_trained_and_generates_by_its_name(bench, monkeypatch):
+    """Without a line in the benchmarks."""
+
+    class Newcomer(library.LocalAttention):
+        pass
+
+    monkeypatch.setitem(library.MECHANISMS, "newcomer", Newcomer)
+    name, small = "newcomer:local_chunk=16", {"preset": "tiny", "local": 16}
+    found = [
+        *time_attention(bench, AttentionSettings(**SMALL, mechanisms=(name,))),
+        *time_training(bench, TrainingSettings(models=(name,), contexts=(48,), **small)),
+        *time_decoding(bench, DecodingSettings(models=(name,), positions=(40,), **small)),
+    ]
+    assert [one["series"] for one in found if one["series"] not in ("sdpa", "softmax")] == [name] * 4
+
+
+@pytest.mark.parametrize("name", [name for name, kind in library.MECHANISMS.items() if kind.is_causal])
+def test_every_causal_mechanism_agrees_with_its_definition_when_it_generates(name):
+    torch.manual_seed(0)
+    call = mechanisms.prepare_generation(name, {}, Shape(1, 41, 2, 16), CPU, torch.float32, local=16)
+    assert disagreement(call, backward=False)["output"] < 1e-4
+
+
 def test_options_reach_the_mechanism_that_is_timed():
-    name = mechanism_names(["hedgehog:num_features=40"])[0]
-    call = variant(name).prepare(Shape(1, 8, 2, 16), CPU, torch.float32, Sizes())
+    call = way("hedgehog:num_features=40", Sizes()).prepare(Shape(1, 8, 2, 16), CPU, torch.float32)
     assert any(20 in leaf.shape for leaf in call.leaves[3:])
 
 
 def test_mechanisms_are_timed_beside_the_baseline_alone_unless_variants_are_named():
-    assert AttentionSettings(mechanisms=("linear",)).names == mechanism_names(["linear"])
+    assert AttentionSettings(mechanisms=("linear",)).names == ("linear",)
     assert AttentionSettings(mechanisms=("linear",), variants=("given",)).names[0] == "given"
     assert AttentionSettings().names == ("given", "learned", "random")
 
@@ -120,8 +151,7 @@ def test_a_series_ends_where_its_own_growth_would_exceed_the_budget():
 
 
 def test_what_is_over_budget_keeps_its_row_and_is_not_drawn(bench, monkeypatch, tmp_path):
-    linear, softmax = mechanism_names(["linear", "softmax"])
-    slow = {softmax: 5.0, linear: 0.1, BASELINE: 0.1}
+    slow = {"softmax": 5.0, "linear": 0.1, BASELINE: 0.1}
     alternate = lambda _, functions, **__: {name: [slow[name]] for name in functions}  # noqa: E731
     monkeypatch.setattr(Clock, "alternate", alternate)
     settings = AttentionSettings(**SMALL, mechanisms=("softmax", "linear"), budget_seconds=1.0)
@@ -150,13 +180,12 @@ def test_many_series_share_a_legend_and_memory_has_a_panel_of_its_own(tmp_path):
 
 def test_memory_of_a_shape_does_not_depend_on_those_measured_before(bench):
     large, small = Shape(1, 4_096, 2), Shape(1, 512, 2)
-    name = mechanism_names(["llops"])[0]
-    found = memory.attention_by_shape(bench, name, [large, small, large], Sizes(), backward=False)
+    found = memory.attention_by_shape(bench, "llops", [large, small, large], Sizes(), backward=False)
     assert found[2] == pytest.approx(found[0], rel=0.2)
     assert found[1] < found[0] / 3
 
 
 def test_a_copy_that_fails_is_reported_with_its_error(bench):
     shapes = [Shape(1, 8), Shape(1, 16)]
-    with pytest.raises(RuntimeError, match=r"memory of nonsense failed: ValueError: unknown variant 'nonsense'"):
+    with pytest.raises(RuntimeError, match=r"memory of nonsense failed: ValueError: unknown way to attend 'nonsense'"):
         memory.attention_by_shape(bench, "nonsense", shapes, Sizes(), backward=False)

@@ -22,7 +22,7 @@ def test_every_timed_section_is_written_with_machine_commit_and_plot(tmp_path, c
         assert section["figures"]
         assert all(figure["value"] > 0 for figure in section["figures"])
     timed = report["sections"]["forward"]["measurements"]
-    every = {"sdpa", "features given", "learned sketch", "random sketch", "exact polynomial"}
+    every = {"sdpa", "features given", "learned sketch", "random sketch", "polynomial"}
     assert {one["series"] for one in timed} == every
     assert all(0 < one["floor_seconds"] < one["seconds"] for one in timed)
     assert out.with_suffix(".png").stat().st_size > 1_000

@@ -112,11 +112,11 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
         (["attention", "--lengths", "0"], "expected lengths of at least 1"),
         (["attention", "--repeats", "0"], "expected --repeats of at least 1"),
         (["attention", "--threads", "0"], "expected --threads of at least 1"),
-        (["attention", "--variants", "nonsense"], "unknown variant 'nonsense'"),
+        (["attention", "--variants", "nonsense"], "unknown way to attend 'nonsense'"),
         (["attention", "--mechanisms", "nonsense"], "unknown attention mechanism 'nonsense'"),
         (["attention", "--mechanisms", "linear:size=3"], "'linear' has no option 'size'"),
         (["attention", "--budget-seconds", "0"], "expected a budget of more than 0 seconds"),
-        (["training", "--models", "nonsense"], "unknown model 'nonsense'"),
+        (["training", "--models", "nonsense"], "unknown way to attend 'nonsense'"),
         (["attention", "--dtype", "float8"], "float8"),
     ],
 )

@@ -5,9 +5,9 @@ it is timed, and beside every time stands the floor: operations and bytes counte
 machine measured in the same run.
 """
 
-from polysketch.benchmarking.attention import AttentionSettings, time_attention
-from polysketch.benchmarking.decoding import DecodingSettings, time_decoding
-from polysketch.benchmarking.training import TrainingSettings, time_training
+from polysketch.benchmarking.attention_alone import AttentionSettings, time_attention
+from polysketch.benchmarking.token_steps import DecodingSettings, time_decoding
+from polysketch.benchmarking.training_steps import TrainingSettings, time_training
 from polysketch.benchmarking.workbench import Workbench, measure_rates, record
 
 __all__ = [

@@ -1,9 +1,8 @@
-"""Mechanisms of the library's table as prepared calls, by name: `performer`, or `performer:num_features=128,kind=relu`.
+"""Mechanisms of the library's table as prepared calls, each with its definition: a copy of it in float64.
 
-Causal where a mechanism can be, with its default options where none are given.
+Causal where a mechanism can be.
 """
 
-import ast
 import copy
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,82 +14,71 @@ from torch import Tensor
 from polysketch import attention, ops
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.benchmarking import floors
-from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.calls import Call, exact, heads
 from polysketch.benchmarking.floors import Floor, Shape
 
-ALL = "all"
-_WORDS = {"none": None, "true": True, "false": False}
 _CHECKED_SHARE = 0.5  # of the attention mass: the sketched part's in a check, where there is a gain to set it by
 _NEARBY = {"local_chunk": 1, "window": 1, "min_length": 1, "chunk_size": 8, "sample_size": 8}
 """Options that count tokens: in a check at most the local chunk, or so small a part of it."""
 
 
-def expanded(texts: Sequence[str]) -> tuple[str, ...]:
-    """The texts, each once, with all names of the table in the place of `all`.
-
-    Raises:
-        ValueError: an unknown mechanism or option, or something that is not name:option=value.
-    """
-    names = [name for text in texts for name in (attention.MECHANISMS if text == ALL else [text])]
-    for name in names:
-        parsed(name)
-    return tuple(dict.fromkeys(names))
-
-
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name:option=value,option=value`; values are numbers, none, true, false or words.
-
-    Raises:
-        ValueError: an unknown mechanism or option, or a part without `=`.
-    """
-    name, _, rest = text.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
-    for option, equals, _ in pairs:
-        if not equals:
-            raise ValueError(f"expected mechanism:option=value,option=value, found {option!r} in {text!r}")
-    options = {option: _value(given) for option, _, given in pairs}
-    attention.check_options(name, options)
-    return name, options
-
-
-def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def is_causal(text: str) -> bool:
-    """Whether it can be causal, and so is timed causally."""
-    return attention.mechanism_class(parsed(text)[0]).is_causal
-
-
-def is_over_features(text: str) -> bool:
+def is_over_features(kind: type) -> bool:
     """Whether it is a feature map and `linear_attention`, so that any backend of the latter can be asked for."""
-    return _is_plain(attention.mechanism_class(parsed(text)[0]))
+    return issubclass(kind, LinearizedAttention) and kind.forward is LinearizedAttention.forward
 
 
-def prepare(text: str, shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+def prepare(name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
     """The mechanism of random queries, keys and values."""
-    name, options = parsed(text)
-    return _prepare(name, options, shape, device, dtype, backend=None)
+    return _call(*_made(name, options, shape, device, dtype), backend=None)
 
 
 def prepare_check(
-    text: str, shape: Shape, device: torch.device, dtype: torch.dtype, *, local: int, backend: str
+    name: str,
+    options: dict[str, Any],
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    local: int,
+    backend: str = "auto",
 ) -> Call:
     """The mechanism for a check at a small length: each of its parts carries weight there.
 
     Args:
-        text: as for `parsed`.
-        shape: longer than two chunks of `local`.
+        name, options: of the mechanism.
+        shape, device, dtype: of the inputs; longer than two chunks of `local`.
         local: tokens of a chunk or window at most.
         backend: of `linear_attention`, where the mechanism is over features.
     """
-    name, options = parsed(text)
-    return _prepare(name, checked_options(name, options, local), shape, device, dtype, backend=backend)
+    return _call(*_made(name, checked_options(name, options, local), shape, device, dtype), backend=backend)
+
+
+def prepare_generation(
+    name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype, *, local: int
+) -> Call:
+    """As `prepare_check`, generating: a span read at once, then one chunk and a token one by one. No gradients."""
+    options = checked_options(name, options, local)
+    if "min_length" in options:  # hyper, whose decoding is exact, shall be exact all along
+        options["min_length"] = shape.length
+    module, tensors, given = _made(name, options, shape, device, dtype)
+    spans = [shape.length - local - 1] + [1] * (local + 1)
+
+    def generate() -> Tensor:
+        state, outputs = module.init_state(shape.batch), []
+        for *span, hidden in zip(*_split(tensors, spans), *_split_hidden(given, spans), strict=True):
+            output, state = module.extend(*span, state, hidden=hidden)
+            outputs.append(output)
+        return torch.cat(outputs, 2)
+
+    return Call(generate, [*tensors, *module.parameters()], lambda: _definition(module, tensors, given))
+
+
+def _split(tensors: Sequence[Tensor], spans: list[int]) -> list[tuple[Tensor, ...]]:
+    return [tensor.split(spans, dim=2) for tensor in tensors]
+
+
+def _split_hidden(given: dict[str, Tensor], spans: list[int]) -> list[Sequence[Tensor | None]]:
+    return [given["hidden"].split(spans, dim=1) if given else [None] * len(spans)]
 
 
 def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str, Any]:
@@ -109,16 +97,11 @@ def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str,
     return {**gain, **options}
 
 
-def _prepare(
-    name: str,
-    options: dict[str, Any],
-    shape: Shape,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    backend: str | None,
-) -> Call:
-    tensors = [torch.randn(shape.batch, shape.heads, shape.length, shape.head_dim, device=device) for _ in range(3)]
+def _made(
+    name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, list[Tensor], dict[str, Tensor]]:
+    """The module, calibrated where it can be; query, key and value; and what it takes besides."""
+    tensors = heads(shape, device, torch.float32)
     given: dict[str, Tensor] = {}
     if "hidden_size" in attention.option_names(name):
         options = {"hidden_size": shape.heads * shape.head_dim, **options}
@@ -128,50 +111,33 @@ def _prepare(
     if hasattr(module, "calibrate"):
         module.calibrate(*tensors[:2], **given)
     given = {part: tensor.to(dtype) for part, tensor in given.items()}
-    return _call(module.to(dtype), [tensor.to(dtype) for tensor in tensors], given, backend)
+    return module.to(dtype), [tensor.to(dtype) for tensor in tensors], given
 
 
-def _call(module: Any, tensors: list[Tensor], given: dict[str, Tensor], backend: str | None) -> Call:
-    """The call; its definition is a copy in float64, over features with the reference of the op."""
-    over_features = backend is not None and _is_plain(type(module))
-    attend = (
-        _attend_over_features(module, tensors, given, backend) if over_features else _attend(module, tensors, given)
-    )
-    leaves = [*tensors, *given.values(), *module.parameters()]
-    return Call(attend, leaves, lambda: _definition(module, tensors, given))
-
-
-def _attend(module: Any, tensors: list[Tensor], given: dict[str, Tensor]) -> Callable[[], Tensor]:
-    return lambda: module(*tensors, causal=module.is_causal, **given)
-
-
-def _attend_over_features(
-    module: Any, tensors: list[Tensor], given: dict[str, Tensor], backend: str | None
-) -> Callable[[], Tensor]:
-    """What `LinearizedAttention.forward` does, with a backend of one's choice."""
-    query, key, value = tensors
+def _call(module: Any, tensors: list[Tensor], given: dict[str, Tensor], *, backend: str | None) -> Call:
+    """The call; over features by the backend that is asked for, as `LinearizedAttention.forward` does it."""
 
     def attend() -> Tensor:
+        return module(*tensors, causal=module.is_causal, **given)
+
+    def attend_over_features() -> Tensor:
+        query, key, value = tensors
         (queries, keys), options = module.operands(query, key, value.dtype, given.get("hidden"))
         return ops.linear_attention(queries, keys, value, causal=True, backend=backend or "auto", **options).output
 
-    return attend
+    function: Callable[[], Tensor] = attend_over_features if backend and is_over_features(type(module)) else attend
+    leaves = [*tensors, *given.values(), *module.parameters()]
+    return Call(function, leaves, lambda: _definition(module, tensors, given))
 
 
 def _definition(module: Any, tensors: list[Tensor], given: dict[str, Tensor]) -> Call:
-    exact = copy.deepcopy(module).cpu().double()
-    exact_tensors = [tensor.detach().cpu().double() for tensor in tensors]
-    exact_given = {name: tensor.detach().cpu().double() for name, tensor in given.items()}
-    return _call(exact, exact_tensors, exact_given, "reference")
+    """A copy in float64 on the CPU, over features with the reference of the op."""
+    exact_given = dict(zip(given, exact(given.values()), strict=True))
+    return _call(copy.deepcopy(module).cpu().double(), exact(tensors), exact_given, backend="reference")
 
 
-def _is_plain(kind: type) -> bool:
-    return issubclass(kind, LinearizedAttention) and kind.forward is LinearizedAttention.forward
-
-
-def floor(text: str, shape: Shape, *, backward: bool, itemsize: int) -> Floor | None:
+def floor(name: str, options: dict[str, Any], shape: Shape, *, backward: bool, itemsize: int) -> Floor | None:
     """Operations and bytes it cannot do without; None where they are not counted."""
-    name, options = parsed(text)
     if name not in _FLOORS:
         return None
     parameters = inspect.signature(attention.mechanism_class(name)).parameters

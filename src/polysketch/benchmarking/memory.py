@@ -15,12 +15,12 @@ import polysketch
 from polysketch.benchmarking import calls
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.timing import peak_memory
-from polysketch.benchmarking.variants import Sizes, variant
+from polysketch.benchmarking.ways import Sizes, way
 from polysketch.benchmarking.workbench import Workbench
 
 
 def attention(bench: Workbench, name: str, shape: Shape, sizes: Sizes, *, backward: bool) -> int:
-    """Bytes of one call of the variant `name` beyond its inputs, outputs and gradients (on a GPU outputs count)."""
+    """Bytes of one call of the way `name` beyond its inputs, outputs and gradients (on a GPU outputs count)."""
     return attention_by_shape(bench, name, [shape], sizes, backward=backward)[0]
 
 
@@ -30,14 +30,14 @@ def attention_by_shape(
     """As `attention`, for every shape."""
     if bench.device.type == "cuda":
         return [_on_gpu(bench, name, shape, sizes, backward=backward) for shape in shapes]
-    same = {"variant": name, "sizes": asdict(sizes), "backward": backward}
+    same = {"way": name, "sizes": asdict(sizes), "backward": backward}
     dtype = str(bench.dtype).removeprefix("torch.")
     cases = [_asked("attention", dtype=dtype, shape=asdict(shape), **same) for shape in shapes]
     return [found["beyond_bytes"] for found in _probe_all(cases)]
 
 
 def _on_gpu(bench: Workbench, name: str, shape: Shape, sizes: Sizes, *, backward: bool) -> int:
-    call = variant(name).prepare(shape, bench.device, bench.dtype, sizes)
+    call = way(name, sizes).prepare(shape, bench.device, bench.dtype)
     run = calls.forward_backward(call) if backward else calls.forward(call)
     with peak_memory(bench.device) as peak:
         run()
@@ -71,7 +71,7 @@ def _run_probe(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}; was it out of memory?"]
-        what = cases[0].get("variant", cases[0]["computation"])
+        what = cases[0].get("way", cases[0]["computation"])
         raise RuntimeError(f"measuring the memory of {what} failed: {last[0]}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

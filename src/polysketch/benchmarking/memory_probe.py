@@ -21,7 +21,7 @@ from polysketch.benchmarking import calls
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.models import build_model
-from polysketch.benchmarking.variants import Sizes, variant
+from polysketch.benchmarking.ways import Sizes, way
 from polysketch.models import TransformerLM
 
 _CPU = torch.device("cpu")
@@ -76,11 +76,7 @@ def training_bytes(
 
 
 def _attention(asked: dict[str, Any]) -> dict[str, int]:
-    sizes = Sizes(**asked["sizes"])
-
-    def make(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
-        return variant(asked["variant"]).prepare(shape, device, dtype, sizes)
-
+    make = way(asked["way"], Sizes(**asked["sizes"])).prepare
     return attention_bytes(make, Shape(**asked["shape"]), backward=asked["backward"], dtype=_DTYPES[asked["dtype"]])
 
 

@@ -1,55 +1,109 @@
-"""The language models that are compared, by name: to add one, add a line to `MODELS`."""
+"""Language models, a training step and states at a position: ready to be timed on any device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from polysketch.benchmarking.variants import Sizes
-from polysketch.models import TransformerLM, preset
+from polysketch.attention import KeyValueState
+from polysketch.benchmarking.ways import Sizes, mechanism_of
+from polysketch.models import ModelConfig, ModelState, TransformerLM, preset
+from polysketch.training.optimizer import build_optimizer
 
 BASELINE = "softmax"
 """What every other model is compared with."""
 
-
-def _polysketch(sizes: Sizes, *, learned: bool) -> tuple[str, dict[str, Any]]:
-    options = {"sketch_size": sizes.sketch_size, "local_chunk": sizes.local, "learned": learned}
-    return "polysketch", options
+_CLIP = 1.0
+_PREFILL_SPAN = 4_096
 
 
-MODELS: dict[str, Callable[[Sizes], tuple[str, dict[str, Any]]]] = {
-    "softmax": lambda sizes: ("softmax", {}),
-    "learned": lambda sizes: _polysketch(sizes, learned=True),
-    "random": lambda sizes: _polysketch(sizes, learned=False),
-    "polynomial": lambda sizes: ("polynomial", {}),
-}
-"""Name -> (mechanism, its options) in every layer; "learned" and "random" are polysketch attention."""
-
-
-def build_model(name: str, preset_name: str, sizes: Sizes) -> TransformerLM:
-    """The preset with the mechanism `name`, the same random weights every time.
-
-    Raises:
-        ValueError: an unknown name or preset; the message lists those that exist.
-    """
-    check_models([name])
-    mechanism, options = MODELS[name](sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return TransformerLM(preset(preset_name, attention=mechanism, attention_options=options))
-
-
-def check_models(names: list[str] | tuple[str, ...]) -> None:
-    """Refuse unknown names.
+def check_models(names: Sequence[str]) -> None:
+    """Refuse names that are no mechanism.
 
     Raises:
         ValueError: listing those that exist.
     """
     for name in names:
-        if name not in MODELS:
-            raise ValueError(f"unknown model {name!r}; expected {', '.join(MODELS)}")
+        mechanism_of(name, Sizes())
 
 
-def with_baseline(names: tuple[str, ...]) -> list[str]:
-    """The baseline first, each once."""
-    return list(dict.fromkeys((BASELINE, *names)))
+def model_config(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> ModelConfig:
+    """The preset with the mechanism `name` in every layer.
+
+    Args:
+        name: learned, random, or a mechanism with options as for `ways.way`.
+        preset_name: size of the model.
+        sizes: of learned and random.
+        **changes: other fields of the configuration.
+
+    Raises:
+        ValueError: an unknown name or preset; the message lists those that exist.
+    """
+    mechanism, options = mechanism_of(name, sizes)
+    return preset(preset_name, attention=mechanism, attention_options=options, **changes)
+
+
+def build_model(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> TransformerLM:
+    """The model of `model_config`, the same random weights every time, on PyTorch's default device."""
+    config = model_config(name, preset_name, sizes, **changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return TransformerLM(config)
+
+
+def training_step(
+    model: TransformerLM, ids: Tensor, autocast: Callable[[], AbstractContextManager[Any]]
+) -> Callable[[], None]:
+    """One optimizer step as the trainer makes it; gradients are freed at its end, for another model is next."""
+    optimizer = build_optimizer(model, learning_rate=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        with autocast():
+            loss = model.loss(ids)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def state_at(model: TransformerLM, batch: int, position: int) -> ModelState:
+    """A state after `position` tokens.
+
+    Caches of keys and values are filled with random numbers, for the time of a step does not depend on them and
+    computing them would cost position^2; other states come from reading random tokens in long spans.
+    """
+    state = model.init_state(batch)
+    if position and all(isinstance(layer, KeyValueState) for layer in state.layers):
+        for layer in state.layers:
+            # The last token by itself: a full buffer doubles there and not in the first timed step.
+            for length in (position - 1, 1):
+                append_random(layer, model, batch, length)
+        state.advance_(position)
+        return state
+    ids = torch.randint(model.config.vocab_size, (batch, position), device=model.output_bias.device)
+    for span in ids.split(_PREFILL_SPAN, dim=1):
+        if span.shape[1]:
+            _, state = model.extend_hidden(span, state)
+    return state
+
+
+def append_random(layer: KeyValueState, model: TransformerLM, batch: int, length: int) -> None:
+    """So many tokens of random keys and values."""
+    config, like = model.config, model.output_bias
+    shape = (batch, config.num_kv_heads, length, config.head_dim)
+    layer.append(*(torch.randn(shape, device=like.device, dtype=like.dtype) for _ in range(2)))
+
+
+def read_bytes(model: TransformerLM, state: ModelState) -> int:
+    """What a step must read of the state: of a cache of keys and values the part that is filled."""
+    config = model.config
+    token = 2 * config.num_kv_heads * config.head_dim * model.output_bias.element_size()
+    rows = len(state.position)
+    return sum(
+        rows * layer.length * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers
+    )

@@ -1,8 +1,9 @@
 """What every benchmark is given, and the record it ends in."""
 
 import dataclasses
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 
 from polysketch.benchmarking.environment import environment, load
-from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matrix_rate
+from polysketch.benchmarking.floors import Floor
+from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matrix_rate, ratio
 
 _COPIED_BYTES = 2**28
 
@@ -45,6 +47,35 @@ class Workbench:
     def device(self) -> torch.device:
         """Where everything runs."""
         return self.clock.device
+
+    def saying(self, what: str) -> Callable[[str], None]:
+        """Progress that begins with what it is about."""
+        return lambda text: self.progress(f"{what}: {text}")
+
+    def measurement(
+        self, seconds: Mapping[str, list[float]], name: str, baseline: str, tokens: int, floor: Floor | None
+    ) -> dict[str, Any]:
+        """The figures that every measurement has; JSON values, None where there is no figure.
+
+        Args:
+            seconds: every time of every series, alternating; a series may be missing.
+            name: of the series.
+            baseline: of the series that ratios compare with.
+            tokens: that take so long.
+            floor: of them.
+        """
+        times = seconds.get(name)
+        median = statistics.median(times) if times else None
+        return {
+            "seconds": median,
+            "all_seconds": times,
+            "ratio": ratio(seconds[baseline], times) if times and baseline in seconds else None,
+            "tokens": tokens,
+            "tokens_per_second": tokens / median if median else None,
+            "operations": floor and floor.operations,
+            "bytes": floor and floor.bytes,
+            "floor_seconds": floor and floor.seconds(self.rates),
+        }
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of a model's matrix products: autocast, unless everything is float32."""

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from polysketch.cli.benchmark import attention, decoding, training, tune
+from polysketch.cli.benchmark import speeds, tune
 
 __all__ = ["BENCHMARKS", "BenchmarkFlags", "run"]
 
 BENCHMARKS: dict[str, Callable[[Any], int]] = {
-    "attention": attention.run,
-    "training": training.run,
-    "decoding": decoding.run,
+    "attention": speeds.run_attention,
+    "training": speeds.run_training,
+    "decoding": speeds.run_decoding,
     "tune": tune.run,
 }
 """Every benchmark; the flags of one are the dataclass that its function takes."""

@@ -46,6 +46,9 @@ class CommonFlags:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"expected --{name} of at least 1, found {value}")
+        settings = super()
+        if hasattr(settings, "__post_init__"):  # flags are these and the fields of a benchmark's settings
+            settings.__post_init__()
 
 
 def run_benchmark(

@@ -14,17 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polysketch.attention import KeyValueState
-from polysketch.benchmarking import calls, floors
+from polysketch.benchmarking import floors
 from polysketch.benchmarking.agreement import require_agreement
 from polysketch.benchmarking.floors import Shape
-from polysketch.benchmarking.models import BASELINE, MODELS, build_model, check_models, with_baseline
-from polysketch.benchmarking.timing import ratio
-from polysketch.benchmarking.variants import Sizes
+from polysketch.benchmarking.mechanisms import prepare_generation
+from polysketch.benchmarking.models import BASELINE, build_model, check_models, read_bytes, state_at
+from polysketch.benchmarking.ways import Sizes, mechanism_of, with_baseline
 from polysketch.benchmarking.workbench import Workbench, check_positive
 from polysketch.models import ModelState, TransformerLM, preset
 
-_PREFILL_SPAN = 4_096
 _TURN = 32  # tokens
 _WARM_UP = 4  # tokens
 _CHECKED_HEADS = 4
@@ -37,7 +35,8 @@ class DecodingSettings:
     preset: str = "mini"
     """size of the model: tiny, mini, gpt2-small, ..."""
     models: tuple[str, ...] = ("learned",)
-    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch), polynomial"""
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
+    or a causal mechanism: name, or name:option=value,option=value"""
     positions: tuple[int, ...] = (8_192, 32_768)
     """tokens before the first timed one, rounded down to a whole chunk"""
     batch: int = 1
@@ -99,18 +98,10 @@ def time_decoding(bench: Workbench, settings: DecodingSettings) -> list[dict[str
 def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
     """Compare attention of the model's shape, generating, with the reference for the whole sequence."""
     config = preset(settings.preset)
-    mechanism, options = MODELS[name](Sizes(settings.sketch_size, settings.local))
-    if mechanism != "polysketch":
-        return
+    mechanism, options = mechanism_of(name, Sizes(settings.sketch_size, settings.local))
     length = 2 * settings.local + settings.local // 2 + 1
     shape = Shape(settings.batch, length, min(_CHECKED_HEADS, config.num_heads), config.head_dim)
-    make = partial(
-        calls.polysketch_decoding,
-        *(shape, bench.device, bench.dtype),
-        sketch_size=settings.sketch_size,
-        local=settings.local,
-        learned=options["learned"],
-    )
+    make = partial(prepare_generation, mechanism, options, shape, bench.device, bench.dtype, local=settings.local)
     error = require_agreement(make, f"{name}, generating,", dtype=bench.dtype, backward=False)
     bench.progress(f"{name}, generating, agrees with the reference: relative error {error:.1e}")
 
@@ -118,11 +109,11 @@ def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
 @torch.inference_mode()
 def _time_position(bench: Workbench, settings: DecodingSettings, position: int) -> list[dict[str, Any]]:
     start = settings.start(position)
-    decoders = {name: _decoder(bench, settings, name, start) for name in with_baseline(settings.models)}
+    decoders = {name: _decoder(bench, settings, name, start) for name in with_baseline(settings.models, BASELINE)}
     for decoder in decoders.values():
         decode(decoder, decoder.state.clone(), decoder.token, min(_WARM_UP, settings.local))
     for turn in range(bench.repeats):
-        _round(decoders, settings.local)
+        take_turns(decoders, settings.local)
         bench.progress(f"decoding at {start:,}: round {turn + 1} of {bench.repeats}")
     chunks = {name: [sum(seconds) for seconds in decoder.rounds] for name, decoder in decoders.items()}
     return [_measurement(bench, settings, start, name, decoders[name], chunks) for name in decoders]
@@ -136,39 +127,12 @@ def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int
     return Decoder(model, state, torch.zeros(settings.batch, 1, dtype=torch.int64, device=bench.device))
 
 
-def state_at(model: TransformerLM, batch: int, position: int) -> ModelState:
-    """A state after `position` tokens.
-
-    Caches of keys and values are filled with random numbers, for the time of a step does not depend on them and
-    computing them would cost position^2; other states come from reading random tokens in long spans.
-    """
-    state = model.init_state(batch)
-    if position and all(isinstance(layer, KeyValueState) for layer in state.layers):
-        _fill_caches(model, state, position)
-        return state
-    ids = torch.randint(model.config.vocab_size, (batch, position), device=model.output_bias.device)
-    for span in ids.split(_PREFILL_SPAN, dim=1):
-        if span.shape[1]:
-            _, state = model.extend_hidden(span, state)
-    return state
-
-
-def _fill_caches(model: TransformerLM, state: ModelState, position: int) -> None:
-    config, like = model.config, model.output_bias
-    for layer in state.layers:
-        # The last token by itself: a full buffer doubles there and not in the first timed step.
-        for length in (position - 1, 1):
-            shape = (len(state.position), config.num_kv_heads, length, config.head_dim)
-            layer.append(*(torch.randn(shape, device=like.device, dtype=like.dtype) for _ in range(2)))
-    state.advance_(position)
-
-
-def _round(decoders: dict[str, Decoder], count: int) -> None:
-    """One chunk by every model, some tokens here and some there, from copies of the states."""
+def take_turns(decoders: dict[str, Decoder], count: int, turn: int = _TURN) -> None:
+    """A round: `count` tokens by every model, some tokens here and some there, from copies of the states."""
     running = {name: (decoder.state.clone(), decoder.token, list[float]()) for name, decoder in decoders.items()}
-    for first in range(0, count, _TURN):
+    for first in range(0, count, turn):
         for name, (state, token, seconds) in running.items():
-            token, spent = decode(decoders[name], state, token, min(_TURN, count - first))
+            token, spent = decode(decoders[name], state, token, min(turn, count - first))
             running[name] = (state, token, seconds + spent)
     for name, (_, _, seconds) in running.items():
         decoders[name].rounds.append(seconds)
@@ -195,30 +159,16 @@ def _measurement(
     chunks: dict[str, list[float]],
 ) -> dict[str, Any]:
     mean = statistics.median(chunks[name]) / settings.local
-    floor = floors.decoding_step(decoder.model, settings.batch, _read_bytes(decoder.model, decoder.state))
+    floor = floors.decoding_step(decoder.model, settings.batch, read_bytes(decoder.model, decoder.state))
     return {
         "direction": f"decoding with {settings.preset}",
         "position": start,
         "series": name,
+        **bench.measurement(chunks, name, BASELINE, settings.batch, floor),
         "seconds": statistics.median(decoder.seconds),
         "mean_seconds": mean,
         "slowest_seconds": max(decoder.seconds),
-        "tokens": settings.batch,
         "tokens_per_second": settings.batch / mean,
-        "ratio": ratio(chunks[BASELINE], chunks[name]),
         "state_bytes": decoder.state.nbytes,
-        "operations": floor.operations,
-        "bytes": floor.bytes,
-        "floor_seconds": floor.seconds(bench.rates),
         "all_seconds": decoder.rounds,
     }
-
-
-def _read_bytes(model: TransformerLM, state: ModelState) -> int:
-    """What a step must read of the state: of a cache of keys and values the part that is filled."""
-    config = model.config
-    token = 2 * config.num_kv_heads * config.head_dim * model.output_bias.element_size()
-    rows = len(state.position)
-    return sum(
-        rows * layer.length * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers
-    )

@@ -1,24 +1,18 @@
 """Training steps of a language model at several contexts, against the same model with softmax attention."""
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polysketch.benchmarking import floors, memory
-from polysketch.benchmarking.attention import AttentionSettings, check_agreement
-from polysketch.benchmarking.models import BASELINE, build_model, check_models, with_baseline
-from polysketch.benchmarking.timing import peak_memory, ratio
-from polysketch.benchmarking.variants import VARIANTS, Sizes
+from polysketch.benchmarking.attention_alone import AttentionSettings, check_agreement
+from polysketch.benchmarking.models import BASELINE, build_model, check_models, training_step
+from polysketch.benchmarking.timing import peak_memory
+from polysketch.benchmarking.ways import Sizes, with_baseline
 from polysketch.benchmarking.workbench import Workbench, check_positive
 from polysketch.models import TransformerLM, preset
-from polysketch.training.optimizer import build_optimizer
-
-_CLIP = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +22,8 @@ class TrainingSettings:
     preset: str = "mini"
     """size of the model: tiny, mini, gpt2-small, ..."""
     models: tuple[str, ...] = ("learned", "random")
-    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch), polynomial"""
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
+    or a mechanism: name, or name:option=value,option=value"""
     contexts: tuple[int, ...] = (8_192, 16_384)
     """tokens of a training window"""
     batch: int = 1
@@ -58,8 +53,8 @@ def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str
         ValueError: attention that disagrees with the reference; nothing has been timed then.
     """
     _check(bench, settings)
-    names = with_baseline(settings.models)
-    models = {name: _model(bench, settings, name) for name in names}
+    sizes, names = Sizes(settings.sketch_size, settings.local), with_baseline(settings.models, BASELINE)
+    models = {name: build_model(name, settings.preset, sizes).to(bench.device) for name in names}
     found = [_time_context(bench, settings, models, context) for context in settings.contexts]
     return [one for measurements in found for one in measurements]
 
@@ -69,7 +64,7 @@ def _check(bench: Workbench, settings: TrainingSettings) -> None:
     config = preset(settings.preset)
     asked = AttentionSettings(
         lengths=settings.contexts,
-        variants=tuple(name for name in settings.models if name in VARIANTS),
+        variants=settings.models,
         batch=settings.batch,
         heads=config.num_heads,
         head_dim=config.head_dim,
@@ -80,38 +75,17 @@ def _check(bench: Workbench, settings: TrainingSettings) -> None:
     check_agreement(bench, asked)
 
 
-def _model(bench: Workbench, settings: TrainingSettings, name: str) -> TransformerLM:
-    sizes = Sizes(settings.sketch_size, settings.local)
-    return build_model(name, settings.preset, sizes).to(bench.device)
-
-
 def _time_context(
     bench: Workbench, settings: TrainingSettings, models: dict[str, TransformerLM], context: int
 ) -> list[dict[str, Any]]:
     vocabulary = models[BASELINE].config.vocab_size
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (settings.batch, context + 1), generator=generator).to(bench.device)
-    steps = {name: _step(bench, model, ids) for name, model in models.items()}
-    say = partial(_say, bench, f"training at {context:,}")
+    steps = {name: training_step(model, ids, bench.autocast) for name, model in models.items()}
+    say = bench.saying(f"training at {context:,}")
     seconds = bench.clock.alternate(steps, repeats=bench.repeats, progress=say)
     peaks = {name: _peak(bench, settings, name, context, steps[name]) for name in models}
     return [_measurement(bench, settings, models[name], name, context, seconds, peaks[name]) for name in models]
-
-
-def _step(bench: Workbench, model: TransformerLM, ids: Tensor) -> Callable[[], None]:
-    """One optimizer step; gradients are freed at its end, for another model is next."""
-    optimizer = build_optimizer(model, learning_rate=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    parameters = list(model.parameters())
-
-    def step() -> None:
-        with bench.autocast():
-            loss = model.loss(ids)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
 
 
 def _peak(
@@ -149,22 +123,11 @@ def _measurement(
     seconds: dict[str, list[float]],
     peak: int | None,
 ) -> dict[str, Any]:
-    median, floor = statistics.median(seconds[name]), floors.training_step(model, settings.batch, context)
+    floor = floors.training_step(model, settings.batch, context)
     return {
         "direction": f"training step of {settings.preset}",
         "length": context,
         "series": name,
-        "seconds": median,
-        "all_seconds": seconds[name],
-        "ratio": ratio(seconds[BASELINE], seconds[name]),
-        "tokens": settings.batch * context,
-        "tokens_per_second": settings.batch * context / median,
-        "operations": floor.operations,
-        "bytes": floor.bytes,
-        "floor_seconds": floor.seconds(bench.rates),
+        **bench.measurement(seconds, name, BASELINE, settings.batch * context, floor),
         "peak_bytes": peak,
     }
-
-
-def _say(bench: Workbench, what: str, text: str) -> None:
-    bench.progress(f"{what}: {text}")

@@ -1,7 +1,7 @@
 """Attention alone at several lengths, against `scaled_dot_product_attention`, in alternating calls of one run."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,7 @@ from polysketch.benchmarking import calls, memory
 from polysketch.benchmarking.agreement import require_agreement
 from polysketch.benchmarking.budget import Budget
 from polysketch.benchmarking.floors import Shape
-from polysketch.benchmarking.timing import ratio
-from polysketch.benchmarking.variants import BASELINE, Sizes, Variant, mechanism_names, variant
+from polysketch.benchmarking.ways import BASELINE, Sizes, Way, expanded, way, with_baseline
 from polysketch.benchmarking.workbench import Workbench, check_positive
 
 DEFAULT_VARIANTS = ("given", "learned", "random")
@@ -29,8 +28,8 @@ class AttentionSettings:
     """tokens"""
     variants: tuple[str, ...] | None = None
     """what to compare with scaled_dot_product_attention: given (features given, the op alone), learned, random (whole
-    mechanisms with a learned or a random sketch), polynomial (exact, quadratic); default: given learned random, or none
-    of them where mechanisms are named"""
+    mechanisms with a learned or a random sketch of that size), or mechanisms; default: given learned random, or none of
+    them where mechanisms are named"""
     mechanisms: tuple[str, ...] = ()
     """mechanisms of the library's table to compare too: all, or names, each with its default options, or
     name:option=value,option=value; bidirectional, and marked so, where they cannot be causal"""
@@ -59,13 +58,13 @@ class AttentionSettings:
         if self.budget_seconds is not None and not self.budget_seconds > 0:
             raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
         for name in self.names:
-            variant(name)
+            way(name, self.sizes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is timed besides the baseline, as `variants.variant` knows it."""
+        """What is timed besides the baseline, as `ways.way` knows it."""
         usual = () if self.mechanisms else DEFAULT_VARIANTS
-        return (*(usual if self.variants is None else self.variants), *mechanism_names(self.mechanisms))
+        return (*(usual if self.variants is None else self.variants), *expanded(self.mechanisms))
 
     @property
     def direction(self) -> str:
@@ -101,7 +100,7 @@ def time_attention(bench: Workbench, settings: AttentionSettings) -> list[dict[s
     return [
         _measurement(bench, settings, length, name, seconds, peaks.get((name, length)))
         for length, seconds in timed.items()
-        for name in _names(settings.names)
+        for name in with_baseline(settings.names)
     ]
 
 
@@ -115,12 +114,10 @@ def check_agreement(bench: Workbench, settings: AttentionSettings) -> None:
     """
     backends = picked_backends(settings, bench)
     for name in settings.names:
-        # A mechanism takes "auto"; what that means at the timed lengths is checked where a backend can be asked for.
-        for backend in backends if variant(name).any_backend else [settings.backend]:
-            _check(bench, settings, variant(name), backend)
-    if "given" not in settings.names and any(variant(name).linear for name in settings.names):
-        for backend in backends:
-            _check(bench, settings, variant("given"), backend)
+        one = way(name, settings.sizes)
+        # A mechanism takes "auto"; what that means at the timed lengths is checked here.
+        for backend in backends if one.linear else [settings.backend]:
+            _check(bench, settings, one, backend)
 
 
 def picked_backends(settings: AttentionSettings, bench: Workbench) -> list[str]:
@@ -139,13 +136,12 @@ def _picked(settings: AttentionSettings, bench: Workbench, backend: str, length:
     return ops.linear_attention_backend(features, features, backend=backend)
 
 
-def _check(bench: Workbench, settings: AttentionSettings, one: Variant, backend: str) -> None:
+def _check(bench: Workbench, settings: AttentionSettings, one: Way, backend: str) -> None:
     if one.prepare_check is None:
         return
     length = 2 * settings.local + settings.local // 2 + 1
     shape = Shape(1, length, min(settings.heads, _CHECKED_HEADS), settings.head_dim)
-    sizes = Sizes(settings.sketch_size, settings.local, backend)
-    make = partial(one.prepare_check, shape, bench.device, bench.dtype, sizes)
+    make = partial(one.prepare_check, shape, bench.device, bench.dtype, backend=backend)
     what = one.title + (f" (backend {backend!r})" if one.linear else "")
     error = require_agreement(make, what, dtype=bench.dtype, backward=settings.backward)
     bench.progress(f"{what} agrees with the reference: relative error {error:.1e}")
@@ -154,12 +150,10 @@ def _check(bench: Workbench, settings: AttentionSettings, one: Variant, backend:
 def _time_length(bench: Workbench, settings: AttentionSettings, length: int, budget: Budget) -> dict[str, list[float]]:
     """Every time of every variant that is within the budget, by name."""
     torch.manual_seed(0)
-    names = [name for name in _names(settings.names) if budget.allows(name, length)]
+    names = [name for name in with_baseline(settings.names) if budget.allows(name, length)]
     shape, prepare = settings.shape(length), calls.forward_backward if settings.backward else calls.forward
-    functions = {
-        name: prepare(variant(name).prepare(shape, bench.device, bench.dtype, settings.sizes)) for name in names
-    }
-    say = partial(_say, bench, f"{settings.direction} at {length:,}")
+    functions = {name: prepare(way(name, settings.sizes).prepare(shape, bench.device, bench.dtype)) for name in names}
+    say = bench.saying(f"{settings.direction} at {length:,}")
     seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=say)
     for name in names:
         budget.note(name, length, statistics.median(seconds[name]))
@@ -171,7 +165,7 @@ def _peaks(
 ) -> dict[tuple[str, int], int]:
     """Peak bytes of every variant at every length at which it was timed."""
     found = {}
-    for name in _names(settings.names):
+    for name in with_baseline(settings.names):
         shapes = [settings.shape(length) for length, seconds in timed.items() if name in seconds]
         peaks = memory.attention_by_shape(bench, name, shapes, settings.sizes, backward=settings.backward)
         for shape, peak in zip(shapes, peaks, strict=True):
@@ -180,16 +174,11 @@ def _peaks(
     return found
 
 
-def _names(variants: Sequence[str]) -> list[str]:
-    """The baseline first, each once."""
-    return list(dict.fromkeys((BASELINE, *variants)))
-
-
 def _measurement(
     bench: Workbench, settings: AttentionSettings, length: int, name: str, seconds: dict[str, list[float]], peak: Any
 ) -> dict[str, Any]:
-    one, shape = variant(name), settings.shape(length)
-    floor = one.floor(shape, settings.sizes, backward=settings.backward, itemsize=bench.dtype.itemsize)
+    one, shape = way(name, settings.sizes), settings.shape(length)
+    floor = one.floor(shape, backward=settings.backward, itemsize=bench.dtype.itemsize)
     asked = settings.backend if name == "given" else "auto"
     return {
         "direction": settings.direction,
@@ -197,28 +186,7 @@ def _measurement(
         "variant": name,
         "series": one.title,
         "backend": _picked(settings, bench, asked, length) if one.linear else None,
-        "tokens": shape.tokens,
-        **_times(name, seconds, shape.tokens),
-        "operations": floor and floor.operations,
-        "bytes": floor and floor.bytes,
-        "floor_seconds": floor and floor.seconds(bench.rates),
+        **bench.measurement(seconds, name, BASELINE, shape.tokens, floor),
+        "over_budget": name not in seconds,
         "peak_bytes": peak,
     }
-
-
-def _times(name: str, seconds: dict[str, list[float]], tokens: int) -> dict[str, Any]:
-    """Median, every time, ratio and rate; None of what the budget left out."""
-    if name not in seconds:
-        return dict.fromkeys(("seconds", "all_seconds", "ratio", "tokens_per_second")) | {"over_budget": True}
-    median = statistics.median(seconds[name])
-    return {
-        "seconds": median,
-        "all_seconds": seconds[name],
-        "ratio": ratio(seconds[BASELINE], seconds[name]) if BASELINE in seconds else None,
-        "tokens_per_second": tokens / median,
-        "over_budget": False,
-    }
-
-
-def _say(bench: Workbench, what: str, text: str) -> None:
-    bench.progress(f"{what}: {text}")

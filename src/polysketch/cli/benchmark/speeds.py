@@ -1,0 +1,103 @@
+"""`polysketch benchmark attention`, `training` and `decoding`: what is timed, and the columns of its table."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from polysketch.benchmarking import (
+    AttentionSettings,
+    DecodingSettings,
+    TrainingSettings,
+    time_attention,
+    time_decoding,
+    time_training,
+)
+from polysketch.cli.benchmark.common import CommonFlags, Row, megabytes, run_benchmark, time_columns
+
+__all__ = ["AttentionFlags", "DecodingFlags", "TrainingFlags", "run_attention", "run_decoding", "run_training"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFlags(CommonFlags, AttentionSettings):
+    """Time attention alone at several lengths, against PyTorch's scaled_dot_product_attention.
+
+    Every result is first compared with its definition in float64 at a small length; one that disagrees is not timed,
+    and the exit status is 1. Time and memory of every mechanism of the library, in about ten minutes on two cores:
+
+    polysketch benchmark attention --mechanisms all --heads 4 --lengths 1024 2048 4096 8192 16384 --memory
+    --budget-seconds 10 --plot mechanisms.png --out mechanisms.json
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFlags(CommonFlags, TrainingSettings):
+    """Time one training step (forward, backward, clipping, AdamW) of a language model at several contexts, against the
+    same model with softmax attention.
+
+    The attention of every model is first compared with its definition, with gradients, in float64 at a small length; a
+    model whose attention disagrees is not timed, and the exit status is 1.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingFlags(CommonFlags, DecodingSettings):
+    """Time the generation of one token after the other at several positions, against the same model with softmax
+    attention and its cache of keys and values.
+
+    A round generates a whole local chunk, so that folding it into the state is included. The states are made without
+    generating up to the position: from random tokens read at once, or, for a cache, filled with random numbers.
+
+    Attention is first compared, generating, with its definition in float64; a model whose attention disagrees is not
+    timed, and the exit status is 1.
+    """
+
+
+def run_attention(flags: AttentionFlags) -> int:
+    """Time as the flags say, print the table, and return the exit status."""
+
+    def about(settings: AttentionSettings) -> str:
+        only_mechanisms = settings.mechanisms and settings.variants is None
+        return (
+            f"{settings.direction}, causal, batch {settings.batch}, {settings.heads} heads of {settings.head_dim}"
+            + (", mechanisms with the options named, else their defaults" if settings.mechanisms else "")
+            + ("" if only_mechanisms else f", sketch size {settings.sketch_size}, exact chunks of {settings.local}")
+        )
+
+    def row(one: dict[str, Any]) -> Row:
+        named = {"length": f"{one['length']:,}", "": one["series"], "backend": one["backend"] or ""}
+        return {**named, **time_columns(one, "sdpa"), "peak MB": megabytes(one["peak_bytes"])}
+
+    return run_benchmark("attention", flags, AttentionSettings, time_attention, row, about)
+
+
+def run_training(flags: TrainingFlags) -> int:
+    """Time as the flags say, print the table, and return the exit status."""
+
+    def about(settings: TrainingSettings) -> str:
+        return f"training step of {settings.preset}, {_sizes(settings)}"
+
+    def row(one: dict[str, Any]) -> Row:
+        named = {"context": f"{one['length']:,}", "attention": one["series"]}
+        return {**named, **time_columns(one, "softmax"), "peak MB": megabytes(one["peak_bytes"])}
+
+    return run_benchmark("training", flags, TrainingSettings, time_training, row, about)
+
+
+def run_decoding(flags: DecodingFlags) -> int:
+    """Time as the flags say, print the table, and return the exit status."""
+
+    def about(settings: DecodingSettings) -> str:
+        return (
+            f"decoding with {settings.preset}, {_sizes(settings)}\n"
+            "milliseconds: the median of a token; ratio and tokens/s: from the mean over a chunk, its folding included"
+        )
+
+    def row(one: dict[str, Any]) -> Row:
+        named = {"position": f"{one['position']:,}", "attention": one["series"]}
+        mean = {"mean ms": f"{one['mean_seconds'] * 1e3:,.3f}", "slowest ms": f"{one['slowest_seconds'] * 1e3:,.3f}"}
+        return {**named, **time_columns(one, "softmax"), **mean, "state MB": megabytes(one["state_bytes"])}
+
+    return run_benchmark("decoding", flags, DecodingSettings, time_decoding, row, about)
+
+
+def _sizes(settings: TrainingSettings | DecodingSettings) -> str:
+    return f"batch {settings.batch}, sketch size {settings.sketch_size}, exact chunks of {settings.local}"
