@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study.presentation import markdown_table, number
-from polysketch.data.extras import require
+from polysketch.extras import require
 from polysketch.storage import disk
 
 _HEADER = ("conversion", "replaced", "transferred", "tuned", "gap regained", "nats behind", "last positions", "recall")
@@ -65,7 +65,7 @@ def _share(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> st
 
 def _plot(ordered: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Loss by position on the left, recall on the right."""
-    figure = require("matplotlib.figure", "plot").Figure(figsize=(11, 4.5), layout="constrained")
+    figure = require("matplotlib.figure").Figure(figsize=(11, 4.5), layout="constrained")
     by_position, recall = figure.subplots(1, 2, width_ratios=(3, 2))
     lines = [("softmax, before", ordered[0]["before"], ordered[0]["recall"]["before"])]
     lines += [(record["label"], _stage(record, "tuning"), record["recall"]["after"]) for record in ordered]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysketch.data.extras import require
+from polysketch.extras import require
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -54,7 +54,7 @@ def plot_lines(path: Path, lines: Sequence[Line], *, xlabel: str, ylabel: str, *
     """
     if not lines:
         return
-    figure = require("matplotlib.figure", "plot").Figure(figsize=(8, 5), layout="constrained")
+    figure = require("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     colours = {label: f"C{index}" for index, label in enumerate(dict.fromkeys(line.label for line in lines))}
     seen: set[str] = set()

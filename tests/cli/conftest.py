@@ -46,7 +46,7 @@ def stand_in_run(monkeypatch: pytest.MonkeyPatch, data_folder: Path, small_model
     """Let a command's `load_model` find a model without a run folder."""
     tokenizer = PreparedData.open(data_folder).tokenizer
 
-    def install(verb: str, model: torch.nn.Module = small_model, data: Path = data_folder) -> None:
+    def install(model: torch.nn.Module = small_model, data: Path = data_folder) -> None:
         description = StandInDescription(data, tokenizer)
 
         def load_model(run: Path, *, device: str, checkpoint: str) -> tuple[torch.nn.Module, StandInDescription]:
@@ -54,6 +54,6 @@ def stand_in_run(monkeypatch: pytest.MonkeyPatch, data_folder: Path, small_model
                 raise FileNotFoundError(f"expected a run folder, found nothing at {run}")
             return model, description
 
-        monkeypatch.setattr(f"polysketch.cli.{verb}.load_model", load_model)
+        monkeypatch.setattr("polysketch.training.load_model", load_model)
 
     return install

@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-import polysketch.cli.evaluate  # noqa: F401  (patched by name)
 from polysketch.cli import main
 from polysketch.data import PreparedData, prepare
 from polysketch.evaluation import evaluate
@@ -15,7 +14,7 @@ from polysketch.models import ModelConfig, TransformerLM
 
 @pytest.fixture(autouse=True)
 def _run(stand_in_run):
-    stand_in_run("evaluate")
+    stand_in_run()
 
 
 def figures(capsys: pytest.CaptureFixture[str]) -> dict:
@@ -68,7 +67,7 @@ def test_without_prefix_switches_the_prefix_off(capsys, stand_in_run):
     config = ModelConfig(
         257, num_layers=2, hidden_size=64, num_heads=1, attention="polysketch", attention_options=options
     )
-    stand_in_run("evaluate", TransformerLM(config))
+    stand_in_run(TransformerLM(config))
     assert main(["evaluate", "run", "--json"]) == 0
     whole = figures(capsys)
     assert main(["evaluate", "run", "--without-prefix", "--json"]) == 0
@@ -119,7 +118,7 @@ def test_weights_that_are_not_finite_are_refused(capsys, stand_in_run):
     """No figure is better than NaN, which JSON cannot hold."""
     model = TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="softmax"))
     torch.nn.init.constant_(model.output_bias, math.nan)
-    stand_in_run("evaluate", model)
+    stand_in_run(model)
     assert main(["evaluate", "run", "--json"]) == 1
     captured = capsys.readouterr()
     assert "expected a finite loss" in captured.err
@@ -128,7 +127,7 @@ def test_weights_that_are_not_finite_are_refused(capsys, stand_in_run):
 
 def test_data_that_have_moved_are_asked_for(capsys, data_folder, stand_in_run, tmp_path):
     """The run remembers where they were; --data says where they are."""
-    stand_in_run("evaluate", data=tmp_path / "moved")
+    stand_in_run(data=tmp_path / "moved")
     assert main(["evaluate", "run"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "found nothing there" in line
@@ -148,8 +147,6 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_computed(ca
 
 def test_a_model_without_a_prefix_has_none_to_remove(capsys, stand_in_run):
     """The flag is not ignored in silence."""
-    stand_in_run(
-        "evaluate", TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="softmax"))
-    )
+    stand_in_run(TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="softmax")))
     assert main(["evaluate", "run", "--without-prefix"]) == 1
     assert "no layer has a sketched prefix" in capsys.readouterr().err

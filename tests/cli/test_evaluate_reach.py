@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-import polysketch.cli.evaluate  # noqa: F401  (patched by name)
 from polysketch.cli import main
 from polysketch.data import PreparedData
 from polysketch.evaluation import losses_by_context, make_needles, needle_retrieval, recall_grid
@@ -13,7 +12,7 @@ from polysketch.evaluation import losses_by_context, make_needles, needle_retrie
 
 @pytest.fixture(autouse=True)
 def _run(stand_in_run):
-    stand_in_run("evaluate")
+    stand_in_run()
 
 
 def figures(capsys: pytest.CaptureFixture[str]) -> dict:

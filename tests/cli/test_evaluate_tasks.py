@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import polysketch.cli.evaluate  # noqa: F401  (patched by name)
 from integrations.lm_eval.conftest import MAKERS, PHYSICS, write_documents
 from polysketch.cli import main
 from polysketch.data import PreparedData
@@ -15,7 +14,7 @@ from polysketch.data import PreparedData
 
 @pytest.fixture(autouse=True)
 def _run(stand_in_run, monkeypatch):
-    stand_in_run("evaluate")
+    stand_in_run()
     monkeypatch.delenv("POLYSKETCH_DATA", raising=False)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(name, os.environ.get(name, "1"))

@@ -13,7 +13,7 @@ from polysketch.models import ModelConfig, TransformerLM
 
 @pytest.fixture(autouse=True)
 def _run(stand_in_run):
-    stand_in_run("generate")
+    stand_in_run()
 
 
 class ScriptedModel(TransformerLM):
@@ -50,7 +50,7 @@ def test_one_prompt_is_streamed_and_then_the_figures(capsys):
 def test_a_character_of_several_bytes_is_written_once_it_is_whole(monkeypatch, capsys, stand_in_run):
     """Every piece that reaches the screen is correct text."""
     text = "é 10 € 日本 🙂!"
-    stand_in_run("generate", ScriptedModel(text))
+    stand_in_run(ScriptedModel(text))
     pieces = []
     monkeypatch.setattr("polysketch.cli.generate._write", pieces.append)
     assert main(["generate", "run", "--prompt", "x", "--temperature", "0", "--json"]) == 0
@@ -66,7 +66,7 @@ def test_bytes_that_are_no_text_are_shown_as_such(monkeypatch, stand_in_run):
     """A character that is never finished is not lost in silence."""
     model = ScriptedModel("ab")
     model._script = [ord("a"), 0xE2, 256]
-    stand_in_run("generate", model)
+    stand_in_run(model)
     pieces = []
     monkeypatch.setattr("polysketch.cli.generate._write", pieces.append)
     assert main(["generate", "run", "--prompt", "x", "--temperature", "0"]) == 0

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polysketch import __version__
+from polysketch.extras import EXTRA_OF, how_to_install
 
 __all__ = ["main"]
 
@@ -32,23 +33,6 @@ VERBS = {
     "benchmark": "time attention, training and decoding on this machine",
 }
 """Every verb and what it does; verb `x` lives in polysketch/cli/x.py; `import`, a word of Python's, in import_.py."""
-
-EXTRAS = {
-    "accelerate": "hf",
-    "datasets": "hf",
-    "lm_eval": "eval",
-    "matplotlib": "plot",
-    "peft": "hf",
-    "pyarrow": "hf",
-    "safetensors": "train",
-    "sentencepiece": "sentencepiece",
-    "tensorboard": "tensorboard",
-    "tokenizers": "train",
-    "tqdm": "train",
-    "transformers": "hf",
-    "tyro": "train",
-}
-"""Which extra of polysketch brings a package that the base install does without."""
 
 FIRST_STEPS = """first steps:
   polysketch prepare my_texts/ --tokenizer bytes --out data
@@ -133,8 +117,8 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
 
 def _describe(error: BaseException) -> str:
     """Return one line that says what went wrong and, where that is known, what to do about it."""
-    if isinstance(error, ImportError) and (package := (error.name or "").partition(".")[0]) in EXTRAS:
-        return f"the package {package!r} is needed here and not installed: pip install 'polysketch[{EXTRAS[package]}]'"
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in EXTRA_OF:
+        return how_to_install(error.name or "")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"no space left on the disk{_where(error)}: free some and run the same command again"
     if isinstance(error, OSError) and error.strerror:

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from polysketch.attention import mechanism_class
 from polysketch.cli.attention_options import parse_attention_options
-from polysketch.conversion import ConversionConfig, convert, report_table
+from polysketch.conversion import ConversionConfig
 
 __all__ = ["ConvertFlags", "run"]
 
@@ -47,6 +46,8 @@ def run(flags: ConvertFlags) -> int:
     Returns:
         Exit status: 0 when it is finished or reached --max-minutes; 130 after SIGINT and 143 after SIGTERM, saved.
     """
+    from polysketch.conversion import convert, report_table
+
     result = convert(configuration(flags))
     if result.stopped_by == "finished":
         print(report_table(result.report))
@@ -70,6 +71,8 @@ def configuration(flags: ConvertFlags) -> ConversionConfig:
     Raises:
         ValueError: an unknown mechanism or option (the message lists those that exist), or no list of layers.
     """
+    from polysketch.attention import mechanism_class
+
     names = [field.name for field in dataclasses.fields(ConversionConfig)]
     values: dict[str, Any] = {name: getattr(flags, name) for name in names}
     mechanism = mechanism_class(flags.attention)

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
 
-from polysketch.cli.evaluated_model import EvaluatedModel, open_transformers
 from polysketch.cli.plots import check_folder, check_plot
-from polysketch.integrations.transformers_folder import is_transformers_folder
-from polysketch.training import load_model
-from polysketch.training.environment import resolve_device
+
+if TYPE_CHECKING:
+    from polysketch.cli.evaluated_model import EvaluatedModel
 
 __all__ = ["EvaluateFlags", "run"]
 
@@ -124,7 +122,7 @@ def run(flags: EvaluateFlags) -> int:
     return 0
 
 
-def _measurement(flags: EvaluateFlags) -> Callable[[EvaluatedModel, EvaluateFlags], dict[str, Any]]:
+def _measurement(flags: EvaluateFlags) -> Callable[["EvaluatedModel", EvaluateFlags], dict[str, Any]]:
     """What was asked for, loaded when it is."""
     asked = {
         "--tasks": flags.tasks is not None,
@@ -154,8 +152,13 @@ def _measurement(flags: EvaluateFlags) -> Callable[[EvaluatedModel, EvaluateFlag
     return measure_loss
 
 
-def _open(flags: EvaluateFlags) -> EvaluatedModel:
+def _open(flags: EvaluateFlags) -> "EvaluatedModel":
     """The model of a run or of a folder of transformers."""
+    from polysketch.cli.evaluated_model import EvaluatedModel, open_transformers
+    from polysketch.integrations.transformers_folder import is_transformers_folder
+    from polysketch.training import load_model
+    from polysketch.training.environment import resolve_device
+
     device = resolve_device(flags.device)
     if is_transformers_folder(flags.run):
         return open_transformers(flags.run, device)
@@ -170,6 +173,8 @@ def _settings(flags: EvaluateFlags) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """What the figures may depend on."""
+    import torch
+
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for package in ("polysketch", "transformers", "lm_eval", "datasets", "tokenizers"):
         try:

@@ -1,18 +1,19 @@
 """`polysketch generate RUN --prompt TEXT`: continue text with a trained model, as it comes."""
 
+from __future__ import annotations
+
 import codecs
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from polysketch.data import TokenizerLike
-from polysketch.generation import GenerationResult, generate
-from polysketch.training import load_model
-from polysketch.training.environment import resolve_device
+if TYPE_CHECKING:
+    from polysketch.data import TokenizerLike
+    from polysketch.generation import GenerationResult
 
 __all__ = ["GenerateFlags", "run"]
 
@@ -49,6 +50,10 @@ class GenerateFlags:
 
 def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
+    from polysketch.generation import generate
+    from polysketch.training import load_model
+    from polysketch.training.environment import resolve_device
+
     model, description = load_model(flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint)
     tokenizer, texts = description.tokenizer, flags.prompt or ("",)
     writer = _TextWriter(tokenizer) if len(texts) == 1 else None

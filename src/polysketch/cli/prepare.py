@@ -6,11 +6,12 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from polysketch.data import PreparedData, ReadOptions, prepare
+if TYPE_CHECKING:
+    from polysketch.data import PreparedData
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def run(flags: PrepareFlags) -> int:
     Raises:
         ValueError, OSError, ImportError: As ``polysketch.data.prepare``.
     """
+    from polysketch.data import ReadOptions, prepare
+
     started = time.perf_counter()
     data = prepare(
         flags.source,
@@ -112,7 +115,7 @@ def run(flags: PrepareFlags) -> int:
         test_share=flags.test_share,
         seed=flags.seed,
         split_table=flags.split_table,
-        options=_read_options(flags),
+        options=ReadOptions(flags.text_field, flags.encoding, flags.undecodable, flags.cut_text, flags.exclude),
         max_text_bytes=flags.max_text_bytes,
         max_documents=flags.max_documents,
         splits=flags.splits,
@@ -126,10 +129,6 @@ def run(flags: PrepareFlags) -> int:
     if flags.json:
         print(json.dumps({"out": str(data.folder), **data.description.to_dict()}))
     return 0
-
-
-def _read_options(flags: PrepareFlags) -> ReadOptions:
-    return ReadOptions(flags.text_field, flags.encoding, flags.undecodable, flags.cut_text, flags.exclude)
 
 
 def summary_lines(data: PreparedData, seconds: float) -> list[str]:

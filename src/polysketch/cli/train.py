@@ -1,14 +1,17 @@
 """`polysketch train`: train a model on prepared text, or go on with a run that was stopped."""
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polysketch import models
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
-from polysketch.nn import mixer_class
-from polysketch.training import TrainingConfig, TrainingResult, train
+from polysketch.training import TrainingConfig
+
+if TYPE_CHECKING:
+    from polysketch.training import TrainingResult
 
 __all__ = ["TrainFlags", "run"]
 
@@ -41,6 +44,8 @@ def run(flags: TrainFlags) -> int:
         Exit status: 0 when the run is finished or reached --max-minutes; 130 after SIGINT and 143 after SIGTERM, the
         numbers a shell gives to a process that such a signal ended (128 + signal), with everything saved.
     """
+    from polysketch.training import train
+
     config = configuration(flags)
     result = train(config)
     print(_ending(result, config), file=sys.stderr)
@@ -53,8 +58,10 @@ def configuration(flags: TrainFlags) -> TrainingConfig:
     Raises:
         ValueError: an unknown mechanism, option or type of value; the message lists those that exist.
     """
+    from polysketch.models import preset_attention
+
     pattern = _pattern(flags.attention)
-    used = models.preset_attention(flags.preset, {})[0] if pattern is None else pattern
+    used = preset_attention(flags.preset, {})[0] if pattern is None else pattern
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     return TrainingConfig(**{**values, "attention": pattern, "attention_options": _options(flags, used)})
 
@@ -65,6 +72,8 @@ def _pattern(text: str | None) -> str | tuple[str, ...] | None:
 
 
 def _options(flags: TrainFlags, used: str | tuple[str, ...]) -> dict[str, Any]:
+    from polysketch.nn import mixer_class
+
     if isinstance(used, str):
         return parse_attention_options(flags.attention_options, mixer_class(used), used)
     return parse_options_by_name(flags.attention_options, {name: mixer_class(name) for name in used})

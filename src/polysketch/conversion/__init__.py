@@ -1,8 +1,22 @@
 """Conversion of softmax models that people have to attention in less than quadratic time, and what that costs."""
 
+from typing import TYPE_CHECKING
+
 from polysketch.conversion.config import ConversionConfig
-from polysketch.conversion.convert import ConversionResult, convert
-from polysketch.conversion.report import report_table
-from polysketch.conversion.transfer import AttentionTransfer
+from polysketch.lazy import on_demand
+
+if TYPE_CHECKING:
+    from polysketch.conversion.procedure import ConversionResult, convert
+    from polysketch.conversion.report import report_table
+    from polysketch.conversion.transfer import AttentionTransfer
+else:
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "procedure": ["ConversionResult", "convert"],
+            "report": ["report_table"],
+            "transfer": ["AttentionTransfer"],
+        },
+    )
 
 __all__ = ["AttentionTransfer", "ConversionConfig", "ConversionResult", "convert", "report_table"]

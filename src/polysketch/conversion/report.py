@@ -7,7 +7,7 @@ from typing import Any
 
 from polysketch.conversion.loop import ORIGINAL, REPLACED
 from polysketch.conversion.tuning import TRANSFER, TUNING
-from polysketch.data.extras import require
+from polysketch.extras import require
 
 STAGES = (ORIGINAL, REPLACED, TRANSFER, TUNING)
 _LEAST_GAP = 0.01  # nats: dividing by less would make a share of noise
@@ -69,7 +69,7 @@ def plot_report(stages: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         ImportError: Matplotlib is missing; the message has the pip command.
     """
-    figure = require("matplotlib.figure", "plot").Figure(figsize=(7, 4), layout="constrained")
+    figure = require("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for line in stages:
         edges = line["position_edges"]

@@ -1,5 +1,7 @@
 """Data: tokenizers, text turned into memory-mapped tokens, the order of training windows, synthetic tasks."""
 
+from typing import TYPE_CHECKING
+
 from polysketch.data.corpus import ReadOptions
 from polysketch.data.description import DataDescription, SplitDescription, TokenizerDescription
 from polysketch.data.preparation import prepare
@@ -10,7 +12,12 @@ from polysketch.data.tokenization import (
     load_tokenizer,
     require_same_tokenizer,
 )
-from polysketch.data.windows import TrainingWindows
+from polysketch.lazy import on_demand
+
+if TYPE_CHECKING:
+    from polysketch.data.windows import TrainingWindows
+else:
+    __getattr__, __dir__ = on_demand(__name__, {"windows": ["TrainingWindows"]})  # tensors: preparing needs no torch
 
 __all__ = [
     "TOKENIZERS",

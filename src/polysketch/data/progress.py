@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from polysketch.data.extras import require
+from polysketch.extras import require
 
 
 class Progress(Protocol):
@@ -50,4 +50,4 @@ def byte_progress(description: str, total: int | None, *, enabled: bool) -> Prog
         return Silence()
     interval = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a file or a pipe keeps every line
     options = {"unit": "B", "unit_scale": True, "smoothing": 0.05, "dynamic_ncols": True, "mininterval": interval}
-    return require("tqdm", "train").tqdm(total=total, desc=description, **options)
+    return require("tqdm").tqdm(total=total, desc=description, **options)

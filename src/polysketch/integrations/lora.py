@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from polysketch.attention import Mechanism
-from polysketch.data.extras import require
+from polysketch.extras import require
 from polysketch.integrations.replacement.bookkeeping import SUBMODULE
 
 
@@ -19,7 +19,7 @@ def add_adapters(model: Any, *, rank: int) -> None:
     Raises:
         ImportError: peft is not installed; the message has the pip command.
     """
-    peft = require("peft", "hf")
+    peft = require("peft")
     names = _projections(model)
     config = peft.LoraConfig(
         r=rank,
@@ -34,7 +34,7 @@ def add_adapters(model: Any, *, rank: int) -> None:
 
 def merge_adapters(model: Any) -> None:
     """Add what the adapters learned to the projections, and remove them; nothing happens where there are none."""
-    tuners = require("peft.tuners.lora", "hf")
+    tuners = require("peft.tuners.lora")
     for name, module in list(model.named_modules()):
         if isinstance(module, tuners.LoraLayer):
             module.merge()

@@ -1,7 +1,16 @@
 """Training runs that survive being killed: options, optimizer, checkpoints, metrics, and loading what they made."""
 
+from typing import TYPE_CHECKING
+
+from polysketch.lazy import on_demand
 from polysketch.training.config import TrainingConfig
-from polysketch.training.load import RunDescription, load_model
-from polysketch.training.trainer import TrainingResult, train
+
+if TYPE_CHECKING:
+    from polysketch.training.load import RunDescription, load_model
+    from polysketch.training.trainer import TrainingResult, train
+else:
+    __getattr__, __dir__ = on_demand(
+        __name__, {"load": ["RunDescription", "load_model"], "trainer": ["TrainingResult", "train"]}
+    )
 
 __all__ = ["RunDescription", "TrainingConfig", "TrainingResult", "load_model", "train"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polysketch.data.extras import require
+from polysketch.extras import require
 from polysketch.storage import disk
 from polysketch.training.manifest import MANIFEST, describe, manifest_bytes, read_verified
 
@@ -123,7 +123,7 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 def _serialised(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
     """The files of a checkpoint one after the other, so that only one of them is in memory at a time."""
-    safetensors = require("safetensors.torch", "train")
+    safetensors = require("safetensors.torch")
     tensors = {MODEL_FILE: checkpoint.model, OPTIMIZER_FILE: checkpoint.optimizer, RANDOM_FILE: checkpoint.random}
     for name, content in tensors.items():
         yield name, safetensors.save({key: value.detach().cpu().contiguous() for key, value in content.items()})
@@ -209,7 +209,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _load_tensors(path: Path, name: str) -> dict[str, Tensor]:
     data = read_verified(path, name)
-    require("safetensors", "train")
+    require("safetensors")
     from safetensors import SafetensorError
     from safetensors.torch import load
 

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from polysketch.data.extras import require
+from polysketch.extras import require
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -32,7 +32,7 @@ class Progress:
         self._bar = self._make_bar() if enabled and bar and self._stream.isatty() else None
 
     def _make_bar(self) -> Any:
-        tqdm = require("tqdm", "train").tqdm
+        tqdm = require("tqdm").tqdm
         return tqdm(total=self._steps, initial=self._first, file=self._stream, unit="step", dynamic_ncols=True)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:

@@ -1,5 +1,6 @@
 """What a mechanism cannot honour is refused, and says why; nothing is dropped in silence."""
 
+import subprocess
 import sys
 
 import pytest
@@ -20,7 +21,6 @@ from transformers import (
 )
 
 import polysketch
-import polysketch.integrations
 from integrations.replacement.models import LAYERS, WINDOW, generate, load, logits, text
 from polysketch import replace_attention, restore_attention
 
@@ -97,12 +97,20 @@ def test_architectures_that_cannot_be_served_are_refused(build, message):
         replace_attention(build(), "softmax")
 
 
-def test_without_transformers_the_pip_command_is_said(monkeypatch):
+WITHOUT_TRANSFORMERS = """
+import sys
+sys.modules["transformers"] = None
+import polysketch
+polysketch.replace_attention
+"""
+
+
+def test_without_transformers_the_pip_command_is_said():
     """Where the first function is asked for; other names are missing as in any module."""
-    monkeypatch.delattr(polysketch.integrations, "replacement")
-    monkeypatch.setitem(sys.modules, "polysketch.integrations.replacement", None)
-    with pytest.raises(ImportError, match=r"pip install 'polysketch\[hf\]'"):
-        _ = polysketch.replace_attention
+    found = subprocess.run([sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "polysketch.replace_attention: the package 'transformers' is needed here" in found.stderr
+    assert "pip install 'polysketch[hf]'" in found.stderr
     with pytest.raises(AttributeError, match="has no attribute 'replace_atention'"):
         _ = polysketch.replace_atention
 

@@ -11,8 +11,8 @@ from typing import Any
 from polysketch.data.corpus.document import ReadOptions, text_of_row
 from polysketch.data.corpus.readers import RawDocument
 from polysketch.data.corpus.recipes import RECIPES
-from polysketch.data.extras import require
 from polysketch.data.splits import SPLIT_NAMES
+from polysketch.extras import require
 
 HUB_PREFIX = "hf:"
 
@@ -102,7 +102,7 @@ def read_dataset(
 
 def _load(dataset: NamedDataset) -> Any:
     try:
-        return require("datasets", "hf").load_dataset(dataset.location, dataset.config, streaming=True)
+        return require("datasets").load_dataset(dataset.location, dataset.config, streaming=True)
     except ConnectionError as error:
         raise ConnectionError(
             f"expected to reach {dataset.location} on the Hugging Face Hub, found no way to it ({error}): connect, or "

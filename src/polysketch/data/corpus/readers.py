@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from polysketch.data.corpus.document import ReadOptions, decoded, text_of_row
-from polysketch.data.extras import require
+from polysketch.extras import require
 
 # Where a document comes from (file and row), and its text, decoded or not.
 RawDocument = tuple[str, bytes | str]
@@ -51,7 +51,7 @@ def read_json_lines(file: BinaryIO, origin: str, options: ReadOptions) -> Iterat
 
 def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
     """A document for each row of a table; a few hundred rows are in memory at a time."""
-    parquet = require("pyarrow.parquet", "hf")
+    parquet = require("pyarrow.parquet")
     try:
         table = parquet.ParquetFile(file)
         if options.text_field not in table.schema_arrow.names:
@@ -60,7 +60,7 @@ def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows):
             yield f"{origin} row {number}", text_of_row(row, options, f"{origin} row {number}")
-    except require("pyarrow", "hf").ArrowInvalid as error:
+    except require("pyarrow").ArrowInvalid as error:
         raise ValueError(f"expected a Parquet file, found a damaged one: {origin}: {error}") from error
 
 

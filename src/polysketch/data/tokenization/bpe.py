@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from polysketch.data.extras import require
 from polysketch.data.tokenization.json_file import JsonTokenizer, description_of
 from polysketch.data.tokenization.pieces import byte_alphabet, is_byte_level
 from polysketch.data.tokenization.reading import read_bytes
+from polysketch.extras import require
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
@@ -38,7 +38,7 @@ class BpeTokenizer(JsonTokenizer):
                 f"expected bpe:N with N at least {SMALLEST_VOCABULARY} (256 bytes and the end of text), "
                 f"found bpe:{vocab_size}"
             )
-        library = require("tokenizers", "train")
+        library = require("tokenizers")
         tokenizer = _byte_level(library, library.models.BPE())
         trainer = library.trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -81,7 +81,7 @@ class BpeTokenizer(JsonTokenizer):
             ValueError: A file is damaged, or the two do not belong together.
             ImportError: The extra ``train`` is missing.
         """
-        library = require("tokenizers", "train")
+        library = require("tokenizers")
         ids, pairs = _read_vocabulary(vocabulary), _read_merges(merges)
         try:
             tokenizer = _byte_level(library, library.models.BPE(vocab=ids, merges=pairs))

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from polysketch.data.extras import require
 from polysketch.data.tokenization.base import TokenizerLike, check_unicode
 from polysketch.data.tokenization.end_of_text import choose_end_of_text, usual_end_of_text
 from polysketch.data.tokenization.pieces import pieces_of
 from polysketch.data.tokenization.reading import read_bytes
+from polysketch.extras import require
 
 
 class JsonTokenizer(TokenizerLike):
@@ -85,7 +85,7 @@ class JsonTokenizer(TokenizerLike):
             ImportError: The extra ``train`` is missing.
         """
         description_of(contents, path)
-        library = require("tokenizers", "train")
+        library = require("tokenizers")
         try:
             tokenizer = library.Tokenizer.from_buffer(contents)
         except Exception as error:  # the library raises nothing narrower

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from polysketch.data.extras import require
 from polysketch.data.tokenization.base import TokenizerLike, check_unicode
 from polysketch.data.tokenization.reading import read_bytes
+from polysketch.extras import require
 
 SPACE_MARK = "\u2581"
 END_OF_TEXT = "<|endoftext|>"
@@ -61,7 +61,7 @@ class SentencePieceTokenizer(TokenizerLike):
                 f"expected sentencepiece:N with N at least {SMALLEST_VOCABULARY} (256 byte pieces and some others), "
                 f"found sentencepiece:{vocab_size}"
             )
-        library = require("sentencepiece", "sentencepiece")
+        library = require("sentencepiece")
         model = io.BytesIO()
         library.SentencePieceTrainer.train(
             sentence_iterator=_lines(texts), model_writer=model, vocab_size=vocab_size, **LOSSLESS_SETTINGS
@@ -78,7 +78,7 @@ class SentencePieceTokenizer(TokenizerLike):
             ImportError: The extra ``sentencepiece`` is missing.
         """
         contents = read_bytes(path)
-        library = require("sentencepiece", "sentencepiece")
+        library = require("sentencepiece")
         try:
             processor = library.SentencePieceProcessor(model_proto=contents)
         except RuntimeError as error:

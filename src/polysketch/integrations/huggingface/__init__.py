@@ -6,9 +6,9 @@
 Needs the extra `hf`: pip install 'polysketch[hf]'.
 """
 
-from polysketch.data.extras import require
+from polysketch.extras import require
 
-require("transformers", "hf")
+require("transformers")
 
 from transformers import (  # noqa: E402 - after the word about the extra
     AutoConfig,

@@ -1,0 +1,51 @@
+"""Packages that the base installation does without, and the pip command that brings each."""
+
+import importlib
+from types import ModuleType
+
+EXTRA_OF = {
+    "accelerate": "hf",
+    "datasets": "hf",
+    "lm_eval": "eval",
+    "matplotlib": "plot",
+    "peft": "hf",
+    "pyarrow": "hf",
+    "safetensors": "train",
+    "sentencepiece": "sentencepiece",
+    "tensorboard": "tensorboard",
+    "tokenizers": "train",
+    "tqdm": "train",
+    "transformers": "hf",
+    "tyro": "train",
+}
+"""Every optional package, and the extra of polysketch that brings it."""
+
+
+def require(module: str) -> ModuleType:
+    """Import an optional package where it is used.
+
+    Args:
+        module: a package of `EXTRA_OF`, or a module of one, for instance "pyarrow.parquet".
+
+    Returns:
+        The imported module.
+
+    Raises:
+        ImportError: the package is not installed; the message holds the pip command.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(how_to_install(error.name or module)) from error
+
+
+def how_to_install(module: str) -> str:
+    """One line with the pip command that brings a package.
+
+    Args:
+        module: what was not found: a package or a module of one. Of a package outside `EXTRA_OF`, which another
+            package needs, the line gives the name alone.
+    """
+    package = module.partition(".")[0]
+    wanted = f"polysketch[{EXTRA_OF[package]}]" if package in EXTRA_OF else package
+    return f"the package {package!r} is needed here and not installed: pip install '{wanted}'"

@@ -1,0 +1,82 @@
+"""What is loaded when: names are there from the start, the modules behind them when they are first asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from polysketch.cli import VERBS
+
+HEAVY = {"torch", "numpy", "transformers", "triton"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The heavy libraries that a fresh interpreter holds after running `code`."""
+    report = f"import sys; print(*({HEAVY!r} & sys.modules.keys()))"
+    finished = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return set(finished.stdout.splitlines()[-1].split())
+
+
+def command(*arguments: str) -> str:
+    """Code that runs a command line whose exit status is 0."""
+    return f"from polysketch.cli import main\nassert main({arguments!r}) == 0"
+
+
+def test_help_loads_neither_torch_nor_numpy():
+    assert loaded_by(command("--help")) == set()
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"benchmark"}))
+def test_help_of_a_verb_loads_neither_torch_nor_numpy(verb):
+    """Flags are fields of dataclasses, which stand apart from what computes."""
+    assert loaded_by(command(verb, "--help")) == set()
+
+
+def test_text_is_prepared_without_torch(tmp_path):
+    (tmp_path / "text.txt").write_text("words and words\n" * 50)
+    arguments = ("prepare", str(tmp_path / "text.txt"), "--out", str(tmp_path / "data"), "--validation-share", "0")
+    assert loaded_by(command(*arguments, "--test-share", "0")) == {"numpy"}
+
+
+def test_importing_the_library_alone_loads_nothing():
+    assert loaded_by("import polysketch; dir(polysketch)") == set()
+    assert loaded_by("from polysketch.training import TrainingConfig") == set()
+    assert loaded_by("from polysketch.conversion import ConversionConfig") == set()
+
+
+NAMES = """
+import polysketch
+polysketch.ops.linear_attention, polysketch.models.TransformerLM
+from polysketch import attention, models, ops
+from polysketch.training import *
+train, TrainingConfig, RunDescription
+from polysketch.data import *
+TrainingWindows, PreparedData
+"""
+
+CONVERSION = """
+import polysketch.conversion.procedure as procedure
+import polysketch
+assert polysketch.conversion.convert is procedure.convert
+"""
+
+OTHER_NAMES = """
+import polysketch.conversion, polysketch.data, polysketch.training
+for package in (polysketch, polysketch.conversion, polysketch.data, polysketch.training):
+    try:
+        package.nothing
+    except AttributeError as error:
+        assert f"module {package.__name__!r} has no attribute 'nothing'" == str(error)
+    else:
+        raise AssertionError(package)
+"""
+
+
+@pytest.mark.parametrize("code", [NAMES, CONVERSION])
+def test_every_way_of_asking_for_a_name_finds_it(code):
+    assert "torch" in loaded_by(code)
+
+
+def test_other_names_are_missing_as_in_any_module():
+    assert loaded_by(OTHER_NAMES) <= {"numpy"}
