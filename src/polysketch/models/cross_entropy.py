@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op
+
 IGNORED_TARGET = -100
 _CHUNK_LOGITS = 2**24  # logits held at a time: 64 MB in float32, whatever the vocabulary
 _BLOCK_WEIGHTS = 2**19  # weights held as float32 at a time where the product needs them so: 2 MB, in a core's cache
@@ -42,7 +44,7 @@ def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
     return losses.view(targets.shape)
 
 
-@torch.library.custom_op("polysketch::token_losses", mutates_args=())
+@custom_op("polysketch::token_losses")
 def _token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """(tokens, hidden_size), (vocab, hidden_size), (vocab,), (tokens,) -> (tokens,)."""
     chunk = _chunk_tokens(weight)
@@ -54,7 +56,7 @@ def _token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor)
     return torch.cat(losses)
 
 
-@torch.library.custom_op("polysketch::token_losses_backward", mutates_args=())
+@custom_op("polysketch::token_losses_backward")
 def _token_losses_backward(
     grad: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

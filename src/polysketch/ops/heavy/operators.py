@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op
 from polysketch.ops.heavy.candidates import sort_keys, windows
 from polysketch.ops.heavy.pairs import KEYS, QUERIES, Pairs, make_pairs, pairs_at_most
 from polysketch.ops.linear.state import state_dtype
@@ -44,7 +45,7 @@ class Part(NamedTuple):
     hidden: Tensor
 
 
-@torch.library.custom_op("polysketch::heavy_correction", mutates_args=())
+@custom_op("polysketch::heavy_correction")
 def heavy_correction_operator(
     query: Tensor,
     key: Tensor,
@@ -68,7 +69,7 @@ def heavy_correction_operator(
     return output.view(*query.shape[:3], value.shape[3])
 
 
-@torch.library.custom_op("polysketch::heavy_correction_backward", mutates_args=())
+@custom_op("polysketch::heavy_correction_backward")
 def heavy_correction_backward_operator(
     gradient: Tensor,
     query: Tensor,
@@ -176,7 +177,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _differentiate(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = torch.ops.polysketch.heavy_correction_backward(gradient, *ctx.saved_tensors, *ctx.options)
+    gradients = heavy_correction_backward_operator(gradient, *ctx.saved_tensors, *ctx.options)
     return *gradients, None, None, None, None, None, None
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op
 from polysketch.ops.hyper.fused import can_fuse, fused_attention, fused_attention_backward
 from polysketch.ops.hyper.plain import (
     plain_attention,
@@ -13,7 +14,7 @@ from polysketch.ops.hyper.plain import (
 )
 
 
-@torch.library.custom_op("polysketch::attend_part", mutates_args=())
+@custom_op("polysketch::attend_part")
 def attend_part(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -35,7 +36,7 @@ def attend_part(
     return (plain_causal_attention if causal else plain_attention)(query, key, value, bias, scale)
 
 
-@torch.library.custom_op("polysketch::attend_part_backward", mutates_args=())
+@custom_op("polysketch::attend_part_backward")
 def attend_part_backward(
     grad_output: Tensor,
     grad_log_sum: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op, refuse_tangents
 from polysketch.ops.learned_sketch import chunked, native, triton
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
 
@@ -40,6 +41,7 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
         RuntimeError: the backend that was asked for cannot run here, with the reason.
     """
     picked = learned_sketch_backend(x, backend)
+    refuse_tangents("learned_sketch", x, weights)
     if _nothing_looks_on(x):
         return BACKENDS[picked][0](x, weights, leaves)
     return learned_sketch_operator(x, weights, leaves, picked)
@@ -71,14 +73,14 @@ def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
     return backend
 
 
-@torch.library.custom_op("polysketch::learned_sketch", mutates_args=())
+@custom_op("polysketch::learned_sketch")
 def learned_sketch_operator(x: Tensor, weights: list[Tensor], leaves: int, backend: str) -> Tensor:
     """A backend's forward."""
     with torch.autocast(x.device.type, enabled=False):
         return BACKENDS[backend][0](x, weights, leaves)
 
 
-@torch.library.custom_op("polysketch::learned_sketch_backward", mutates_args=())
+@custom_op("polysketch::learned_sketch_backward")
 def learned_sketch_backward_operator(
     grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int, backend: str
 ) -> list[Tensor]:

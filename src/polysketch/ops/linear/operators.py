@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op
 from polysketch.ops.linear import chunked, chunked_backward, native, triton
 from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
 
@@ -16,7 +17,7 @@ PROGRAMS = {
 """Backends of aligned calls: forward and backward."""
 
 
-@torch.library.custom_op("polysketch::linear_attention", mutates_args=())
+@custom_op("polysketch::linear_attention")
 def linear_attention_operator(
     query: Tensor,
     key: Tensor,
@@ -55,7 +56,7 @@ def _plan(options) -> Plan:
     return Plan(power, causal, offset, normalize, degree, chunk, Diagonal(diagonal), return_sums)
 
 
-@torch.library.custom_op("polysketch::linear_attention_backward", mutates_args=())
+@custom_op("polysketch::linear_attention_backward")
 def linear_attention_backward_operator(
     gradients: list[Tensor],
     outputs: list[Tensor],
@@ -103,7 +104,7 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, *gradients):
     saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
     arguments, outputs = saved[:_TENSORS], saved[_TENSORS:]
-    results = torch.ops.polysketch.linear_attention_backward(
+    results = linear_attention_backward_operator(
         [gradient.contiguous() for gradient in gradients], list(outputs), *arguments, *ctx.options
     )
     by_place = dict(zip((place for place, _ in _differentiable(arguments)), results, strict=True))

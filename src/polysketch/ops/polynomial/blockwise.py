@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op
 from polysketch.ops.polynomial.reference import reciprocal, working_dtype
 from polysketch.ops.polynomial.tiling import tiles
 
@@ -32,7 +33,7 @@ def blockwise_polynomial_attention(
     return output.to(value.dtype)
 
 
-@torch.library.custom_op("polysketch::polynomial_attention", mutates_args=())
+@custom_op("polysketch::polynomial_attention")
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -66,7 +67,7 @@ def _forward(
     return output, denominator
 
 
-@torch.library.custom_op("polysketch::polynomial_attention_backward", mutates_args=())
+@custom_op("polysketch::polynomial_attention_backward")
 def _backward(
     grad_output: Tensor,
     row_term: Tensor,

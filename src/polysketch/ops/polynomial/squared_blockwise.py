@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from polysketch.ops.custom_op import custom_op
 from polysketch.ops.polynomial.blockwise import empty_like_inputs, empty_outputs, visible_pairs
 from polysketch.ops.polynomial.reference import real_tokens, reciprocal
 from polysketch.ops.polynomial.tiling import Tile, tiles
@@ -37,7 +38,7 @@ def blockwise_squared_polynomial_attention(
     return output.to(value.dtype)
 
 
-@torch.library.custom_op("polysketch::squared_polynomial_attention", mutates_args=())
+@custom_op("polysketch::squared_polynomial_attention")
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -66,7 +67,7 @@ def _forward(
     return output, denominator
 
 
-@torch.library.custom_op("polysketch::squared_polynomial_attention_backward", mutates_args=())
+@custom_op("polysketch::squared_polynomial_attention_backward")
 def _backward(
     grad_output: Tensor,
     row_term: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops import triton
+from polysketch.ops.custom_op import custom_op
 from polysketch.ops.polynomial.blockwise import visible_pairs
 
 WIDEST = 128
@@ -61,7 +62,7 @@ def _shared_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
 
 
-@torch.library.custom_op("polysketch::polynomial_attention_triton", mutates_args=())
+@custom_op("polysketch::polynomial_attention_triton")
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -95,7 +96,7 @@ def _forward(
     return output, rounding, denominator
 
 
-@torch.library.custom_op("polysketch::polynomial_attention_triton_backward", mutates_args=())
+@custom_op("polysketch::polynomial_attention_triton_backward")
 def _backward(
     grad_output: Tensor,
     query: Tensor,

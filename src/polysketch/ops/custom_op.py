@@ -1,0 +1,56 @@
+"""Custom operators of PyTorch that refuse forward-mode derivatives, which PyTorch's own drop without a word.
+
+An operator of `torch.library.custom_op` has a backward formula and no forward one. Given a number with a tangent, as
+under `torch.func.jvp`, it computes with the number and leaves the tangent out: the derivative would be that of another
+function. PyTorch's operators raise there, and so do these.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+class Operator:
+    """An operator, called with its arguments in order."""
+
+    def __init__(self, name: str, compute: Callable[..., Any]) -> None:
+        definition: Any = torch.library.custom_op(name, mutates_args=())(compute)
+        self.name = name
+        self.register_fake = definition.register_fake
+        self.register_autograd = definition.register_autograd
+        self._definition = definition
+
+    def __call__(self, *arguments: Any) -> Any:
+        refuse_tangents(self.name, *arguments)
+        return self._definition(*arguments)
+
+
+def custom_op(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """As `torch.library.custom_op(name, mutates_args=())`; its calls refuse tensors with tangents.
+
+    Calls by `torch.ops` are PyTorch's own and do not.
+    """
+    return lambda compute: Operator(name, compute)
+
+
+def refuse_tangents(name: str, *arguments: Any) -> None:
+    """Refuse tensors with tangents, also in lists.
+
+    Raises:
+        NotImplementedError: naming what has no forward-mode derivative.
+    """
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            unpacked = forward_ad.unpack_dual(argument)
+            if unpacked.primal is argument:  # outside of forward mode nothing is unpacked: no tensor has a tangent
+                return
+            if unpacked.tangent is not None:
+                raise NotImplementedError(
+                    f"{name} has no forward-mode derivative, got a tensor with a tangent; is torch.func.jvp or jacfwd"
+                    " around it? backward() and torch.autograd.grad work"
+                )
+        elif isinstance(argument, list | tuple):
+            refuse_tangents(name, *argument)
