@@ -10,10 +10,9 @@ a plot of the time per token beside it where matplotlib is installed.
 
 import argparse
 import json
-import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,32 +20,20 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
-from benchmarks.cpu import generation, memory, models, speed
-from benchmarks.cpu.settings import FULL, QUICK, Bench, Figure, Outcome, Settings, say
+from benchmarks.cpu import FULL, QUICK, SECTIONS, Bench, Scale
 from benchmarks.journal import stamped
 from polysketch.benchmarking import measure_rates
-from polysketch.benchmarking.environment import environment
+from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-
-SECTIONS: dict[str, Callable[[Bench], Outcome]] = {
-    "forward": speed.forward,
-    "backward": speed.backward,
-    "training": models.training,
-    "decoding": models.decoding,
-    "memory": memory.attention,
-    "training-memory": memory.training_step,
-    "generation": generation.generation,
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sections asked for; returns the exit status: 1 if a section failed, not if a target was missed."""
     arguments = _parse(argv)
-    settings = QUICK if arguments.quick else FULL
     path = arguments.out or RESULTS / stamped("cpu-quick" if arguments.quick else "cpu", ".json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    bench = _bench(settings)
+    bench = _bench(QUICK if arguments.quick else FULL)
     report = _report(bench, arguments.quick)
     _print_machine(report)
     for name in arguments.only or SECTIONS:
@@ -65,17 +52,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _bench(settings: Settings) -> Bench:
+def _bench(scale: Scale) -> Bench:
     clock = Clock(torch.device("cpu"))
-    rates = measure_rates(clock, torch.float32, settings.rate_size)
-    return Bench(clock=clock, rates=rates, repeats=settings.repeats, progress=say, settings=settings)
+    rates = measure_rates(clock, torch.float32, scale.rate_size)
+    return Bench(clock=clock, rates=rates, repeats=scale.repeats, progress=_say, scale=scale)
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def _report(bench: Bench, quick: bool) -> dict[str, Any]:
     return {
         "environment": environment(torch.device("cpu")),
         "quick": quick,
-        "settings": asdict(bench.settings),
+        "settings": asdict(bench.scale),
         "rates": asdict(bench.rates),
         "sections": {},
     }
@@ -84,25 +75,16 @@ def _report(bench: Bench, quick: bool) -> dict[str, Any]:
 def _run_section(name: str, bench: Bench) -> dict[str, Any]:
     """One section's figures and measurements, printed and as JSON; a failure is recorded and the rest goes on."""
     print(f"\n{name}", flush=True)
-    started, load = time.monotonic(), _load()
+    started, before = time.monotonic(), load()
     try:
         outcome = SECTIONS[name](bench)
     except Exception as error:  # noqa: BLE001 - hours of other sections must not be lost with it
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
         return {"error": f"{type(error).__name__}: {error}"}
-    for figure in outcome.figures:
-        print(_line(figure), flush=True)
-    figures = [{**asdict(figure), "reached": figure.reached} for figure in outcome.figures]
-    took = {"seconds": time.monotonic() - started, "load_before": load, "load_after": _load()}
-    return {"figures": figures, "measurements": outcome.measurements, **took}
-
-
-def _line(figure: Figure) -> str:
-    verdict = {True: "reached", False: "MISSED", None: ""}[figure.reached]
-    bounds = [f">= {figure.at_least:g}"] if figure.at_least is not None else []
-    bounds += [f"<= {figure.at_most:g}"] if figure.at_most is not None else []
-    target = f"{' and '.join(bounds)} {verdict}".strip()
-    return f"  {figure.name:<66} {figure.value:9.3f} {figure.unit:<3} {target:<26} {figure.note}"
+    for one in outcome.figures:
+        print(f"  {one.name:<66} {one.value:9.3f} {one.unit:<3} {one.target:<26} {one.note}", flush=True)
+    took = {"seconds": time.monotonic() - started, "load_before": before, "load_after": load()}
+    return {"figures": [one.as_json() for one in outcome.figures], "measurements": outcome.measurements, **took}
 
 
 def _print_machine(report: dict[str, Any]) -> None:
@@ -112,13 +94,8 @@ def _print_machine(report: dict[str, Any]) -> None:
     )
     print(
         f"float32 product {rates['operations'] / 1e9:.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:.1f} GB/s,"
-        f" load {_load():.1f}: floors below are operations over the first, or bytes over the second if that is longer"
+        f" load {load() or 0:.1f}: floors are operations over the first, or bytes over the second if that is longer"
     )
-
-
-def _load() -> float:
-    """Processes that want to run, averaged over a minute: above the cores the times are not to be trusted."""
-    return os.getloadavg()[0]
 
 
 def _write(report: dict[str, Any], path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.cpu.settings import Figure
+from benchmarks.figures import Figure
 from benchmarks.gpu.attention import SDPA
 from benchmarks.journal import Journal
 

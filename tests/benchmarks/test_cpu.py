@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.cpu.settings import Figure
+from benchmarks.figures import Figure
 
 from benchmarks import ROOT, __main__
 

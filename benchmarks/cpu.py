@@ -1,0 +1,275 @@
+"""Sections of `python -m benchmarks`: what is timed on a CPU by `polysketch.benchmarking`, and the targets.
+
+Attention, training steps, decoding, memory, and generation early and late in a context.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.figures import Figure, Outcome
+from polysketch.benchmarking import (
+    AttentionSettings,
+    DecodingSettings,
+    TrainingSettings,
+    Workbench,
+    calls,
+    floors,
+    memory,
+    time_attention,
+    time_decoding,
+    time_training,
+)
+from polysketch.benchmarking.models import build_model, state_at
+from polysketch.benchmarking.timing import ratio
+from polysketch.benchmarking.token_steps import Decoder, take_turns
+from polysketch.benchmarking.training_steps import process_peak
+from polysketch.benchmarking.ways import Sizes, way
+
+_GIGABYTE = 1e9
+_EXACT_TOO = ("given", "learned", "random", "polynomial")  # where exact polynomial attention does not take minutes
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is timed, and how large; the defaults are those of the stated figures.
+
+    Attributes:
+        forward, backward: of attention; the last two lengths of `forward` are doubled.
+        training, decoding: of models, against the same model with softmax attention.
+        memory: of the attention whose memory is measured.
+        memory_step: of the training step whose memory is measured, at its one context.
+        positions: where generation is timed; each time over the whole local chunk that holds the position.
+        preset, preset_changes: of the model that generates there.
+        repeats: timed rounds of A B A B.
+        rate_size: side of the matrices whose product gives the machine's rate.
+    """
+
+    forward: tuple[AttentionSettings, ...] = (
+        AttentionSettings(lengths=(1_024, 2_048, 4_096, 8_192), variants=_EXACT_TOO),
+        AttentionSettings(lengths=(16_384, 32_768)),
+    )
+    backward: tuple[AttentionSettings, ...] = (
+        AttentionSettings(lengths=(4_096, 8_192), variants=_EXACT_TOO, backward=True),
+        AttentionSettings(lengths=(16_384,), backward=True),
+    )
+    training: tuple[TrainingSettings, ...] = (TrainingSettings(),)
+    decoding: tuple[DecodingSettings, ...] = (DecodingSettings(preset="tiny"), DecodingSettings(preset="mini"))
+    memory: AttentionSettings = field(default_factory=lambda: AttentionSettings(lengths=(32_768,)))
+    memory_step: TrainingSettings = field(default_factory=lambda: TrainingSettings(contexts=(32_768,)))
+    positions: tuple[int, int] = (1_000, 32_000)
+    preset: str = "mini"
+    preset_changes: dict[str, Any] = field(default_factory=lambda: {"hidden_size": 768, "num_heads": 12})
+    repeats: int = 3
+    rate_size: int = 2_048
+
+
+_TINY: dict[str, Any] = {"heads": 2, "local": 64}
+FULL = Scale()
+QUICK = Scale(
+    forward=(
+        AttentionSettings(lengths=(256,), variants=_EXACT_TOO, **_TINY),
+        AttentionSettings(lengths=(512, 1_024), **_TINY),
+    ),
+    backward=(AttentionSettings(lengths=(256,), variants=_EXACT_TOO, backward=True, **_TINY),),
+    training=(TrainingSettings(preset="tiny", contexts=(128,), local=64),),
+    decoding=(DecodingSettings(preset="tiny", positions=(128,), local=64),),
+    memory=AttentionSettings(lengths=(256,), **_TINY),
+    memory_step=TrainingSettings(preset="tiny", contexts=(256,), local=64),
+    positions=(40, 200),
+    preset="tiny",
+    preset_changes={"num_layers": 1},
+    repeats=1,
+    rate_size=256,
+)
+
+AT_LEAST = {
+    ("forward", "features given"): {2_048: 1.0, 16_384: 7.0, 32_768: 14.0},
+    ("forward", "learned sketch"): {16_384: 2.3, 32_768: 4.5},
+    ("forward+backward", "features given"): {8_192: 3.5, 16_384: 7.0},
+    ("training step of mini", "learned"): {8_192: 1.2, 16_384: 1.8},
+    ("training step of mini", "random"): {8_192: 2.0, 16_384: 3.5},
+    ("decoding with tiny", "learned"): {8_192: 1.0, 32_768: 3.0},
+    ("decoding with mini", "learned"): {8_192: 1.0, 32_768: 3.0},
+}
+"""Direction and series -> length or position -> times as fast as the baseline, at least."""
+
+AT_MOST_GIGABYTES = {("given", False): 0.1, ("given", True): 0.5, ("learned", False): 1.0, ("learned", True): 1.0}
+"""Way and whether with gradients -> memory beyond inputs, outputs and gradients at 32,768 tokens."""
+
+_MOST_STEP_GIGABYTES = 8.0
+_MOST_FOR_DOUBLING = 2.2
+_WITHIN, _MOST_FOLD = 0.10, 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Workbench):
+    """What every section is given: the machine, and the sizes of this run."""
+
+    scale: Scale
+
+    def at_full_scale(self, **targets: float) -> dict[str, float]:
+        """The targets, which are none of a run that tries the script."""
+        return targets if self.scale == FULL else {}
+
+
+def forward(bench: Bench) -> Outcome:
+    """Ratios to SDPA at every length, and what the last doubling costs."""
+    outcome = _compared(bench, time_attention, bench.scale.forward, "times as fast as SDPA")
+    outcome.figures += [_doubling(bench, name) for name in ("given", "learned")]
+    return outcome
+
+
+def backward(bench: Bench) -> Outcome:
+    """Ratios to SDPA of forward and backward together."""
+    return _compared(bench, time_attention, bench.scale.backward, "times as fast as SDPA")
+
+
+def training(bench: Bench) -> Outcome:
+    """Seconds of a training step of softmax over those of learned and random sketches."""
+    return _compared(bench, time_training, bench.scale.training, "times as fast as softmax")
+
+
+def decoding(bench: Bench) -> Outcome:
+    """Tokens per second, folding of a chunk included, over those of softmax with its cache of keys and values."""
+    return _compared(bench, time_decoding, bench.scale.decoding, "tokens per second over softmax")
+
+
+def _compared(
+    bench: Bench, time: Callable[[Workbench, Any], list[dict[str, Any]]], asked: Sequence[Any], compared: str
+) -> Outcome:
+    """All measurements, and a figure for each that is not of the baseline, which comes first."""
+    outcome = Outcome()
+    for settings in asked:
+        measurements = time(bench, settings)
+        others = [one for one in measurements if one["series"] != measurements[0]["series"]]
+        outcome.measurements += measurements
+        outcome.figures += [_figure(one, compared) for one in others]
+    return outcome
+
+
+def _figure(one: dict[str, Any], compared: str) -> Figure:
+    place = one.get("length") or one["position"]
+    target = AT_LEAST.get((one["direction"], one["series"]), {}).get(place)
+    note = f"{one['seconds']:.3g} s, floor {one['floor_seconds']:.3g} s, {one['tokens_per_second']:,.0f} tokens/s"
+    title = f"{one['direction']} at {place:,}, {one['series']}: {compared}"
+    return Figure(title, one["ratio"], at_least=target, note=note)
+
+
+def _doubling(bench: Bench, name: str) -> Figure:
+    """The time at the last length over that at half of it, alternating."""
+    settings = bench.scale.forward[-1]
+    half, length = settings.lengths[-2:]
+    one = way(name, settings.sizes)
+    torch.manual_seed(0)
+    shapes = [settings.shape(size) for size in (half, length)]
+    made = [calls.forward(one.prepare(shape, bench.device, bench.dtype)) for shape in shapes]
+    functions = {str(shape.length): call for shape, call in zip(shapes, made, strict=True)}
+    progress = bench.saying(f"doubling, {one.title}")
+    seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=progress)
+    cost, title = ratio(seconds[str(length)], seconds[str(half)]), f"time at {length:,} over time at {half:,}"
+    at_most = bench.at_full_scale(at_most=_MOST_FOR_DOUBLING)
+    return Figure(f"forward, {one.title}: {title}", cost, note="2 is linear, 4 quadratic", **at_most)
+
+
+def attention_memory(bench: Bench) -> Outcome:
+    """Forward and training memory of attention; see `polysketch.benchmarking.memory_probe` for the method."""
+    outcome, settings = Outcome(), bench.scale.memory
+    shape = settings.shape(settings.lengths[0])
+    for name in ("sdpa", "given", "learned"):
+        for gradients in (False, True):
+            found = memory.attention(bench, name, shape, settings.sizes, backward=gradients)
+            case = {"case": way(name, settings.sizes).title, "backward": gradients, "length": shape.length}
+            outcome.measurements.append({**case, "beyond_bytes": found})
+            title = f"memory at {shape.length:,}, {case['case']}, {'training' if gradients else 'forward'}"
+            bench.progress(f"{title}: {found / _GIGABYTE:.3f} GB")
+            target = AT_MOST_GIGABYTES.get((name, gradients))
+            at_most = {} if target is None else bench.at_full_scale(at_most=target)
+            note = "beyond inputs, outputs and gradients"
+            outcome.figures.append(Figure(title, found / _GIGABYTE, "GB", note=note, **at_most))
+    return outcome
+
+
+def training_memory(bench: Bench) -> Outcome:
+    """Peak memory of the whole process that makes one training step at a long context."""
+    asked = bench.scale.memory_step
+    found = process_peak(asked, "learned", asked.contexts[0], bench.dtype)
+    title = f"training step of {asked.preset} at {asked.contexts[0]:,}: peak of the process"
+    note = f"{found['beyond_bytes'] / _GIGABYTE:.2f} GB of it beyond Python and PyTorch"
+    at_most = bench.at_full_scale(at_most=_MOST_STEP_GIGABYTES)
+    figure = Figure(title, found["peak_bytes"] / _GIGABYTE, "GB", note=note, **at_most)
+    return Outcome([figure], [{"case": f"training step of {asked.preset}", "length": asked.contexts[0], **found}])
+
+
+@torch.inference_mode()
+def generation(bench: Bench) -> Outcome:
+    """Time per token over a whole local chunk, late over early in a context, the two taking turns token by token."""
+    sizes, scale = Sizes(local=bench.scale.decoding[0].local), bench.scale
+    model = build_model("learned", scale.preset, sizes, **scale.preset_changes).eval()
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    starts = {position: position - position % sizes.local for position in scale.positions}
+    places = {str(at): Decoder(model, state_at(model, 1, start), token) for at, start in starts.items()}
+    take_turns(places, sizes.local, turn=1)
+    for place in places.values():
+        place.rounds.clear()  # that one warmed up
+    for turn in range(bench.repeats):
+        take_turns(places, sizes.local, turn=1)
+        bench.progress(f"generation: round {turn + 1}")
+    early, late = (_place(position, places[str(position)]) for position in scale.positions)
+    floor = floors.decoding_step(model, 1, late["state_bytes"]).seconds(bench.rates)
+    return Outcome(_generation_figures(bench, early, late, floor), [early, late])
+
+
+def _place(position: int, decoder: Decoder) -> dict[str, Any]:
+    """Of every round the median counts: one hiccup of the machine is not the code's."""
+    return {
+        "position": position,
+        "median_seconds": statistics.median(decoder.seconds),
+        "percentile_99_seconds": statistics.median(map(_percentile_99, decoder.rounds)),
+        "fold_seconds": statistics.median(seconds[-1] for seconds in decoder.rounds),  # of the chunk into the sums
+        "state_bytes": decoder.state.nbytes,
+        "seconds": decoder.rounds,
+    }
+
+
+def _percentile_99(seconds: list[float]) -> float:
+    return sorted(seconds)[min(len(seconds) - 1, int(0.99 * len(seconds)))]
+
+
+def _generation_figures(bench: Bench, early: dict[str, Any], late: dict[str, Any], floor: float) -> list[Figure]:
+    where = f"at {late['position']:,} over {early['position']:,}"
+    within = bench.at_full_scale(at_least=1 - _WITHIN, at_most=1 + _WITHIN)
+    compared = ("median_seconds", "percentile_99_seconds", "state_bytes")
+    median, tail, size = (late[name] / early[name] for name in compared)
+    note = f"{late['median_seconds'] * 1e3:.3g} ms a token, floor {floor * 1e3:.3g} ms"
+    slow = f"{late['percentile_99_seconds'] * 1e3:.3g} ms"
+    folds = [
+        Figure(
+            "generation, folding a chunk over the median",
+            place["fold_seconds"] / place["median_seconds"],
+            note=when,
+            **bench.at_full_scale(at_most=_MOST_FOLD),
+        )
+        for when, place in (("late", late), ("early", early))
+    ]
+    return [
+        Figure(f"generation, median {where}", median, note=note, **within),
+        Figure(f"generation, 99th percentile {where}", tail, note=slow, **within),
+        *folds,
+        Figure(f"generation, state bytes {where}", size, at_least=1, at_most=1, note=f"{late['state_bytes']:,}"),
+    ]
+
+
+SECTIONS: dict[str, Callable[[Bench], Outcome]] = {
+    "forward": forward,
+    "backward": backward,
+    "training": training,
+    "decoding": decoding,
+    "memory": attention_memory,
+    "training-memory": training_memory,
+    "generation": generation,
+}
+"""In the order in which they are run."""

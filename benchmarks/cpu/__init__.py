@@ -1,1 +1,0 @@
-"""Sections of `python -m benchmarks`: attention, training, decoding, memory, generation; targets beside them."""

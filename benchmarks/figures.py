@@ -1,0 +1,52 @@
+"""Figures with targets: what a run found, and whether that is what it should be."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number, and what it should be.
+
+    Attributes:
+        name: what it is.
+        value: measured.
+        unit: "x" for ratios.
+        at_least, at_most: the target; None where there is none.
+        note: the floor beside it, or how it was measured.
+    """
+
+    name: str
+    value: float
+    unit: str = "x"
+    at_least: float | None = None
+    at_most: float | None = None
+    note: str = ""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target is reached; None without one."""
+        if self.at_least is None and self.at_most is None:
+            return None
+        low = -float("inf") if self.at_least is None else self.at_least
+        high = float("inf") if self.at_most is None else self.at_most
+        return low <= self.value <= high
+
+    @property
+    def target(self) -> str:
+        """The target, and whether it is reached; empty without one."""
+        bounds = [f">= {self.at_least:g}"] if self.at_least is not None else []
+        bounds += [f"<= {self.at_most:g}"] if self.at_most is not None else []
+        return f"{' and '.join(bounds)} {'reached' if self.reached else 'MISSED'}" if bounds else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "reached": self.reached}
+
+
+@dataclass
+class Outcome:
+    """What a section found: figures with targets, and the measurements they come from (JSON values)."""
+
+    figures: list[Figure] = field(default_factory=list)
+    measurements: list[dict[str, Any]] = field(default_factory=list)
