@@ -57,10 +57,9 @@ class Case:
         if getattr(mechanism, "query_norm", None) is not None:
             mechanism.query_norm.weight.data.mul_(self.norm_scale)
             mechanism.query_norm.bias.data.mul_(self.norm_scale)
-        if hasattr(mechanism, "calibrate"):
-            kinds = {"heads": sizes["num_heads"], "kv_heads": sizes["num_kv_heads"], "head_dim": sizes["head_dim"]}
-            query, key, _, hidden = self.inputs(dtype=dtype, **kinds)
-            mechanism.calibrate(query, key, hidden=hidden)
+        kinds = {"heads": sizes["num_heads"], "kv_heads": sizes["num_kv_heads"], "head_dim": sizes["head_dim"]}
+        query, key, _, hidden = self.inputs(dtype=dtype, **kinds)
+        mechanism.calibrate(query, key, hidden=hidden)
         return mechanism
 
     def inputs(

@@ -1,6 +1,5 @@
 """Every mechanism at all lengths, widths, groups and dtypes: as accurate as its plain formula, forward and decoding."""
 
-import inspect
 from copy import deepcopy
 from itertools import pairwise
 
@@ -58,10 +57,7 @@ def decoded(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...]) -> Tenso
     """The output of `extend`: the first token, two halves of what is between, the last token."""
     length, outputs = inputs[0].shape[2], []
     dtype = torch.float64 if inputs[0].dtype == torch.float64 else None
-    # A cache of keys and values takes them of any width; sums are allocated before they are seen.
-    allocates = "value_dim" in inspect.signature(mechanism.init_state).parameters
-    width = {"value_dim": inputs[2].shape[3]} if allocates else {}
-    state = mechanism.init_state(1, dtype=dtype, **width)
+    state = mechanism.init_state(1, dtype=dtype, value_dim=inputs[2].shape[3])
     edges = sorted({0, 1, length // 2, length - 1, length})
     for start, end in pairwise(edges):
         query, key, value, hidden = (x.narrow(-2, start, end - start) for x in inputs)

@@ -70,9 +70,9 @@ MUTANTS = {
         (formulas.test_softmax_attention_is_its_formula,),
     ),
     "polynomial: no 1 in the denominator": Mutant(
-        PolynomialAttention.forward,
-        "offset=_OFFSET",
-        "offset=0.0",
+        PolynomialAttention.attend,
+        '"offset": _OFFSET',
+        '"offset": 0.0',
         (partial(formulas.test_polynomial_attention_is_its_formula, 4, 0.1),),
     ),
     "polysketch: 1 / r for sqrt(1 / r), Gaussian": Mutant(

@@ -81,9 +81,21 @@ class Mechanism(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
     ) -> Any:
-        """The state before the first token, with `.position`, `.nbytes`, `.clone()` and `.reorder(indices)`."""
+        """The state before the first token, with `.position`, `.nbytes`, `.clone()` and `.reorder(indices)`.
+
+        Args:
+            batch_size: rows.
+            device: where its tensors live; where None, that of the mechanism's tensors or of the first keys.
+            dtype: of its tensors; where None, as for `device`. Sums are float32 at least.
+            value_dim: width of the values to come; head_dim when None. A store of keys and values takes any.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
 
     def extend(
@@ -118,6 +130,33 @@ class Mechanism(nn.Module):
             state: from `init_state`.
         """
         return f"{type(self).__name__} decides in host memory at every step, or its state grows"
+
+    def calibrate(
+        self, query: Tensor, key: Tensor, *, key_mask: Tensor | None = None, hidden: Tensor | None = None
+    ) -> None:
+        """Set from a batch what is to be set once, before training; mechanisms without such a thing do nothing.
+
+        Args:
+            query, key, key_mask, hidden: as for `forward`, of a batch like those to train on.
+        """
+
+    def prefix_share(
+        self, query: Tensor, key: Tensor, *, key_mask: Tensor | None = None, hidden: Tensor | None = None
+    ) -> Tensor:
+        """The mean share of the attention mass that approximated weights hold, where `has_prefix`: (num_heads,).
+
+        Raises:
+            ValueError: there is no exact part beside an approximated rest.
+        """
+        raise ValueError(f"{type(self).__name__} has no prefix: it is not an exact local part and an approximated rest")
+
+    def remove_prefix(self) -> None:
+        """Give approximated weights no mass from now on, where `has_prefix`: an ablation.
+
+        Raises:
+            ValueError: there is no exact part beside an approximated rest.
+        """
+        raise ValueError(f"{type(self).__name__} has no prefix: it is not an exact local part and an approximated rest")
 
     def redraw(self, step: int) -> None:
         """Draw random weights anew, in place, if the mechanism's schedule has it before training step `step` (from 0).
@@ -162,6 +201,11 @@ class Mechanism(nn.Module):
         """The sizes every mechanism has; subclasses append their options."""
         kv_heads = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}{kv_heads}"
+
+
+def head_norm(head_dim: int) -> nn.LayerNorm:
+    """The layer norm of queries or of keys that polynomial weights are taken of, shared by the heads."""
+    return nn.LayerNorm(head_dim, eps=1e-5)
 
 
 def check_positive_int(name: str, size: int) -> None:

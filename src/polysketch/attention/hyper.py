@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import Mechanism, check_positive_int
-from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.base import check_positive_int
+from polysketch.attention.kept_tokens import AllTokensAttention
 from polysketch.feature_maps.random_sketch import draw_normal_
 from polysketch.ops.hyper import check_capping, check_hyperplanes, check_options
 
 
-class HyperAttention(Mechanism):
+class HyperAttention(AllTokensAttention):
     """o_i = sum_j softmax_j(scale q_i . k_j) v_j: near keys exactly, the others from samples (arXiv:2310.05869).
 
     Keys are near a query where they share its chunk of `chunk_size` in the order of their hashes (sortLSH); each of
@@ -79,18 +79,8 @@ class HyperAttention(Mechanism):
         """Draw other hyperplanes, from the default generator when none is given."""
         draw_normal_(self.hyperplanes, generator)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        causal: bool = True,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """As `Mechanism.forward`; `hidden` is ignored."""
-        self.check_inputs(query, key, value)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+        """The estimate, over a whole sequence."""
         return ops.hyper_attention(
             query,
             key,
@@ -107,28 +97,9 @@ class HyperAttention(Mechanism):
             capping=self.capping,
         )
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> KeyValueState:
-        """An empty store of keys and values."""
-        return KeyValueState(batch_size, device, dtype)
-
-    @torch.no_grad()
-    def extend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        state: KeyValueState,
-        *,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValueState]:
-        """As `Mechanism.extend`, exactly: a new token costs one product with every stored key and value."""
-        self.check_inputs(query, key, value)
-        keys, values, mask = state.append(key, value, key_mask)
-        output = ops.softmax_attention_with_cache(query.to(keys.dtype), keys, values, key_mask=mask, scale=self.scale)
-        return output.to(value.dtype), state
+    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        """Softmax attention from the last tokens, exactly."""
+        return ops.softmax_attention_with_cache(query, keys, values, key_mask=key_mask, scale=self.scale)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

@@ -1,17 +1,17 @@
 """Exact polynomial attention inside aligned chunks: polysketch without its sketched prefix."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import Mechanism, check_even_degree, check_positive_int
+from polysketch.attention.base import check_even_degree, check_positive_int, head_norm
+from polysketch.attention.kept_tokens import RecentTokensAttention
 from polysketch.attention.recent_tokens import RecentTokens
 
-_NORM_EPSILON = 1e-5
 _OFFSET = 1.0
 
 
-class LocalAttention(Mechanism):
+class LocalAttention(RecentTokensAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk.
 
     The local part of polysketch attention (PolySketchFormer, section 3.2) alone: what the sketched prefix adds is
@@ -43,64 +43,28 @@ class LocalAttention(Mechanism):
         check_even_degree(degree)
         check_positive_int("local_chunk", local_chunk)
         self.degree, self.local_chunk = degree, local_chunk
-        self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
-        self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
+        self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
-    def forward(
+    @property
+    def reach(self) -> int:
+        """One chunk."""
+        return self.local_chunk
+
+    def attend(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
-        causal: bool = True,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
+        causal: bool,
+        key_mask: Tensor | None,
+        opened: ops.OpenChunk | None = None,
     ) -> Tensor:
-        """As `Mechanism.forward`; `hidden` is ignored. Without `causal`, all tokens of a chunk see one another."""
-        self.check_inputs(query, key, value)
-        query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
-        return self._attend(query, key, value, causal=causal, key_mask=key_mask)
+        """The formula, of normed queries and keys; without `causal`, all tokens of a chunk see one another."""
+        options = {"degree": self.degree, "chunk": self.local_chunk, "offset": _OFFSET}
+        return ops.local_attention(query, key, value, causal=causal, key_mask=key_mask, opened=opened, **options)
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> RecentTokens:
-        """Room for the normalised keys and the values of one chunk."""
-        return RecentTokens(batch_size, self.local_chunk, device, dtype)
-
-    @torch.no_grad()
-    def extend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        state: RecentTokens,
-        *,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> tuple[Tensor, RecentTokens]:
-        """As `Mechanism.extend`; a new token costs one product with the keys and values of its chunk so far."""
-        self.check_inputs(query, key, value)
-        query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
-        if query.shape[2] == 1:
-            state.append(key, value, key_mask)
-            return self._attend_to_open_chunk(query, state, key, value), state
-        kept_key, kept_value, _ = state.slots(key, value)
-        output = self._attend(
-            query.to(kept_key.dtype),
-            key.to(kept_key.dtype),
-            value.to(kept_value.dtype),
-            causal=True,
-            key_mask=key_mask,
-            opened=ops.OpenChunk(kept_key, kept_value, state.position) if bool(state.position.any()) else None,
-        )
-        state.append(key, value, key_mask)
-        return output.to(value.dtype), state
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, **options) -> Tensor:
-        options = {"degree": self.degree, "chunk": self.local_chunk, "offset": _OFFSET, **options}
-        return ops.local_attention(query, key, value, **options)
-
-    def _attend_to_open_chunk(self, query: Tensor, state: RecentTokens, key: Tensor, value: Tensor) -> Tensor:
+    def attend_to_kept(self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens) -> Tensor:
         """One query a row over its chunk so far: the slots up to the token's own, for chunks start at slot 0."""
         last = (state.position - 1) % self.local_chunk
         filled = int(last.max()) + 1
@@ -108,15 +72,18 @@ class LocalAttention(Mechanism):
         in_chunk = None  # masked tokens are keys of zeros, without weight: only rows that are not as far need a mask
         if bool((last < filled - 1).any()):
             in_chunk = (torch.arange(filled) <= last[:, None]).to(keys.device)
-        output = ops.polynomial_attention(
-            query.to(keys.dtype),
-            keys[:, :, :filled],
-            values[:, :, :filled],
-            degree=self.degree,
-            offset=_OFFSET,
-            key_mask=in_chunk,
-        )
-        return output.to(value.dtype)
+        keys, values = keys[:, :, :filled], values[:, :, :filled]
+        options = {"degree": self.degree, "offset": _OFFSET, "key_mask": in_chunk}
+        return ops.polynomial_attention(query.to(keys.dtype), keys, values, **options)
+
+    def attend_after_kept(
+        self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens, key_mask: Tensor | None
+    ) -> Tensor:
+        """Several queries a row: over the open chunk, if there is one, and their own chunks."""
+        keys, values, _ = state.slots(key, value)
+        opened = ops.OpenChunk(keys, values, state.position) if bool(state.position.any()) else None
+        query, key, value = query.to(keys.dtype), key.to(keys.dtype), value.to(values.dtype)
+        return self.attend(query, key, value, causal=True, key_mask=key_mask, opened=opened)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

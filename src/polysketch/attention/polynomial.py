@@ -1,17 +1,15 @@
 """Exact polynomial attention (PolySketchFormer, section 2.1)."""
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import Mechanism, check_even_degree
-from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.base import check_even_degree, head_norm
+from polysketch.attention.kept_tokens import AllTokensAttention
 
-_NORM_EPSILON = 1e-5
 _OFFSET = 1.0  # added to the sum of weights: a row that sees only zero weights stays finite
 
 
-class PolynomialAttention(Mechanism):
+class PolynomialAttention(AllTokensAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = <LN(q_i), LN(k_j)>^degree, without a factor 1/sqrt(head_dim).
 
     PolySketchFormer, section 2.1. The two layer norms (one for queries, one for keys, shared by the heads) have a
@@ -33,50 +31,17 @@ class PolynomialAttention(Mechanism):
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_even_degree(degree)
         self.degree = degree
-        self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
-        self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
+        self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        causal: bool = True,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """As `Mechanism.forward`; `hidden` is ignored."""
-        self.check_inputs(query, key, value)
-        query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
-        return ops.polynomial_attention(
-            query, key, value, degree=self.degree, offset=_OFFSET, causal=causal, key_mask=key_mask
-        )
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+        """The formula over a whole sequence, of normed queries and keys."""
+        options = {"degree": self.degree, "offset": _OFFSET, "causal": causal, "key_mask": key_mask}
+        return ops.polynomial_attention(query, key, value, **options)
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> KeyValueState:
-        """An empty store of normalised keys and of values."""
-        return KeyValueState(batch_size, device, dtype)
-
-    @torch.no_grad()
-    def extend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        state: KeyValueState,
-        *,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValueState]:
-        """As `Mechanism.extend`; a new token costs one product with every stored key and value."""
-        self.check_inputs(query, key, value)
-        keys, values, mask = state.append(self.key_norm(key).to(value.dtype), value, key_mask)
-        output = ops.polynomial_attention_with_cache(
-            self.query_norm(query).to(keys.dtype), keys, values, degree=self.degree, offset=_OFFSET, key_mask=mask
-        )
-        return output.to(value.dtype), state
+    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        """The formula from the last tokens, of normed queries and keys."""
+        options = {"degree": self.degree, "offset": _OFFSET, "key_mask": key_mask}
+        return ops.polynomial_attention_with_cache(query, keys, values, **options)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import check_even_degree, check_positive_int
+from polysketch.attention.base import check_even_degree, check_positive_int, head_norm
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
 
-_NORM_EPSILON = 1e-5
 _FEW_NUMBERS = 4096
 PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
 
@@ -78,8 +77,8 @@ class PolysketchAttention(LinearizedAttention):
             head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
         )
         needs_norm = local_chunk is not None or not learned
-        self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON) if needs_norm else None
-        self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON) if needs_norm else None
+        self.query_norm = head_norm(head_dim) if needs_norm else None
+        self.key_norm = head_norm(head_dim) if needs_norm else None
         needs_gain = local_chunk is not None and (decay_gate or prefix_gain is not None)
         self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=decay_gate) if needs_gain else None
         self.decay_gate = DecayGate(hidden_size, self.num_kv_heads) if decay_gate and hidden_size is not None else None

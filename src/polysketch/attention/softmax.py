@@ -1,14 +1,12 @@
 """Softmax attention: the baseline."""
 
-import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import Mechanism
-from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.kept_tokens import AllTokensAttention
 
 
-class SoftmaxAttention(Mechanism):
+class SoftmaxAttention(AllTokensAttention):
     """o_i = sum_j softmax_j(q_i . k_j / sqrt(head_dim)) v_j, by PyTorch's scaled_dot_product_attention.
 
     Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Quadratic in the length; when
@@ -18,39 +16,10 @@ class SoftmaxAttention(Mechanism):
     numbers a token and key/value head.
     """
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        causal: bool = True,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """As `Mechanism.forward`; `hidden` is ignored."""
-        self.check_inputs(query, key, value)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+        """PyTorch's attention, over a whole sequence."""
         return ops.softmax_attention(query, key, value, causal=causal, key_mask=key_mask)
 
-    def init_state(
-        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> KeyValueState:
-        """An empty store of keys and values."""
-        return KeyValueState(batch_size, device, dtype)
-
-    @torch.no_grad()
-    def extend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        state: KeyValueState,
-        *,
-        key_mask: Tensor | None = None,
-        hidden: Tensor | None = None,
-    ) -> tuple[Tensor, KeyValueState]:
-        """As `Mechanism.extend`; a new token costs one product with every stored key and value."""
-        self.check_inputs(query, key, value)
-        keys, values, mask = state.append(key, value, key_mask)
-        output = ops.softmax_attention_with_cache(query.to(keys.dtype), keys, values, key_mask=mask)
-        return output.to(value.dtype), state
+    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        """PyTorch's attention, from the last tokens."""
+        return ops.softmax_attention_with_cache(query, keys, values, key_mask=key_mask)

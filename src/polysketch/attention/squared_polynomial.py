@@ -7,17 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int
-from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.base import check_positive_int, head_norm
+from polysketch.attention.kept_tokens import AllTokensAttention
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.feature_maps import SymmetricPowers
 from polysketch.ops.polynomial import check_coefficients
 
-_NORM_EPSILON = 1e-5
 _LARGEST_START = 50.0  # of learned coefficients, section 5.3: wider and narrower ranges did significantly worse there
 
 
-class SquaredPolynomialAttention(LinearizedAttention):
+class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = (a_0 + a_1 s + ... + a_D s^D)^2, s = <LN(q_i), LN(k_j)>.
 
     Reizin, "Fast Algorithms for Attention Mechanism" (2024), sections 4.3 and 5.2 to 5.4. No weight is negative,
@@ -74,20 +73,29 @@ class SquaredPolynomialAttention(LinearizedAttention):
             self.register_buffer("coefficients", start)
         if linear:
             self.feature_map = SymmetricPowers(head_dim, degree=len(start) - 1, num_kv_heads=self.num_kv_heads)
-        self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
-        self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
+        self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
     def operands(
         self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
         """As `LinearizedAttention.operands`, of the layer-normed query and key; queries carry the coefficients."""
-        normed = self.query_norm(query).to(dtype), self.key_norm(key).to(dtype)
+        normed = self.prepare_query(query, dtype), self.prepare_key(key, dtype)
         (query_features, key_features), options = super().operands(*normed, dtype, hidden)
         terms = [
             coefficient.expand(part.stop - part.start)
             for coefficient, part in zip(self.coefficients.to(dtype), self.feature_map.slices, strict=True)
         ]
         return (query_features * torch.cat(terms), key_features), options
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+        """The quadratic form over a whole sequence, of normed queries and keys."""
+        options = {"offset": self.offset, "causal": causal, "key_mask": key_mask}
+        return ops.squared_polynomial_attention(query, key, value, self.coefficients, **options)
+
+    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        """The quadratic form from the last tokens, of normed queries and keys."""
+        options = {"offset": self.offset, "key_mask": key_mask}
+        return ops.squared_polynomial_attention_with_cache(query, keys, values, self.coefficients, **options)
 
     def forward(
         self,
@@ -100,13 +108,10 @@ class SquaredPolynomialAttention(LinearizedAttention):
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`; `hidden` is ignored."""
-        if self.linear:
-            return super().forward(query, key, widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
-        self.check_inputs(query, key, value)
-        query, key = self.query_norm(query).to(value.dtype), self.key_norm(key).to(value.dtype)
-        return ops.squared_polynomial_attention(
-            query, key, value, self.coefficients, offset=self.offset, causal=causal, key_mask=key_mask
-        )
+        if not self.linear:
+            return super().forward(query, key, value, causal=causal, key_mask=key_mask)
+        wide, options = widened(value), {"causal": causal, "key_mask": key_mask}
+        return LinearizedAttention.forward(self, query, key, wide, **options).to(value.dtype)
 
     def init_state(
         self,
@@ -116,10 +121,9 @@ class SquaredPolynomialAttention(LinearizedAttention):
         *,
         value_dim: int | None = None,
     ) -> Any:
-        """An empty store of normalised keys and of values, or in the linear form sums of zero (for `value_dim`)."""
-        if self.linear:
-            return super().init_state(batch_size, device, dtype, value_dim=value_dim)
-        return KeyValueState(batch_size, device, dtype)
+        """An empty store of normed keys and of values; in the linear form sums of zero."""
+        form = LinearizedAttention if self.linear else AllTokensAttention
+        return form.init_state(self, batch_size, device, dtype, value_dim=value_dim)
 
     @torch.no_grad()
     def extend(
@@ -133,15 +137,9 @@ class SquaredPolynomialAttention(LinearizedAttention):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`; a new token costs one product with every stored key and value, or with the sums."""
-        if self.linear:
-            output, state = super().extend(query, key, widened(value), state, key_mask=key_mask)
-            return output.to(value.dtype), state
-        self.check_inputs(query, key, value)
-        keys, values, mask = state.append(self.key_norm(key).to(value.dtype), value, key_mask)
-        query = self.query_norm(query).to(keys.dtype)
-        output = ops.squared_polynomial_attention_with_cache(
-            query, keys, values, self.coefficients, offset=self.offset, key_mask=mask
-        )
+        if not self.linear:
+            return super().extend(query, key, value, state, key_mask=key_mask)
+        output, state = LinearizedAttention.extend(self, query, key, widened(value), state, key_mask=key_mask)
         return output.to(value.dtype), state
 
     def extra_repr(self) -> str:

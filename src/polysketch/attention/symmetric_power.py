@@ -3,13 +3,12 @@
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polysketch.attention.base import check_positive_int
+from polysketch.attention.base import check_positive_int, head_norm
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.feature_maps import FeatureMap, Identity, SymmetricSquare
 
-_NORM_EPSILON = 1e-5
 _MAPS: dict[int, type[FeatureMap]] = {2: Identity, 4: SymmetricSquare}
 
 
@@ -43,8 +42,7 @@ class SymmetricPowerAttention(LinearizedAttention):
             raise ValueError(f"degree must be one of {', '.join(map(str, _MAPS))}, got {degree}")
         self.degree = degree
         self.feature_map = _MAPS[degree](head_dim, num_kv_heads=self.num_kv_heads)
-        self.query_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
-        self.key_norm = nn.LayerNorm(head_dim, eps=_NORM_EPSILON)
+        self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
     def operands(
         self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None

@@ -108,8 +108,7 @@ def _made(
     module: Any = attention.build(name, num_heads=shape.heads, head_dim=shape.head_dim, **options).to(device).eval()
     if module.reads_hidden:
         given["hidden"] = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
-    if hasattr(module, "calibrate"):
-        module.calibrate(*tensors[:2], **given)
+    module.calibrate(*tensors[:2], **given)
     given = {part: tensor.to(dtype) for part, tensor in given.items()}
     return module.to(dtype), [tensor.to(dtype) for tensor in tensors], given
 

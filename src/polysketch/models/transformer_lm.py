@@ -154,14 +154,14 @@ class TransformerLM(nn.Module):
     def calibrate(self, ids: Tensor) -> None:
         """Set each layer's prefix gain from a batch, layer after layer; call once, before training.
 
-        Only mechanisms with a `calibrate` method are touched.
+        Layers without a prefix gain are left as they are.
 
         Args:
             ids: (batch, length) int64, text like that of training; longer than one local chunk.
         """
         hidden, rotation = self._embed(ids, self._positions(ids, None))
         for block in self.blocks:
-            if hasattr(block.mechanism, "calibrate"):
+            if block.mechanism is not None:
                 query, key, gate_input = block.attention_inputs(hidden, rotation)
                 block.mechanism.calibrate(query, key, hidden=gate_input)
             hidden = block(hidden, rotation)

@@ -1,0 +1,141 @@
+"""What mechanisms share whose state is keys and values themselves: all of them, or the last ones."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polysketch.attention.base import Mechanism
+from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.recent_tokens import RecentTokens
+
+
+class KeptTokensAttention(Mechanism):
+    """Attention to keys and values themselves, not to features of them. A subclass gives `attend`.
+
+    Attributes:
+        query_norm, key_norm: layer norms of queries and keys, which a subclass may set; None for none.
+    """
+
+    query_norm: nn.LayerNorm | None
+    key_norm: nn.LayerNorm | None
+
+    def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
+        super().__init__(num_heads, head_dim, num_kv_heads)
+        self.query_norm = None
+        self.key_norm = None
+
+    def prepare_query(self, query: Tensor, dtype: torch.dtype) -> Tensor:
+        """The query as it meets the keys: as it is, or normed and in `dtype`."""
+        return query if self.query_norm is None else self.query_norm(query).to(dtype)
+
+    def prepare_key(self, key: Tensor, dtype: torch.dtype) -> Tensor:
+        """The key as it is kept: as it is, or normed and in `dtype`."""
+        return key if self.key_norm is None else self.key_norm(key).to(dtype)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+        """The output of a whole sequence, from prepared queries and keys."""
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """As `Mechanism.forward`; `hidden` is ignored."""
+        self.check_inputs(query, key, value)
+        query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
+        return self.attend(query, key, value, causal=causal, key_mask=key_mask)
+
+
+class AllTokensAttention(KeptTokensAttention):
+    """Attention whose state is every key and value; a subclass gives `attend_to_cache` too."""
+
+    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        """The output of the last tokens: prepared queries, and all prepared keys and values so far."""
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> Any:
+        """An empty `KeyValueState` of prepared keys and of values."""
+        return KeyValueState(batch_size, device, dtype)
+
+    @torch.no_grad()
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: Any,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """As `Mechanism.extend`; a new token costs one product with every stored key and value."""
+        self.check_inputs(query, key, value)
+        keys, values, mask = state.append(self.prepare_key(key, value.dtype), value, key_mask)
+        query = self.prepare_query(query, keys.dtype).to(keys.dtype)
+        return self.attend_to_cache(query, keys, values, key_mask=mask).to(value.dtype), state
+
+
+class RecentTokensAttention(KeptTokensAttention):
+    """Attention whose state is the last keys and values; a subclass gives `reach` and two more formulas."""
+
+    @property
+    def reach(self) -> int:
+        """Tokens of a row to keep."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how many tokens it keeps")
+
+    def attend_to_kept(self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens) -> Tensor:
+        """The output of one token of every row, which the state holds already."""
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def attend_after_kept(
+        self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens, key_mask: Tensor | None
+    ) -> Tensor:
+        """The output of tokens that follow those of the state, which does not hold them yet."""
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> RecentTokens:
+        """Room for the last prepared keys and values."""
+        return RecentTokens(batch_size, self.reach, device, dtype)
+
+    @torch.no_grad()
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: RecentTokens,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, RecentTokens]:
+        """As `Mechanism.extend`; a new token costs one product with the keys and values that are kept."""
+        self.check_inputs(query, key, value)
+        query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
+        if query.shape[2] == 1:
+            state.append(key, value, key_mask)
+            output = self.attend_to_kept(query, key, value, state)
+        else:
+            output = self.attend_after_kept(query, key, value, state, key_mask)
+            state.append(key, value, key_mask)
+        return output.to(value.dtype), state
