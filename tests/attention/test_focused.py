@@ -149,7 +149,7 @@ def test_options_that_do_not_fit_are_refused():
     for grid in (12, (4, 3, 2)):
         with pytest.raises(TypeError, match=r"grid must be \(height, width\) in tokens"):
             build(grid=grid)
-    with pytest.raises(ValueError, match="grid width must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="grid_width must be at least 1, got 0"):
         build(grid=(4, 0))
     with pytest.raises(ValueError, match="convolution_size must be odd on a grid"):
         build(grid=(4, 3), convolution_size=4)

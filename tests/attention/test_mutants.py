@@ -71,8 +71,8 @@ MUTANTS = {
     ),
     "polynomial: no 1 in the denominator": Mutant(
         PolynomialAttention.attend,
-        '"offset": _OFFSET',
-        '"offset": 0.0',
+        "offset=_OFFSET",
+        "offset=0.0",
         (partial(formulas.test_polynomial_attention_is_its_formula, 4, 0.1),),
     ),
     "polysketch: 1 / r for sqrt(1 / r), Gaussian": Mutant(

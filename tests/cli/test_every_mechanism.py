@@ -12,7 +12,7 @@ from polysketch.attention import MECHANISMS
 from polysketch.cli import main
 from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
-from polysketch.nn import MIXERS
+from polysketch.nn import SHORT_CONVOLUTION
 from polysketch.training import load_model, trainer
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 
@@ -28,7 +28,7 @@ OPTIONS = {
 }
 """Options at which every part of a mechanism is used within the context; none for the others."""
 
-LAYERS = [*(name for name, kind in MECHANISMS.items() if kind.is_causal), *MIXERS, "based,sliding-window"]
+LAYERS = [*(name for name, kind in MECHANISMS.items() if kind.is_causal), SHORT_CONVOLUTION, "based,sliding-window"]
 
 
 @pytest.fixture(autouse=True)

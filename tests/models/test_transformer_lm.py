@@ -6,7 +6,7 @@ from torch import Tensor
 
 from polysketch import attention
 from polysketch.models import ModelConfig, TransformerLM
-from polysketch.nn import MIXERS, rotation_at, sinusoidal_positions
+from polysketch.nn import SHORT_CONVOLUTION, rotation_at, sinusoidal_positions
 
 VOCAB, LENGTH = 23, 30
 CHUNKED = {"sketch_size": 6, "local_chunk": 8}
@@ -65,7 +65,7 @@ def test_the_state_of_a_mixture_is_the_states_of_its_layers():
 
 def test_every_mechanism_is_tested_in_a_model():
     used = {name for kind in MODELS for name, _ in build(kind).config.layers()}
-    assert used == set(CAUSAL) | set(MIXERS)
+    assert used == {*CAUSAL, SHORT_CONVOLUTION}
 
 
 @pytest.mark.parametrize("changed", [1, 12, LENGTH - 1])

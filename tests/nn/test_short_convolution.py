@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.nn import MIXERS, ShortConvolution, TransformerBlock, build_mixer, check_mixer, mixer_class
+from polysketch.nn import SHORT_CONVOLUTION, ShortConvolution, TransformerBlock, build_mixer, check_mixer, mixer_class
 
 BATCH, LENGTH, HIDDEN = 2, 9, 6
 
@@ -129,7 +129,7 @@ def test_layers_are_built_by_name_with_the_options_of_each():
     assert build_mixer("short-convolution", {"filter_size": 5}, **sizes).filter.shape == (2 * HIDDEN, 5)
     attending = build_mixer("polysketch", {"decay_gate": True, "local_chunk": None}, **sizes)
     assert attending.mechanism.decay_gate.weight.shape[1] == HIDDEN
-    assert mixer_class("short-convolution") is MIXERS["short-convolution"] is ShortConvolution
+    assert mixer_class(SHORT_CONVOLUTION) is mixer_class("short-convolution") is ShortConvolution
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_unknown_layers_and_options_are_refused_with_those_that_exist(name: str,
 
 
 def test_sizes_below_one_are_refused():
-    with pytest.raises(ValueError, match="at least 1, got 0 and 2"):
+    with pytest.raises(ValueError, match="filter_size must be at least 1, got 0"):
         ShortConvolution(HIDDEN, filter_size=0)

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polysketch.ops.arguments import check_at_least_one
+
 
 class Mechanism(nn.Module):
     """Attention of (query, key, value), without the projections around it.
@@ -34,8 +36,7 @@ class Mechanism(nn.Module):
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, size in (("num_heads", num_heads), ("head_dim", head_dim), ("num_kv_heads", num_kv_heads)):
-            check_positive_int(name, size)
+        check_at_least_one(num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads};"
@@ -208,19 +209,6 @@ def head_norm(head_dim: int) -> nn.LayerNorm:
     return nn.LayerNorm(head_dim, eps=1e-5)
 
 
-def check_positive_int(name: str, size: int) -> None:
-    """Refuse a size that is not an integer of at least one.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: below one.
-    """
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise TypeError(f"{name} must be an integer, got {size!r}")
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1, got {size}")
-
-
 def check_even_degree(degree: int) -> None:
     """Refuse a degree that could give negative weights.
 
@@ -228,6 +216,6 @@ def check_even_degree(degree: int) -> None:
         TypeError: not an integer.
         ValueError: odd, or below two.
     """
-    check_positive_int("degree", degree)
+    check_at_least_one(degree=degree)
     if degree % 2:
         raise ValueError(f"degree must be even so that no weight is negative, got {degree}")

@@ -1,8 +1,8 @@
 """BASED: linear attention whose weights are the exponential's Taylor polynomial on small projections."""
 
-from polysketch.attention.base import check_positive_int
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.feature_maps import Taylor
+from polysketch.ops.arguments import check_at_least_one
 
 
 class BasedAttention(LinearizedAttention):
@@ -31,7 +31,7 @@ class BasedAttention(LinearizedAttention):
         self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, feature_dim: int = 16
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        check_positive_int("feature_dim", feature_dim)
+        check_at_least_one(feature_dim=feature_dim)
         self.feature_map = Taylor(head_dim, projected_dim=feature_dim, num_kv_heads=self.num_kv_heads)
 
     def extra_repr(self) -> str:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polysketch.attention.base import check_positive_int
 from polysketch.feature_maps import lecun_normal_
+from polysketch.ops.arguments import check_at_least_one
 
 _BIAS_RANGE = (3.0, 8.0)  # heads forget over about e^3 = 20 to e^8 = 3,000 tokens to begin with
 
@@ -22,7 +22,7 @@ class DecayGate(nn.Module):
 
     def __init__(self, hidden_size: int, num_kv_heads: int) -> None:
         super().__init__()
-        check_positive_int("hidden_size", hidden_size)
+        check_at_least_one(hidden_size=hidden_size)
         self.hidden_size = hidden_size
         self.weight = nn.Parameter(torch.empty(num_kv_heads, hidden_size))
         self.bias = nn.Parameter(torch.linspace(*_BIAS_RANGE, num_kv_heads))

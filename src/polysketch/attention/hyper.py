@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int
 from polysketch.attention.kept_tokens import AllTokensAttention
 from polysketch.feature_maps.random_sketch import draw_normal_
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.hyper import check_capping, check_hyperplanes, check_options
 
 
@@ -62,7 +62,7 @@ class HyperAttention(AllTokensAttention):
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_options(chunk_size, sample_size, min_length, sampling, seed)
-        check_positive_int("hash_bits", hash_bits)
+        check_at_least_one(hash_bits=hash_bits)
         self.chunk_size = chunk_size
         self.sample_size = sample_size
         self.min_length = min_length

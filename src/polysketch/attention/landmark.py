@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import Mechanism, check_positive_int
+from polysketch.attention.base import Mechanism
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.landmark import SAMPLE_RANGE
 
 
@@ -20,7 +21,7 @@ class LandmarkAttention(Mechanism):
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None, num_landmarks: int) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        check_positive_int("num_landmarks", num_landmarks)
+        check_at_least_one(num_landmarks=num_landmarks)
         self.num_landmarks = num_landmarks
 
     def forward(

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import check_even_degree, check_positive_int, head_norm
+from polysketch.attention.base import check_even_degree, head_norm
 from polysketch.attention.kept_tokens import RecentTokensAttention
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.ops.arguments import check_at_least_one
 
 _OFFSET = 1.0
 
@@ -41,7 +42,7 @@ class LocalAttention(RecentTokensAttention):
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_even_degree(degree)
-        check_positive_int("local_chunk", local_chunk)
+        check_at_least_one(local_chunk=local_chunk)
         self.degree, self.local_chunk = degree, local_chunk
         self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
@@ -61,8 +62,17 @@ class LocalAttention(RecentTokensAttention):
         opened: ops.OpenChunk | None = None,
     ) -> Tensor:
         """The formula, of normed queries and keys; without `causal`, all tokens of a chunk see one another."""
-        options = {"degree": self.degree, "chunk": self.local_chunk, "offset": _OFFSET}
-        return ops.local_attention(query, key, value, causal=causal, key_mask=key_mask, opened=opened, **options)
+        return ops.local_attention(
+            query,
+            key,
+            value,
+            degree=self.degree,
+            chunk=self.local_chunk,
+            offset=_OFFSET,
+            causal=causal,
+            key_mask=key_mask,
+            opened=opened,
+        )
 
     def attend_to_kept(self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens) -> Tensor:
         """One query a row over its chunk so far: the slots up to the token's own, for chunks start at slot 0."""
@@ -73,8 +83,9 @@ class LocalAttention(RecentTokensAttention):
         if bool((last < filled - 1).any()):
             in_chunk = (torch.arange(filled) <= last[:, None]).to(keys.device)
         keys, values = keys[:, :, :filled], values[:, :, :filled]
-        options = {"degree": self.degree, "offset": _OFFSET, "key_mask": in_chunk}
-        return ops.polynomial_attention(query.to(keys.dtype), keys, values, **options)
+        return ops.polynomial_attention(
+            query.to(keys.dtype), keys, values, degree=self.degree, offset=_OFFSET, key_mask=in_chunk
+        )
 
     def attend_after_kept(
         self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens, key_mask: Tensor | None

@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polysketch.attention.base import check_positive_int
 from polysketch.attention.token_convolution import cyclic
 from polysketch.feature_maps import lecun_normal_
+from polysketch.ops.arguments import check_at_least_one
 
 
 class OutputGate(nn.Linear):
@@ -21,7 +21,7 @@ class OutputGate(nn.Linear):
     """
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
-        check_positive_int("hidden_size", hidden_size)
+        check_at_least_one(hidden_size=hidden_size)
         super().__init__(hidden_size, num_heads * head_dim, bias=False)
         self.num_heads = num_heads
         lecun_normal_(self.weight, hidden_size)

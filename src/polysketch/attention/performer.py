@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.prefix_gain import mean_share
 from polysketch.feature_maps import PerformerFeatures
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.local_softmax import RemainingSums, local_softmax_attention
 
 
@@ -63,9 +63,9 @@ class PerformerAttention(LinearizedAttention):
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         if redraw_interval is not None:
-            check_positive_int("redraw_interval", redraw_interval)
+            check_at_least_one(redraw_interval=redraw_interval)
         if local_chunk is not None:
-            check_positive_int("local_chunk", local_chunk)
+            check_at_least_one(local_chunk=local_chunk)
             if kind != "softmax":
                 raise ValueError(f"local_chunk needs kind='softmax', whose exact weights are known, got kind={kind!r}")
         self.redraw_interval, self.local_chunk = redraw_interval, local_chunk

@@ -39,6 +39,7 @@ class PolarityAttention(ConvolvedAttention):
     """
 
     feature_map: PolarityFeatures
+    output_gate: OutputGate | None
     parts = 2
 
     def __init__(
@@ -55,8 +56,9 @@ class PolarityAttention(ConvolvedAttention):
         _check_gate(output_gate, hidden_size)
         super().__init__(num_heads, head_dim, num_kv_heads, convolution_size=convolution_size, grid=grid)
         self.feature_map = PolarityFeatures(head_dim, num_kv_heads=self.num_kv_heads)
-        gated = output_gate and hidden_size is not None
-        self.output_gate = OutputGate(hidden_size, num_heads, head_dim) if gated else None
+        self.output_gate = None
+        if output_gate and hidden_size is not None:
+            self.output_gate = OutputGate(hidden_size, num_heads, head_dim)
 
     @property
     def reads_hidden(self) -> bool:

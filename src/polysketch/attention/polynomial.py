@@ -35,13 +35,15 @@ class PolynomialAttention(AllTokensAttention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
         """The formula over a whole sequence, of normed queries and keys."""
-        options = {"degree": self.degree, "offset": _OFFSET, "causal": causal, "key_mask": key_mask}
-        return ops.polynomial_attention(query, key, value, **options)
+        return ops.polynomial_attention(
+            query, key, value, degree=self.degree, offset=_OFFSET, causal=causal, key_mask=key_mask
+        )
 
     def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
         """The formula from the last tokens, of normed queries and keys."""
-        options = {"degree": self.degree, "offset": _OFFSET, "key_mask": key_mask}
-        return ops.polynomial_attention_with_cache(query, keys, values, **options)
+        return ops.polynomial_attention_with_cache(
+            query, keys, values, degree=self.degree, offset=_OFFSET, key_mask=key_mask
+        )
 
     def extra_repr(self) -> str:
         """Sizes and options."""

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import check_even_degree, check_positive_int, head_norm
+from polysketch.attention.base import check_even_degree, head_norm
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
+from polysketch.ops.arguments import check_at_least_one
 
 _FEW_NUMBERS = 4096
 PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
@@ -234,7 +235,7 @@ def _check_options(
     if learned and projection != "gaussian":
         raise ValueError(f"projection={projection!r} is for the random sketch: it needs learned=False")
     if local_chunk is not None:
-        check_positive_int("local_chunk", local_chunk)
+        check_at_least_one(local_chunk=local_chunk)
     elif prefix_gain is not None:
         raise ValueError("prefix_gain needs a local part to share the mass with, got local_chunk=None")
     if decay_gate and hidden_size is None:

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int
 from polysketch.attention.heavy_state import HeavyState, Tokens
 from polysketch.attention.linearized import widened
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.feature_maps.random_sketch import draw_normal_
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes
 
 MAX_HASH_BITS = 16
@@ -282,8 +282,7 @@ def _line_codes(norm: nn.LayerNorm, x: Tensor, normed: Tensor, hyperplanes: Tens
 def _check_options(local_chunk: int, heavy_size: int, hash_bits: int) -> None:
     if local_chunk is None:
         raise ValueError("polysketch-heavy needs a local_chunk: heavy entries are candidates outside of it, got None")
-    check_positive_int("heavy_size", heavy_size)
-    check_positive_int("hash_bits", hash_bits)
+    check_at_least_one(heavy_size=heavy_size, hash_bits=hash_bits)
     if hash_bits > MAX_HASH_BITS:
         raise ValueError(
             f"hash_bits must be at most {MAX_HASH_BITS}, got {hash_bits}: decoding remembers {heavy_size} tokens for "

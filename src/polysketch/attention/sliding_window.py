@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int
 from polysketch.attention.kept_tokens import RecentTokensAttention
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.ops.arguments import check_at_least_one
 
 
 class SlidingWindowAttention(RecentTokensAttention):
@@ -25,7 +25,7 @@ class SlidingWindowAttention(RecentTokensAttention):
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, window: int = 1024) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        check_positive_int("window", window)
+        check_at_least_one(window=window)
         self.window = window
 
     @property

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int, head_norm
+from polysketch.attention.base import head_norm
 from polysketch.attention.kept_tokens import AllTokensAttention
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.feature_maps import SymmetricPowers
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.polynomial import check_coefficients
 
 _LARGEST_START = 50.0  # of learned coefficients, section 5.3: wider and narrower ranges did significantly worse there
@@ -89,13 +90,15 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
         """The quadratic form over a whole sequence, of normed queries and keys."""
-        options = {"offset": self.offset, "causal": causal, "key_mask": key_mask}
-        return ops.squared_polynomial_attention(query, key, value, self.coefficients, **options)
+        return ops.squared_polynomial_attention(
+            query, key, value, self.coefficients, offset=self.offset, causal=causal, key_mask=key_mask
+        )
 
     def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
         """The quadratic form from the last tokens, of normed queries and keys."""
-        options = {"offset": self.offset, "key_mask": key_mask}
-        return ops.squared_polynomial_attention_with_cache(query, keys, values, self.coefficients, **options)
+        return ops.squared_polynomial_attention_with_cache(
+            query, keys, values, self.coefficients, offset=self.offset, key_mask=key_mask
+        )
 
     def forward(
         self,
@@ -110,8 +113,8 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         """As `Mechanism.forward`; `hidden` is ignored."""
         if not self.linear:
             return super().forward(query, key, value, causal=causal, key_mask=key_mask)
-        wide, options = widened(value), {"causal": causal, "key_mask": key_mask}
-        return LinearizedAttention.forward(self, query, key, wide, **options).to(value.dtype)
+        output = LinearizedAttention.forward(self, query, key, widened(value), causal=causal, key_mask=key_mask)
+        return output.to(value.dtype)
 
     def init_state(
         self,
@@ -152,7 +155,7 @@ def _starting_coefficients(coefficients: int | Sequence[float], learned: bool) -
     if isinstance(coefficients, Sequence) and not isinstance(coefficients, str):
         check_coefficients(coefficients)
         return torch.tensor(coefficients, dtype=torch.float32)
-    check_positive_int("coefficients (where it is a degree)", coefficients)
+    check_at_least_one(**{"coefficients (where it is a degree)": coefficients})
     if learned:
         return torch.empty(coefficients + 1).uniform_(-_LARGEST_START, _LARGEST_START)
     return torch.ones(coefficients + 1)

@@ -5,9 +5,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polysketch.attention.base import check_positive_int, head_norm
+from polysketch.attention.base import head_norm
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.feature_maps import FeatureMap, Identity, SymmetricSquare
+from polysketch.ops.arguments import check_at_least_one
 
 _MAPS: dict[int, type[FeatureMap]] = {2: Identity, 4: SymmetricSquare}
 
@@ -37,7 +38,7 @@ class SymmetricPowerAttention(LinearizedAttention):
         self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, degree: Literal[2, 4] = 2
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        check_positive_int("degree", degree)
+        check_at_least_one(degree=degree)
         if degree not in _MAPS:
             raise ValueError(f"degree must be one of {', '.join(map(str, _MAPS))}, got {degree}")
         self.degree = degree

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import check_positive_int
+from polysketch.ops.arguments import check_at_least_one
 
 
 class TokenConvolution(nn.Module):
@@ -24,7 +24,7 @@ class TokenConvolution(nn.Module):
 
     def __init__(self, head_dim: int, size: int, grid: tuple[int, int] | None = None) -> None:
         super().__init__()
-        check_positive_int("convolution_size", size)
+        check_at_least_one(convolution_size=size)
         self.grid = None if grid is None else _checked_grid(grid)
         if self.grid is not None and size % 2 == 0:
             raise ValueError(f"convolution_size must be odd on a grid, so that a filter has a middle, got {size}")
@@ -84,6 +84,5 @@ def _checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     if not isinstance(grid, tuple | list) or len(grid) != 2:
         raise TypeError(f"grid must be (height, width) in tokens, got {grid!r}")
     height, width = grid
-    check_positive_int("grid height", height)
-    check_positive_int("grid width", width)
+    check_at_least_one(grid_height=height, grid_width=width)
     return height, width

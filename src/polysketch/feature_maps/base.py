@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from polysketch.ops.arguments import check_at_least_one
+
 SHARE = ("layer", "head")
 
 
@@ -66,20 +68,6 @@ class FeatureMap(nn.Module):
     def extra_repr(self) -> str:
         """The sizes every map has."""
         return f"head_dim={self.head_dim}, feature_dim={self.feature_dim}, power={self.power}, share={self.share!r}"
-
-
-def check_at_least_one(**sizes: int) -> None:
-    """Refuse a size that is not an integer of at least one.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: below one.
-    """
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{name} must be an integer, got {size!r}")
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def check_sketch_degree(degree: int, smallest: int) -> None:

@@ -5,8 +5,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one, check_sketch_degree
+from polysketch.feature_maps.base import FeatureMap, check_sketch_degree
 from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.learned_sketch import learned_sketch
 
 _EXPANSION = 8

@@ -5,7 +5,8 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one
+from polysketch.feature_maps.base import FeatureMap
+from polysketch.ops.arguments import check_at_least_one
 
 
 class LowRankSketch(FeatureMap):

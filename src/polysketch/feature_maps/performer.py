@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one
+from polysketch.feature_maps.base import FeatureMap
+from polysketch.ops.arguments import check_at_least_one
 
 _SOFTMAX_EPSILON = 1e-6
 _RELU_EPSILON = 1e-3

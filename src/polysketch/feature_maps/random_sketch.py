@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one, check_sketch_degree
+from polysketch.feature_maps.base import FeatureMap, check_sketch_degree
+from polysketch.ops.arguments import check_at_least_one
 
 
 class RandomSketch(FeatureMap):

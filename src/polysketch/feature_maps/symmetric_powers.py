@@ -7,7 +7,8 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one
+from polysketch.feature_maps.base import FeatureMap
+from polysketch.ops.arguments import check_at_least_one
 
 MAX_FEATURES = 2100
 

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one
+from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.feature_maps.packing import pack_square, packed_size
 from polysketch.feature_maps.projection import HeadProjection
+from polysketch.ops.arguments import check_at_least_one
 
 
 class Taylor(FeatureMap):

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from polysketch.feature_maps.base import FeatureMap, check_at_least_one
+from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.ops.arguments import check_at_least_one
 
 
 class TwoLayerNetwork(FeatureMap):

@@ -6,6 +6,7 @@ from typing import Any
 
 from polysketch.models.layers import check_layer, layer_names, layer_options
 from polysketch.nn import gated_width
+from polysketch.ops.arguments import check_at_least_one
 
 _SIZES = ("vocab_size", "num_layers", "hidden_size", "num_heads", "head_dim", "num_kv_heads", "feedforward_size")
 
@@ -21,7 +22,7 @@ class ModelConfig:
         num_heads: query heads of a layer.
         head_dim: width of a head, even; hidden_size / num_heads when None.
         num_kv_heads: key and value heads, a divisor of num_heads; num_heads when None.
-        attention: name of the mechanism, or of a layer without attention ("short-convolution", see `nn.MIXERS`); or a
+        attention: name of the mechanism, or of a layer without attention ("short-convolution"); or a
             pattern of names, repeated over the layers, whose length divides their number: ("based", "sliding-window")
             alternates.
         attention_options: options of the mechanism; with a pattern, the options of each mechanism under its name,
@@ -54,11 +55,10 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "hidden_size", "num_heads"):
-            _check_size(name, getattr(self, name))
+        given = ("vocab_size", "num_layers", "hidden_size", "num_heads")
+        check_at_least_one(**{name: getattr(self, name) for name in given})
         self._fill_sizes()
-        for name in _SIZES:
-            _check_size(name, getattr(self, name))
+        check_at_least_one(**{name: getattr(self, name) for name in _SIZES})
         self._check_heads()
         self._check_scalars()
         for name in ("attention", "attention_options", "rotary"):
@@ -140,13 +140,6 @@ class ModelConfig:
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
             self._set(name, float(value))
-
-
-def _check_size(name: str, size: Any) -> None:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{name} must be an integer, got {size!r}")
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def _frozen(value: Any) -> Any:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polysketch.models.config import ModelConfig
+from polysketch.nn import SHORT_CONVOLUTION
 
 _PAPER_VOCABULARY = 32_000
 
 # BASED (Arora et al., arXiv 2402.18668): three of five layers look back two tokens, one sees all, one a short window.
-_CONVOLUTION = "short-convolution"
+_CONVOLUTION = SHORT_CONVOLUTION
 _BASED_PATTERN = (_CONVOLUTION, "based", "sliding-window", _CONVOLUTION, _CONVOLUTION)
 # Rotary positions in the windows, none in the sums over all tokens, none at the input.
 _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}

@@ -4,13 +4,13 @@ from polysketch.nn.block import TransformerBlock
 from polysketch.nn.embedding import sinusoidal_positions
 from polysketch.nn.glu import GatedLinearUnit, gated_width
 from polysketch.nn.mixer import TokenMixer
-from polysketch.nn.mixers import MIXERS, build_mixer, check_mixer, mixer_class
+from polysketch.nn.mixers import SHORT_CONVOLUTION, build_mixer, check_mixer, mixer_class
 from polysketch.nn.multihead import MultiHeadAttention
 from polysketch.nn.rope import Rotation, apply_rotation, rotation_at
 from polysketch.nn.short_convolution import ShortConvolution, ShortConvolutionState
 
 __all__ = [
-    "MIXERS",
+    "SHORT_CONVOLUTION",
     "GatedLinearUnit",
     "MultiHeadAttention",
     "Rotation",

@@ -1,4 +1,4 @@
-"""Layers by name: every attention mechanism, and what may stand in the place of one."""
+"""Layers by name: attention by every mechanism, and the one that stands in its place in BASED's models."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -10,22 +10,22 @@ from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.multihead import MultiHeadAttention
 from polysketch.nn.short_convolution import ShortConvolution
 
-MIXERS: dict[str, type[ShortConvolution]] = {"short-convolution": ShortConvolution}
-"""Layers that mix tokens without attention; built from the width of the model and their options."""
+SHORT_CONVOLUTION = "short-convolution"
+"""The name of the layer without attention: `ShortConvolution`."""
 
 
 def mixer_class(name: str) -> type[Mechanism] | type[ShortConvolution]:
-    """The class whose constructor takes the options of the layer `name`: a mechanism's, or one of `MIXERS`.
+    """The class whose constructor takes the options of the layer `name`: a mechanism's, or `ShortConvolution`.
 
     Raises:
         ValueError: no such layer; the message lists them.
     """
-    if name in MIXERS:
-        return MIXERS[name]
+    if name == SHORT_CONVOLUTION:
+        return ShortConvolution
     if name not in attention.MECHANISMS:
         raise ValueError(
             f"unknown attention mechanism {name!r}; known mechanisms: {', '.join(sorted(attention.MECHANISMS))}; "
-            f"layers without attention: {', '.join(MIXERS)}"
+            f"layers without attention: {SHORT_CONVOLUTION}"
         )
     return attention.mechanism_class(name)
 
@@ -36,10 +36,9 @@ def check_mixer(name: str, options: Iterable[str]) -> None:
     Raises:
         ValueError: an unknown layer or option; the message lists those that exist.
     """
-    if name not in MIXERS:
-        mixer_class(name)
+    if mixer_class(name) is not ShortConvolution:
         return attention.check_options(name, options)
-    known = [option for option in inspect.signature(MIXERS[name]).parameters if option != "hidden_size"]
+    known = [option for option in inspect.signature(ShortConvolution).parameters if option != "hidden_size"]
     unknown = [option for option in options if option not in known]
     if unknown:
         raise ValueError(f"layer {name!r} has no option {', '.join(map(repr, unknown))}; it takes {', '.join(known)}")
@@ -55,22 +54,22 @@ def build_mixer(
     head_dim: int,
     num_kv_heads: int | None = None,
 ) -> TokenMixer:
-    """Make the layer called `name`: attention with its projections, or one of `MIXERS`.
+    """Make the layer called `name`: attention with its projections, or a short convolution.
 
     Args:
-        name: a key of `attention.MECHANISMS` or of `MIXERS`.
+        name: a key of `attention.MECHANISMS`, or `SHORT_CONVOLUTION`.
         options: constructor arguments of the mechanism or layer. A mechanism that takes `hidden_size`, because it may
             gate on the layer's input, is told it.
         hidden_size: width of input and output.
-        num_heads, head_dim, num_kv_heads: as for `attention.build`; layers without attention have no heads.
+        num_heads, head_dim, num_kv_heads: as for `attention.build`; a short convolution has no heads.
 
     Raises:
         ValueError: an unknown name or option (the message lists those that exist), or sizes that do not fit.
         TypeError: an option of another type.
     """
     check_mixer(name, options)
-    if name in MIXERS:
-        return MIXERS[name](hidden_size, **options)
+    if name == SHORT_CONVOLUTION:
+        return ShortConvolution(hidden_size, **options)
     width = {"hidden_size": hidden_size} if "hidden_size" in attention.option_names(name) else {}
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
     return MultiHeadAttention(hidden_size, attention.build(name, **{**sizes, **width, **options}))

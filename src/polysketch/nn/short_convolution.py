@@ -11,6 +11,7 @@ from polysketch.attention import advance_positions
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.rope import Rotation
+from polysketch.ops.arguments import check_at_least_one
 
 
 @dataclass
@@ -59,7 +60,7 @@ class ShortConvolution(TokenMixer):
         expansion: channels that are convolved, in multiples of hidden_size; 2 in BASED.
 
     Raises:
-        ValueError: a size below one.
+        TypeError, ValueError: a size that is no positive integer.
 
     Cost: (6 * expansion * hidden_size^2 + 2 * filter_size * expansion * hidden_size) operations a token; a state of
     (filter_size - 1) * expansion * hidden_size numbers.
@@ -69,8 +70,7 @@ class ShortConvolution(TokenMixer):
 
     def __init__(self, hidden_size: int, *, filter_size: int = 3, expansion: int = 2) -> None:
         super().__init__()
-        if filter_size < 1 or expansion < 1:
-            raise ValueError(f"filter_size and expansion must be at least 1, got {filter_size} and {expansion}")
+        check_at_least_one(filter_size=filter_size, expansion=expansion)
         width = expansion * hidden_size
         self.filter_size = filter_size
         self.input_gate = nn.Linear(hidden_size, 2 * width)

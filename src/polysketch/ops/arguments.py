@@ -1,4 +1,4 @@
-"""Checks of the tensors every attention op takes: one clear line with what was expected, what came, and why."""
+"""Checks of the tensors and sizes that are given: one clear line with what was expected, what came, and why."""
 
 import torch
 from torch import Tensor
@@ -48,6 +48,20 @@ def check_cache_lengths(query: Tensor, key: Tensor) -> None:
             f"attention with a cache expects at most as many queries as keys, got {query.shape[2]} queries and"
             f" {key.shape[2]} keys; the new keys and values must be appended to the cache before the call"
         )
+
+
+def check_at_least_one(**sizes: int) -> None:
+    """Refuse a size, given under its name, that is not an integer of at least one.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: below one.
+    """
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name} must be an integer, got {size!r}")
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
