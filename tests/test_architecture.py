@@ -8,6 +8,7 @@ import keyword
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,12 @@ def package_of(file: Path) -> str:
     return file.relative_to(SOURCE).parts[0] if file.parent != SOURCE else ""
 
 
+def module_of(file: Path) -> str:
+    """Its dotted name."""
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def absolute(node: ast.ImportFrom, file: Path) -> str:
     """The module that a `from ... import` names, without leading dots."""
     if node.level == 0:
@@ -148,6 +155,12 @@ def test_imports_follow_the_table_of_the_design(file):
     assert not forbidden or name_of(file) == "__main__.py"
 
 
+def test_the_parts_of_the_command_line_import_each_other_in_an_order():
+    """Also for type checkers: what two parts need of each other is a part of its own."""
+    imports = {module_of(file): set(imported_modules(file)) for file in (SOURCE / "cli").rglob("*.py")}
+    TopologicalSorter({module: found & imports.keys() - {module} for module, found in imports.items()}).prepare()
+
+
 @pytest.mark.parametrize("file", source_files(), ids=name_of)
 def test_third_party_libraries_are_imported_by_their_owners_only(file):
     """Whatever is not of the standard library, not torch and not numpy needs an owner."""
@@ -182,8 +195,7 @@ def modules_of_the_base_installation() -> list[str]:
             and file.name != "__main__.py"
             and not needs_triton
         ):
-            parts = file.relative_to(SOURCE.parent).with_suffix("").parts
-            modules.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+            modules.append(module_of(file))
     return modules
 
 

@@ -37,7 +37,7 @@ from polysketch.cli.benchmark.common import (
     use_threads,
     write_record,
 )
-from polysketch.cli.plots import check_folder, check_plot
+from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.integrations.replacement import attention_layers
 from polysketch.integrations.transformers_folder import read_model, tokens_of

@@ -26,7 +26,7 @@ from experiments.llops.vectors import Vectors, gaussian_vectors, model_vectors
 from experiments.study.command import run_command
 from polysketch.benchmarking.environment import environment
 from polysketch.cli.benchmark.common import Row, print_table, show_progress, use_threads, write_record
-from polysketch.cli.plots import check_folder, check_plot
+from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.training import load_model
 from polysketch.training.environment import resolve_device

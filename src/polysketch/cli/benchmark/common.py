@@ -15,7 +15,7 @@ import torch
 from polysketch.benchmarking import Workbench, measure_rates, record
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.cli.plots import check_folder, check_plot
+from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.training.environment import resolve_device, resolve_dtype
 
 Settings = TypeVar("Settings")

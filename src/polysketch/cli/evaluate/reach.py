@@ -1,16 +1,16 @@
 """`polysketch evaluate MODEL --contexts ... | --needle | --recall`: how far back a model reaches."""
 
 import math
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from polysketch.cli.evaluated_model import EvaluatedModel
-from polysketch.cli.evaluation_loss import remove_prefix, require_finite, show_progress
-from polysketch.cli.evaluation_plots import plot_contexts, plot_grid
-from polysketch.cli.lists import numbers
+from polysketch.cli.comma_separated import numbers
+from polysketch.cli.evaluate.evaluated_model import EvaluatedModel
+from polysketch.cli.evaluate.flags import EvaluateFlags
+from polysketch.cli.evaluate.plots import plot_contexts, plot_grid
+from polysketch.cli.evaluate.progress import share_done
 from polysketch.evaluation import (
     ContextLosses,
     NeedleResult,
@@ -21,13 +21,10 @@ from polysketch.evaluation import (
     recall_grid,
 )
 
-if TYPE_CHECKING:
-    from polysketch.cli.evaluate import EvaluateFlags
-
 __all__ = ["measure_contexts", "measure_needle", "measure_recall"]
 
 
-def measure_contexts(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[str, Any]:
+def measure_contexts(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """Perplexity against the length of the context: a table, a plot, the figures."""
     contexts = numbers(flags.contexts or "", "--contexts", least=1, kind=int)
     data = evaluated.open_data(flags.data)
@@ -40,9 +37,9 @@ def measure_contexts(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[
         batch_size=flags.batch_size,
         token_bytes=data.tokenizer.token_bytes(),
         max_tokens=flags.max_tokens,
-        on_progress=_progress(),
+        on_progress=share_done(),
     )
-    require_finite(max(result.loss), evaluated)
+    evaluated.require_finite(max(result.loss))
     _print_contexts(result, flags, evaluated)
     if flags.plot is not None:
         plot_contexts(result, flags.plot, title=f"{flags.run.name}, {flags.split}", trained=evaluated.context_length)
@@ -57,7 +54,7 @@ def measure_contexts(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[
     }
 
 
-def measure_needle(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[str, Any]:
+def measure_needle(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """Needle retrieval over lengths and depths: a table, a heat map, the figures."""
     lengths = numbers(flags.lengths, "--lengths", least=1, kind=int)
     depths = numbers(flags.depths, "--depths", least=0.0, kind=float)
@@ -73,7 +70,7 @@ def measure_needle(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[st
         batch_size=flags.batch_size,
         span=flags.span,
         seed=flags.seed,
-        on_progress=_progress(),
+        on_progress=share_done(),
     )
     _print_needle(result, evaluated)
     if flags.plot is not None:
@@ -87,7 +84,7 @@ def measure_needle(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[st
     return _head(evaluated, flags) | _figures(result)
 
 
-def measure_recall(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[str, Any]:
+def measure_recall(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """Multi-query associative recall over numbers of pairs and gaps: a table, a heat map, the figures."""
     pairs = numbers(flags.pairs, "--pairs", least=1, kind=int)
     gaps = numbers(flags.gaps, "--gaps", least=0, kind=int)
@@ -100,7 +97,7 @@ def measure_recall(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[st
         num_batches=math.ceil(flags.trials / batch_size),
         batch_size=batch_size,
         seed=flags.seed,
-        on_progress=_progress(),
+        on_progress=share_done(),
     )
     _print_recall(result, evaluated)
     if flags.plot is not None:
@@ -114,21 +111,17 @@ def measure_recall(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[st
     return _head(evaluated, flags) | _figures(result)
 
 
-def _prepare(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> None:
+def _prepare(evaluated: EvaluatedModel, flags: EvaluateFlags) -> None:
     """Check what all three share."""
     if min(flags.trials, flags.batch_size) < 1:
         raise ValueError(
             f"expected --trials and --batch-size of at least 1, found {flags.trials} and {flags.batch_size}"
         )
     if flags.without_prefix:
-        remove_prefix(evaluated)
+        evaluated.remove_prefix()
 
 
-def _progress() -> Callable[[int, int], None] | None:
-    return show_progress if sys.stderr.isatty() else None
-
-
-def _head(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[str, Any]:
+def _head(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """What all figures begin with."""
     return {"run": str(flags.run), "step": evaluated.step, "without_prefix": flags.without_prefix}
 
@@ -138,7 +131,7 @@ def _figures(result: NeedleResult | RecallResult) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(result).items()}
 
 
-def _print_contexts(result: ContextLosses, flags: "EvaluateFlags", evaluated: EvaluatedModel) -> None:
+def _print_contexts(result: ContextLosses, flags: EvaluateFlags, evaluated: EvaluatedModel) -> None:
     """A row for every context."""
     print(f"{evaluated.title}, {flags.split}, {result.num_tokens:,} tokens")
     print("   context  perplexity    loss  bits per byte  loss with half of the context at least")

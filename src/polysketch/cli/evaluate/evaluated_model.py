@@ -1,5 +1,6 @@
 """What `polysketch evaluate` measures: a model of ours or of transformers, its tokenizer and its text."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +8,14 @@ from typing import Any
 
 import torch
 
+from polysketch import training
 from polysketch.data import PreparedData, require_same_tokenizer
 from polysketch.data.tokenization.base import LOSSLESS_PROBE
-from polysketch.models import TransformerLM
+from polysketch.integrations.transformers_folder import is_transformers_folder, load_transformers
 from polysketch.training import RunDescription
+from polysketch.training.environment import resolve_device
 
-__all__ = ["EvaluatedModel", "open_transformers"]
+__all__ = ["EvaluatedModel", "open_model"]
 
 _PROBE = f"The quick brown fox jumps over 13 lazy dogs.\n\n{LOSSLESS_PROBE}"
 
@@ -41,23 +44,31 @@ class EvaluatedModel:
     description: RunDescription | None
     original: Any = None
 
-    @classmethod
-    def of_run(cls, path: Path, model: TransformerLM, description: RunDescription) -> "EvaluatedModel":
-        """The model of a training run."""
-        return cls(
-            path,
-            model,
-            description.tokenizer,
-            description.tokenizer.encode,
-            description.context_length,
-            description.step,
-            description,
-        )
-
     @property
     def title(self) -> str:
         """Its name and age, for a heading."""
         return str(self.path) if self.step is None else f"{self.path} at step {self.step}"
+
+    def remove_prefix(self) -> None:
+        """Switch the sketched prefix off.
+
+        Raises:
+            ValueError: a model of transformers, which has none to switch off here, or one without a prefix.
+        """
+        if self.original is not None:
+            raise ValueError(
+                f"--without-prefix: expected a model of polysketch, found one of transformers in {self.path}"
+            )
+        self.model.remove_prefix()
+
+    def require_finite(self, loss: float) -> None:
+        """Refuse a loss that is none.
+
+        Raises:
+            ValueError: NaN or infinity.
+        """
+        if not math.isfinite(loss):
+            raise ValueError(f"expected a finite loss, found {loss}: the weights of {self.path} are probably bad")
 
     def open_data(self, folder: Path | None) -> PreparedData:
         """The text in `folder`, or what the run was trained on, which may have moved since.
@@ -94,11 +105,30 @@ class EvaluatedModel:
         return data
 
 
-def open_transformers(path: Path, device: torch.device) -> EvaluatedModel:
+def open_model(path: Path, *, device: str, checkpoint: str) -> EvaluatedModel:
+    """Open the model of a training run, or of a folder of transformers.
+
+    Args:
+        path: the run's folder, or that of transformers.
+        device: where to compute: cpu, cuda, ...; auto takes a GPU where there is one.
+        checkpoint: of a run: latest, or a name.
+
+    Raises:
+        FileNotFoundError: no run and no model there, or no such checkpoint.
+        ValueError: damaged weights, or an unknown device.
+        ImportError: the extra `hf` is missing for a folder of transformers.
+    """
+    if is_transformers_folder(path):
+        return _open_transformers(path, resolve_device(device))
+    model, description = training.load_model(path, device=resolve_device(device), checkpoint=checkpoint)
+    tokenizer, context = description.tokenizer, description.context_length
+    return EvaluatedModel(path, model, tokenizer, tokenizer.encode, context, description.step, description)
+
+
+def _open_transformers(path: Path, device: torch.device) -> EvaluatedModel:
     """The model of a folder of transformers; one of ours is taken out of its shell."""
     from polysketch.integrations.huggingface import PolysketchForCausalLM
     from polysketch.integrations.language_model import HuggingFaceLM
-    from polysketch.integrations.transformers_folder import load_transformers
 
     original, tokenizer = load_transformers(path, device=device)
 

@@ -1,22 +1,12 @@
-"""`polysketch evaluate MODEL`: how well a model predicts held-out text, answers tasks, and uses what is far away."""
+"""The flags of `polysketch evaluate`."""
 
-import json
-import os
-import platform
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from polysketch.cli.plots import check_folder, check_plot
-
-if TYPE_CHECKING:
-    from polysketch.cli.evaluated_model import EvaluatedModel
-
-__all__ = ["EvaluateFlags", "run"]
+__all__ = ["EvaluateFlags"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,83 +92,3 @@ class EvaluateFlags(ReachFlags, TaskFlags, TextFlags):
     text. Every token but the first is predicted once, from those before it in its window of --context tokens. The
     context may be longer than the one used in training: memory does not grow with it.
     """
-
-
-def run(flags: EvaluateFlags) -> int:
-    """Evaluate as the flags say, print the figures, and return the exit status."""
-    if not flags.download:  # before anything is imported that asks the Hub
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-    measure = _measurement(flags)
-    check_plot(flags.plot)
-    check_folder(flags.out, "--out")
-    figures = measure(_open(flags), flags)
-    if flags.out is not None:
-        report = {"figures": figures, "settings": _settings(flags), "versions": _versions()}
-        flags.out.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        print(f"figures: {flags.out}")
-    if flags.json:
-        print(json.dumps(figures, allow_nan=False))
-    return 0
-
-
-def _measurement(flags: EvaluateFlags) -> Callable[["EvaluatedModel", EvaluateFlags], dict[str, Any]]:
-    """What was asked for, loaded when it is."""
-    asked = {
-        "--tasks": flags.tasks is not None,
-        "--contexts": flags.contexts is not None,
-        "--needle": flags.needle,
-        "--recall": flags.recall,
-    }
-    chosen = [name for name, wanted in asked.items() if wanted]
-    if len(chosen) > 1:
-        raise ValueError(f"expected one of {', '.join(asked)} at a time, found {' and '.join(chosen)}")
-    if chosen == ["--tasks"]:
-        if flags.plot is not None:
-            raise ValueError("expected no --plot with --tasks, found one: figures of tasks are a table")
-        from polysketch.cli.evaluation_tasks import measure_tasks
-
-        return measure_tasks
-    if chosen:
-        from polysketch.cli import evaluation_reach
-
-        return {
-            "--contexts": evaluation_reach.measure_contexts,
-            "--needle": evaluation_reach.measure_needle,
-            "--recall": evaluation_reach.measure_recall,
-        }[chosen[0]]
-    from polysketch.cli.evaluation_loss import measure_loss
-
-    return measure_loss
-
-
-def _open(flags: EvaluateFlags) -> "EvaluatedModel":
-    """The model of a run or of a folder of transformers."""
-    from polysketch.cli.evaluated_model import EvaluatedModel, open_transformers
-    from polysketch.integrations.transformers_folder import is_transformers_folder
-    from polysketch.training import load_model
-    from polysketch.training.environment import resolve_device
-
-    device = resolve_device(flags.device)
-    if is_transformers_folder(flags.run):
-        return open_transformers(flags.run, device)
-    model, description = load_model(flags.run, device=device, checkpoint=flags.checkpoint)
-    return EvaluatedModel.of_run(flags.run, model, description)
-
-
-def _settings(flags: EvaluateFlags) -> dict[str, Any]:
-    """The flags, for a reader of the figures."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(flags).items()}
-
-
-def _versions() -> dict[str, str]:
-    """What the figures may depend on."""
-    import torch
-
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("polysketch", "transformers", "lm_eval", "datasets", "tokenizers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

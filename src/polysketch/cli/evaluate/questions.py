@@ -6,18 +6,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polysketch.cli.evaluated_model import EvaluatedModel
-from polysketch.cli.evaluation_loss import remove_prefix
-from polysketch.cli.lists import numbers
+from polysketch.cli.comma_separated import numbers
+from polysketch.cli.evaluate.evaluated_model import EvaluatedModel
+from polysketch.cli.evaluate.flags import EvaluateFlags
 
 if TYPE_CHECKING:
-    from polysketch.cli.evaluate import EvaluateFlags
     from polysketch.integrations.lm_eval import TaskFigure
 
 __all__ = ["measure_tasks"]
 
 
-def measure_tasks(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[str, Any]:
+def measure_tasks(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """Run the tasks, print a table, and return the figures.
 
     Raises:
@@ -33,7 +32,7 @@ def measure_tasks(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> dict[str
         raise ValueError("--tasks: expected names with commas between, found none")
     tasks = load_tasks(names, _folders(flags.task_data), download=flags.download)
     if flags.without_prefix:
-        remove_prefix(evaluated)
+        evaluated.remove_prefix()
     model = _adapter(evaluated, flags)
     _say_what_is_read(evaluated, model)
     figures = evaluate_tasks(model, tasks, shots=shots, limit=flags.limit, seed=flags.seed)
@@ -60,7 +59,7 @@ def _folders(given: Path | None) -> list[Path]:
     return [Path(outside) / "eval"] if outside else []
 
 
-def _adapter(evaluated: EvaluatedModel, flags: "EvaluateFlags") -> Any:
+def _adapter(evaluated: EvaluatedModel, flags: EvaluateFlags) -> Any:
     """Our class for our models, and lm_eval's own for those of transformers."""
     if evaluated.original is None:
         from polysketch.integrations.lm_eval import PolysketchLM

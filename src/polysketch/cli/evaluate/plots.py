@@ -1,16 +1,31 @@
-"""Plots of how far a model reaches."""
+"""Plots of what `polysketch evaluate` measures."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from polysketch.evaluation import ContextLosses
+from polysketch.evaluation import ContextLosses, Evaluation
 
-__all__ = ["plot_contexts", "plot_grid"]
+__all__ = ["plot_contexts", "plot_grid", "plot_loss_by_position"]
 
 _DARK = 0.55
 """Shares above this have a dark background, on which figures are white."""
+
+
+def plot_loss_by_position(result: Evaluation, file: Path, *, title: str) -> None:
+    """Write a plot of the mean loss of every bucket against the position in the context, on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.stairs(result.loss_by_position, result.position_edges, baseline=None, linewidth=2)
+    axes.set_xscale("symlog", base=2, linthresh=max(1, int(result.position_edges[1])))
+    axes.set_xlim(0, int(result.position_edges[-1]))
+    axes.set_xticks(result.position_edges, [f"{edge:,}" for edge in result.position_edges.tolist()], rotation=45)
+    axes.set(xlabel="position in the context (tokens)", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.3)
+    _save(figure, file)
 
 
 def plot_contexts(result: ContextLosses, file: Path, *, title: str, trained: int | None) -> None:

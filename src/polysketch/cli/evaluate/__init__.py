@@ -1,0 +1,86 @@
+"""`polysketch evaluate MODEL`: how well a model predicts held-out text, answers tasks, and uses what is far away."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from polysketch.cli.evaluate.flags import EvaluateFlags
+from polysketch.cli.output_files import check_folder, check_plot
+
+__all__ = ["EvaluateFlags", "run"]
+
+
+def run(flags: EvaluateFlags) -> int:
+    """Evaluate as the flags say, print the figures, and return the exit status."""
+    if not flags.download:  # before anything is imported that asks the Hub
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    asked = _asked(flags)
+    check_plot(flags.plot)
+    check_folder(flags.out, "--out")
+    figures = _measure(asked, flags)
+    if flags.out is not None:
+        report = {"figures": figures, "settings": _settings(flags), "versions": _versions()}
+        flags.out.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        print(f"figures: {flags.out}")
+    if flags.json:
+        print(json.dumps(figures, allow_nan=False))
+    return 0
+
+
+def _asked(flags: EvaluateFlags) -> str | None:
+    """The flag that says what to measure; None for the loss on held-out text.
+
+    Raises:
+        ValueError: several of them, or a plot of what has none.
+    """
+    wanted = {
+        "--tasks": flags.tasks is not None,
+        "--contexts": flags.contexts is not None,
+        "--needle": flags.needle,
+        "--recall": flags.recall,
+    }
+    chosen = [flag for flag, given in wanted.items() if given]
+    if len(chosen) > 1:
+        raise ValueError(f"expected one of {', '.join(wanted)} at a time, found {' and '.join(chosen)}")
+    if chosen == ["--tasks"] and flags.plot is not None:
+        raise ValueError("expected no --plot with --tasks, found one: figures of tasks are a table")
+    return chosen[0] if chosen else None
+
+
+def _measure(asked: str | None, flags: EvaluateFlags) -> dict[str, Any]:
+    """Load what measures that, then the model; measure and print."""
+    from polysketch.cli.evaluate.evaluated_model import open_model
+    from polysketch.cli.evaluate.held_out import measure_loss
+    from polysketch.cli.evaluate.questions import measure_tasks
+    from polysketch.cli.evaluate.reach import measure_contexts, measure_needle, measure_recall
+
+    measures = {
+        None: measure_loss,
+        "--tasks": measure_tasks,
+        "--contexts": measure_contexts,
+        "--needle": measure_needle,
+        "--recall": measure_recall,
+    }
+    return measures[asked](open_model(flags.run, device=flags.device, checkpoint=flags.checkpoint), flags)
+
+
+def _settings(flags: EvaluateFlags) -> dict[str, Any]:
+    """The flags, for a reader of the figures."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(flags).items()}
+
+
+def _versions() -> dict[str, str]:
+    """What the figures may depend on."""
+    import torch
+
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("polysketch", "transformers", "lm_eval", "datasets", "tokenizers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
