@@ -293,7 +293,7 @@ def test_positions_do_not_drown_the_embedded_tokens():
 
 @pytest.mark.parametrize("name", [*sorted(CAUSAL), "convolution"])
 def test_a_training_step_compiles_as_one_graph_and_gives_the_same(name: str):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, ids = build(name, num_layers=1), tokens()
     expected = model.loss(ids)
     expected_grads = torch.autograd.grad(expected, list(model.parameters()))

@@ -77,7 +77,7 @@ def test_without_tangents_nothing_changes_in_forward_mode_or_compiled():
     _, tangent = torch.func.jvp(lambda y: y * scaled(x.detach(), [factor]), (factor,), (factor,))
     torch.testing.assert_close(tangent, x.detach() * factor * factor)
     assert torch.equal(torch.autograd.grad(scaled(x, [factor, factor]).sum(), x)[0], factor * factor)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(lambda x: scaled(x, [factor]), backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x), x * factor)
 

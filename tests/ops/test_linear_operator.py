@@ -34,7 +34,7 @@ def test_opcheck_passes(case, backend):
 
 
 def test_compiles_without_a_graph_break_and_computes_the_same():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     case = replace(LOCAL, dtype=torch.float32)
     tensors = make(case)
 
@@ -55,7 +55,7 @@ def test_compiles_without_a_graph_break_and_computes_the_same():
 
 
 def test_compiles_with_a_mask_and_a_state():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     case = replace(LOCAL, batch=2, padded=True, dtype=torch.float32)
     tensors, state = make(case), run(case, make(case, 21), return_state=True).state
 

@@ -210,11 +210,10 @@ def no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for function in (library, build._reason):
-        function.cache_clear()
+    monkeypatch.setattr(build, "_found", [])
+    library.cache_clear()
     yield
-    for function in (library, build._reason):
-        function.cache_clear()
+    library.cache_clear()
 
 
 def test_without_a_compiler_auto_takes_another_backend_and_asking_says_why(no_compiler):

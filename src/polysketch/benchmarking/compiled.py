@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from polysketch.ops.custom_op import OPERATORS
 from polysketch.ops.triton.ahead_of_time import SHARED_MEMORY, Compiled, compiling
 
 __all__ = ["compile_call", "complaints", "inside_operators", "shared_memory_limit"]
@@ -58,8 +58,8 @@ class _OperatorsInside(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 0
-        definition = OPDEFS.get(func._schema.name) if func.namespace == "polysketch" else None
-        inside: Callable[..., Any] = func if definition is None else definition._init_fn
+        operator = OPERATORS.get(func.name())
+        inside: Callable[..., Any] = func if operator is None else operator.compute
         with torch.no_grad():
             return inside(*args, **(kwargs or {}))
 

@@ -5,20 +5,31 @@ under `torch.func.jvp`, it computes with the number and leaves the tangent out: 
 function. PyTorch's operators raise there, and so do these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+try:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
+except ImportError:  # not public; without it no operator's call is spared
+    current_mode = None
+
 
 class Operator:
-    """An operator, called with its arguments in order."""
+    """An operator, called with its arguments in order.
 
-    def __init__(self, name: str, compute: Callable[..., Any]) -> None:
-        definition: Any = torch.library.custom_op(name, mutates_args=())(compute)
-        self.name = name
+    Attributes:
+        name: "polysketch::" and the operator's.
+        compute: what it computes with, a plain function.
+    """
+
+    def __init__(self, name: str, compute: Callable[..., Any], mutates_args: Sequence[str] = ()) -> None:
+        definition: Any = torch.library.custom_op(name, mutates_args=mutates_args)(compute)
+        self.name, self.compute = name, compute
+        OPERATORS[name] = self
         self.register_fake = definition.register_fake
         self.register_autograd = definition.register_autograd
         self._definition = definition
@@ -26,6 +37,10 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         refuse_tangents(self.name, *arguments)
         return self._definition(*arguments)
+
+
+OPERATORS: dict[str, Operator] = {}
+"""Every operator of ours whose module is imported, by name."""
 
 
 def custom_op(name: str) -> Callable[[Callable[..., Any]], Operator]:
@@ -54,3 +69,13 @@ def refuse_tangents(name: str, *arguments: Any) -> None:
                 )
         elif isinstance(argument, list | tuple):
             refuse_tangents(name, *argument)
+
+
+def nothing_looks_on(x: Tensor) -> bool:
+    """Whether there is neither a gradient to take nor a tool that traces or counts.
+
+    An operator's call, which takes as long as a small computation, can then be spared.
+    """
+    if current_mode is None or type(x) is not Tensor or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return current_mode() is None and not torch.is_autocast_enabled(x.device.type)

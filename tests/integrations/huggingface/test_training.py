@@ -145,7 +145,7 @@ class TestCompile:
     @staticmethod
     def check(kind: str, backend: str) -> None:
         """Compare loss and gradients with those of the plain pass."""
-        torch._dynamo.reset()
+        torch.compiler.reset()
         ids = counting(2, LENGTH, torch.Generator().manual_seed(0))
         plain, model = fresh(kind).train(), fresh(kind).train()
         compiled = torch.compile(model, backend=backend, fullgraph=True)

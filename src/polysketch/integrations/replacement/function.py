@@ -163,12 +163,23 @@ def _check_packed(mask: DeferredMask, options: Mapping[str, Any]) -> None:
         positions = options.get("position_ids")
         if positions is not None and positions.shape[-1] > 1 and not mask.knows_padding:
             steps = positions.diff(dim=-1) == 1
-            torch._assert_async(steps.all(), "packed sequences cannot be honoured by replaced attention")
+            assert_true(steps.all(), "packed sequences cannot be honoured by replaced attention")
     elif not mask.is_plain:
         raise ValueError(
             "position_ids start again within a row, as in packed sequences, or the model adds a mask of its own: a"
             " replaced layer would let the sequences see one another. Pass them as rows of a batch, with attention_mask"
         )
+
+
+def assert_true(condition: Tensor, message: str) -> None:
+    """Raise RuntimeError where the condition is false, in a compiled graph without waiting for the device.
+
+    PyTorch's own assertion is not public. Without it the host waits, and a compiled graph breaks here.
+    """
+    if hasattr(torch, "_assert_async"):
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise RuntimeError(message)
 
 
 def _check_window(

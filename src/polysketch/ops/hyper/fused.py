@@ -1,16 +1,37 @@
 """Attention with the log of its sums by PyTorch's fused CPU kernel, which its public function keeps to itself."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_NAME = "_scaled_dot_product_flash_attention_for_cpu"  # in every PyTorch that we support, though not documented
+from polysketch.ops.hyper.plain import plain_attention, plain_attention_backward
+
+_NAME = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def can_fuse(query: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> bool:
     """Whether the kernel is there for such tensors; it takes a bias or is causal, not both, and wants values."""
     fits = value.shape[-1] > 0 and (bias is None or not causal)
-    return query.device.type == "cpu" and fits and hasattr(torch.ops.aten, _NAME)
+    return query.device.type == "cpu" and fits and kernel_agrees()
+
+
+@cache
+def kernel_agrees() -> bool:
+    """Whether the kernel is there and gives on a few numbers what products give: it is not public, and may change."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, grad = (torch.randn(1, 2, rows, 4, generator=generator) for rows in (3, 5, 5, 3))
+    bias = torch.tensor([[0.0, -torch.inf, 1.0, -1.0, 0.0], [-torch.inf] * 5])[None]
+    try:
+        found = fused_attention(query, key, value, bias, False, 0.5)
+        grads = fused_attention_backward(grad, grad[..., 0], query, key, value, bias, *found, False, 0.5)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    expected = plain_attention(query, key, value, bias, 0.5)
+    wanted = plain_attention_backward(grad, grad[..., 0], query, key, value, bias, *expected, 0.5)
+    pairs = zip((*found, *grads), (*expected, *wanted), strict=True)
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs)
 
 
 def fused_attention(

@@ -62,7 +62,8 @@ def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> lis
     run_in_parallel(work, [[(thread, share)] for thread, share in enumerate(shares)])
     summed = totals[0]
     for others in totals[1:]:
-        torch._foreach_add_(summed, others)
+        for total, other in zip(summed, others, strict=True):
+            total.add_(other)
     return [grad_x, *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
-from polysketch.ops.custom_op import custom_op, refuse_tangents
+from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.learned_sketch import chunked, native, triton
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
 
@@ -42,16 +41,9 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
     """
     picked = learned_sketch_backend(x, backend)
     refuse_tangents("learned_sketch", x, weights)
-    if _nothing_looks_on(x):
+    if nothing_looks_on(x):
         return BACKENDS[picked][0](x, weights, leaves)
     return learned_sketch_operator(x, weights, leaves, picked)
-
-
-def _nothing_looks_on(x: Tensor) -> bool:
-    """Whether there is neither a gradient to take nor a tool that traces or counts: then an operator's call, which
-    takes as long as the networks of one token, can be spared."""
-    plain = type(x) is Tensor and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return plain and _get_current_dispatch_mode() is None and not torch.is_autocast_enabled(x.device.type)
 
 
 def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:

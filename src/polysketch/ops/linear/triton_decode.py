@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.custom_op import Operator
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import LocalPolynomial
 from polysketch.ops.triton import configuration, launch, precision, why_not
@@ -133,7 +134,7 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32" if dtype == torch.bfloat16 else precision(dtype)
 
 
-linear_attention_extend_operator = torch.library.custom_op(
+linear_attention_extend_operator = Operator(
     "polysketch::linear_attention_extend",
     _extend_one,
     mutates_args=(

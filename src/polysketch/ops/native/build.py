@@ -44,15 +44,20 @@ def library() -> ctypes.CDLL:
 
 def why_unavailable() -> str | None:
     """Why the native programs cannot run here; None where they can. The first question compiles them."""
-    return _reason()
+    if not _found:
+        _found.append(_reason())
+    return _found[0]
 
 
 # What torch.compiler.assume_constant_result does, which would import all of the compiler for it: torch.compile asks
-# once, while it traces, and does not trace into subprocesses.
+# once, while it traces, and does not trace into subprocesses. A PyTorch that does not know the mark breaks the graph
+# here, unless the answer has been found before.
 why_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@cache
+_found: list[str | None] = []
+
+
 def _reason() -> str | None:
     try:
         ctypes.CDLL(str(compiled(_SOURCE, _folder())))
