@@ -19,7 +19,7 @@ from polysketch.conversion.folder import ConversionFolder, claim, write_report
 from polysketch.conversion.loop import ConversionLoop
 from polysketch.conversion.report import build_report, plot_report
 from polysketch.data import PreparedData, load_tokenizer
-from polysketch.data.tokenization.files import FILES_OF_FOLDERS, PAIRS
+from polysketch.data.tokenization.loading import FILES_OF_FOLDERS, PAIRS
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
 from polysketch.integrations.transformers_folder import read_model
 from polysketch.storage import FolderLock, disk

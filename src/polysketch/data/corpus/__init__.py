@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from polysketch.data.corpus.document import Document, ReadOptions, decoded
-from polysketch.data.corpus.files import SourceFile, source_files
 from polysketch.data.corpus.hub import NamedDataset, named_dataset, read_dataset
 from polysketch.data.corpus.readers import RawDocument, read_file, read_text
 from polysketch.data.corpus.recipes import RECIPES, Recipe
 from polysketch.data.corpus.selection import Selection
+from polysketch.data.corpus.source_files import SourceFile, source_files
 from polysketch.data.splits import SplitRule, SplitTable
 
 Part = SourceFile | NamedDataset

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from polysketch.data.compressed import open_bytes, plain_name
 from polysketch.data.corpus.document import ReadOptions, decoded, text_of_row
 from polysketch.extras import require
 
@@ -77,8 +75,8 @@ def reader_of(path: Path) -> Reader | None:
 
     A ``.gz`` file without a further suffix is taken for text.
     """
-    inner = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    if inner is not path and not inner.suffix:
+    inner = Path(plain_name(path))
+    if inner.name != path.name and not inner.suffix:
         return read_text
     return READERS.get(inner.suffix.lower())
 
@@ -90,20 +88,8 @@ def read_file(path: Path, reader: Reader, options: ReadOptions) -> Iterator[RawD
         FileNotFoundError, PermissionError: The file cannot be opened.
         ValueError: It is damaged or does not hold what its suffix says.
     """
-    with _damage_named(path), _open(path) as file:
+    with open_bytes(path) as file:
         yield from reader(file, str(path), options)
-
-
-def _open(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"expected a whole gzip file, found a truncated or damaged one: {path}: {error}") from error
 
 
 def _parsed(line: str, place: str) -> dict:

@@ -17,8 +17,8 @@ from pathlib import Path
 from polysketch.data.tokenization.base import TokenizerLike, require_same_tokenizer
 from polysketch.data.tokenization.bpe import BpeTokenizer
 from polysketch.data.tokenization.byte_values import BytesTokenizer
-from polysketch.data.tokenization.files import TOKENIZERS, described_tokenizer, load_tokenizer
 from polysketch.data.tokenization.json_file import JsonTokenizer
+from polysketch.data.tokenization.loading import TOKENIZERS, described_tokenizer, load_tokenizer
 from polysketch.data.tokenization.sentence_pieces import SentencePieceTokenizer
 
 # Several times the largest in use. Far more than this, and the libraries end the process when memory runs out.

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from polysketch.data.compressed import read_bytes
+from polysketch.data.tokenization.decoders import byte_alphabet, is_byte_level
+from polysketch.data.tokenization.end_of_text import END_OF_TEXT
 from polysketch.data.tokenization.json_file import JsonTokenizer, description_of
-from polysketch.data.tokenization.pieces import byte_alphabet, is_byte_level
-from polysketch.data.tokenization.reading import read_bytes
 from polysketch.extras import require
 
-END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
 
 

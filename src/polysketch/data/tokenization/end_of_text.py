@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# What tokenizers call the token that ends a document. Ends of a turn or of a sentence pair are something else.
-USUAL_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+# What tokenizers that are trained here call the token that ends a document.
+END_OF_TEXT = "<|endoftext|>"
+# What others call it. Ends of a turn or of a sentence pair are something else.
+USUAL_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 # Files of a transformers model folder that name it, the more specific first, and under which key.
 DECLARING_FILES = {
     "tokenizer_config.json": "eos_token",

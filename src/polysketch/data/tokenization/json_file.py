@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from polysketch.data.compressed import read_bytes
 from polysketch.data.tokenization.base import TokenizerLike, check_unicode
+from polysketch.data.tokenization.decoders import pieces_of
 from polysketch.data.tokenization.end_of_text import choose_end_of_text, usual_end_of_text
-from polysketch.data.tokenization.pieces import pieces_of
-from polysketch.data.tokenization.reading import read_bytes
 from polysketch.extras import require
 
 

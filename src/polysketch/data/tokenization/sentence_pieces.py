@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from polysketch.data.compressed import read_bytes
 from polysketch.data.tokenization.base import TokenizerLike, check_unicode
-from polysketch.data.tokenization.reading import read_bytes
+from polysketch.data.tokenization.end_of_text import END_OF_TEXT
 from polysketch.extras import require
 
 SPACE_MARK = "\u2581"
-END_OF_TEXT = "<|endoftext|>"
 # 256 byte pieces, the unknown piece, the end of text, and room for at least a few pieces.
 SMALLEST_VOCABULARY = 300
 # The library skips sentences longer than its limit of 4192 bytes without an error, so longer lines are cut.

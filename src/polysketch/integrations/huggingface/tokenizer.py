@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from polysketch.data import TokenizerLike
 from polysketch.data.tokenization import BpeTokenizer, BytesTokenizer, JsonTokenizer, SentencePieceTokenizer
 from polysketch.data.tokenization.base import LOSSLESS_PROBE
-from polysketch.data.tokenization.bpe import END_OF_TEXT, byte_alphabet
+from polysketch.data.tokenization.decoders import byte_alphabet
+from polysketch.data.tokenization.end_of_text import END_OF_TEXT
 from polysketch.data.tokenization.sentence_pieces import SPACE_MARK
 
 PROBES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polysketch.data.compressed import plain_name, read_bytes
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, TokenizerDescription
 from polysketch.data.tokenization.base import TokenizerLike
 from polysketch.data.tokenization.bpe import BpeTokenizer, describes_byte_level_bpe
 from polysketch.data.tokenization.byte_values import BytesTokenizer
 from polysketch.data.tokenization.end_of_text import declared_end_of_text
 from polysketch.data.tokenization.json_file import JsonTokenizer, description_of
-from polysketch.data.tokenization.reading import plain_name, read_bytes
 from polysketch.data.tokenization.sentence_pieces import SentencePieceTokenizer
 
 TOKENIZERS: dict[str, type[TokenizerLike]] = {
