@@ -1,4 +1,4 @@
-"""The same model has the same figures here and in lm_eval's own class for models of transformers, digit for digit."""
+"""A model of ours has the figures of lm_eval's own class for models of transformers, digit for digit."""
 
 import json
 
@@ -8,7 +8,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from polysketch.integrations.huggingface import PolysketchForCausalLM
-from polysketch.integrations.language_model import HuggingFaceLM
 from polysketch.integrations.lm_eval import PolysketchLM, evaluate_tasks, load_tasks
 from polysketch.models import ModelConfig, TransformerLM
 
@@ -28,17 +27,15 @@ def transformer(tokenizer) -> TransformerLM:
     return model
 
 
-@pytest.fixture(params=["llama", "transformer"])
-def pair(request, tokenizer, fast_tokenizer):
+@pytest.fixture(params=["own tokenizer", "tokenizer of transformers"])
+def pair(request, transformer, tokenizer, fast_tokenizer):
     """(the model in our class, the same in lm_eval's own)."""
-    model = request.getfixturevalue(request.param)
     settings = {"max_length": MAX_LENGTH, "batch_size": 5}
-    if request.param == "llama":
-        ours, theirs = PolysketchLM(HuggingFaceLM(model), tokenizer=fast_tokenizer, **settings), model
-    else:
-        ours = PolysketchLM(model, tokenizer=tokenizer, **settings)
-        theirs = PolysketchForCausalLM.from_transformer(model)
-    return ours, HFLM(pretrained=theirs, tokenizer=fast_tokenizer, backend="causal", **settings)
+    ours = PolysketchLM(
+        transformer, tokenizer=tokenizer if request.param == "own tokenizer" else fast_tokenizer, **settings
+    )
+    wrapped = PolysketchForCausalLM.from_transformer(transformer)
+    return ours, HFLM(pretrained=wrapped, tokenizer=fast_tokenizer, backend="causal", **settings)
 
 
 def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
@@ -94,7 +91,7 @@ def test_greedy_answers_and_answers_of_one_token_are_equal(pair):
     said = context.copy()
     for _ in range(4):
         with torch.no_grad():
-            said.append(int(ours.model(torch.tensor([said]))[0, -1].argmax()))
+            said.append(int(ours.model.inner(torch.tensor([said]))[0, -1].argmax()))
     asked = [(("", ""), context, said[len(context) :])]
     asked += [(("", ""), context, [token]) for token in (7, said[len(context)], 9)]
     asked += [(("", ""), context * 20, [3, 4, 5]), (("", ""), context[:2], [*said[len(context) :], 1])]
@@ -143,3 +140,32 @@ def test_generated_answers_are_equal(transformer, tokenizer, fast_tokenizer):
     assert found == expected
     assert stop not in "".join(found)
     assert len(found[1]) < len(free[1])
+
+
+def test_logits_are_held_where_something_is_scored_and_nowhere_else(pair, monkeypatch):
+    """The context of 90 tokens has none; inputs that several answers share are read once."""
+    ours, _ = pair
+    read, logits = [], []
+    inner = ours.model.inner
+    hidden_states, over_vocabulary = inner.hidden_states, inner.logits
+    monkeypatch.setattr(inner, "hidden_states", lambda ids: (read.append(tuple(ids.shape)), hidden_states(ids))[1])
+    monkeypatch.setattr(inner, "logits", lambda x: (logits.append(x.shape[:2].numel()), over_vocabulary(x))[1])
+    context = list(range(10, 90))
+    ours._loglikelihood_tokens([(None, context, [answer]) for answer in (3, 4, 5)], disable_tqdm=True)
+    assert read == [(1, 80)]
+    assert logits == [1, 1, 1]
+
+
+def test_more_to_generate_than_there_is_room_for_is_refused(pair):
+    """Before anything is generated, with what to change."""
+    ours, _ = pair
+    asked = requests("generate_until", [("He", {"until": ["."], "max_gen_toks": MAX_LENGTH})])
+    with pytest.raises(ValueError, match=r"beside 96 generated tokens, found a model that reads 96: allow it a longer"):
+        ours.generate_until(asked, True)
+
+
+def test_more_to_score_than_may_be_read_is_refused(pair):
+    """In one line, as other mistakes; lm_eval's own class asserts."""
+    ours, _ = pair
+    with pytest.raises(ValueError, match=r"expected at most 96 tokens to score, found .*: allow the model longer"):
+        ours.loglikelihood(requests("loglikelihood", [("He", " drum" * 97)]), disable_tqdm=True)

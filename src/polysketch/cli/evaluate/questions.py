@@ -60,21 +60,13 @@ def _folders(given: Path | None) -> list[Path]:
 
 
 def _adapter(evaluated: EvaluatedModel, flags: EvaluateFlags) -> Any:
-    """Our class for our models, and lm_eval's own for those of transformers."""
+    """lm_eval's class for models of transformers, or that class with one of ours."""
+    from polysketch.integrations.lm_eval import PolysketchLM, transformers_model
+
+    sizes = {"batch_size": flags.batch_size, "max_length": flags.max_length}
     if evaluated.original is None:
-        from polysketch.integrations.lm_eval import PolysketchLM
-
-        return PolysketchLM(
-            evaluated.model,
-            tokenizer=evaluated.tokenizer,
-            batch_size=flags.batch_size,
-            max_length=flags.max_length,
-        )
-    from polysketch.integrations.lm_eval.transformers_models import transformers_model
-
-    return transformers_model(
-        evaluated.original, evaluated.tokenizer, batch_size=flags.batch_size, max_length=flags.max_length
-    )
+        return PolysketchLM(evaluated.model, tokenizer=evaluated.tokenizer, **sizes)
+    return transformers_model(evaluated.original, evaluated.tokenizer, **sizes)
 
 
 def _say_what_is_read(evaluated: EvaluatedModel, model: Any) -> None:
