@@ -6,40 +6,37 @@
     python benchmarks/gpu_check.py check --device cpu --quick   the script with tiny sizes, without a GPU; bench too
     python benchmarks/gpu_check.py bench --out FOLDER/gpu.jsonl --budget-seconds 300
 
-check: every op by every backend that runs there, in every dtype, forward and backward, against the formula in float64:
-an output may be off by twice, a gradient by three times as much as the plain formula in the same dtype, and the same
-call twice gives the same bits. Then masks, states, decoding, every map, mechanism and the model within tolerances;
-fresh memory is filled with NaN first. compute-sanitizer over every program where it is installed. Several processes at
-once.
+check: the tests in tests/device and tests/ops/triton on this device, by pytest, in several processes where pytest-xdist
+is installed. Every op by every backend that runs there, in every dtype, forward and backward, against the formula in
+float64: an output may be off by twice, a gradient by three times as much as the plain formula in the same dtype, and
+the same call twice gives the same bits. Then masks, states, decoding, every map, mechanism and the model within
+tolerances; fresh memory is filled with NaN first. compute-sanitizer over every program where it is installed.
 bench: what the device does at best, a bfloat16 product and a copy; the floor of every case, stated before anything is
 timed; attention alone from 1k to 128k tokens, training steps of gpt2-small, decoding; targets, reached or MISSED. Each
 section runs in a process of its own: where that crashes or hangs, its case has failed and the next case goes on.
 
 Every case is written as a JSON line as soon as it is known; one that fails or does not fit is recorded with its reason
 and the rest goes on. Exit status 1 if something is wrong, broke down, or could not be checked at all, else 0: a missed
-target or a missing fused kernel is no error. Needs torch and numpy alone, matplotlib for the picture; a clone that is
-not installed will do.
+target or a missing fused kernel is no error. Needs torch and numpy, `check` pytest too, and the picture matplotlib; a
+clone that is not installed will do.
 """
 
 import argparse
-import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 if not __package__:  # called as a file: the clone's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, checking, sanitizer
 from benchmarks.budget import Budget, Section
-from benchmarks.checks import sanitizer
-from benchmarks.checks.pool import NO_TIME, run_in_processes
-from benchmarks.checks.tasks import Record, Task, all_tasks
 from benchmarks.gpu import attention, decoding, language_model, picture
 from benchmarks.gpu.apart import run_apart
 from benchmarks.gpu.cases import text_of
@@ -52,7 +49,6 @@ _SHARES = {"rates": 0.2, "attention": 0.6, "training": 0.5, "decoding": 0.92}
 """Of what is left when each section of `bench` begins; what one does not use is the next one's."""
 _ASSUMED = Rates(989e12, 4.8e12)  # of an H200, where the device's own could not be measured
 _CHECKING = 0.9  # of the budget; the rest is for the processes' last tasks and the sanitizer
-_MOST_PROCESSES = 12
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("gpu_check: --device cuda, but PyTorch sees no GPU here; --device cpu --quick tries the script itself")
+        return 2
+    if arguments.verb == "check" and (reason := checking.why_not()) is not None:
+        print(reason)
         return 2
     with matmul_precision("highest"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fused kernels that are missing are reported as failed cases
@@ -75,7 +74,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("gpu_check", description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     check = verbs.add_parser("check", help="is everything right?")
-    check.add_argument("--processes", type=int, help="at once; default: one for each core but two, at most 12; 0: none")
+    check.add_argument("--processes", type=int, help="at once; default: on a GPU one for each core but two, at most 12")
     bench = verbs.add_parser("bench", help="how fast is it?")
     sections = tuple(name for name in _SHARES if name != "rates")
     bench.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=", ".join(sections))
@@ -118,7 +117,7 @@ def _draw(journal: Journal, title: str) -> None:
 
 
 def _status(verb: str, journal: Journal) -> int:
-    found = [*journal.of("check"), *journal.of("ratio"), *journal.of("sanitizer")]
+    found = [*journal.of("check"), *journal.of("sanitizer")]
     wrong = any(one["passed"] is False for one in found)
     unchecked = verb == "check" and not journal.of("check")
     return 1 if wrong or unchecked or journal.of("crashed") else 0
@@ -134,47 +133,22 @@ def _guarded(name: str, journal: Journal, part: Callable[[], None]) -> None:
 
 
 def _check(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
-    """Run the tasks that fit; a failing one is named at once."""
+    """Run the tests that fit; a failing one is named at once."""
     looking_on = sanitizer.start() if device.type == "cuda" else "there is no GPU"
-    section, tasks = budget.section(_CHECKING), all_tasks(quick=arguments.quick)
-    report = partial(_report, journal, budget, len(tasks))
-    count = _processes(device) if arguments.processes is None else arguments.processes
-    if count:
-        left_out = run_in_processes(tasks, device.type, count, section, report, quick=arguments.quick)
-    else:
-        left_out = _run_here(tasks, device, section, report)
-    for task, reason in left_out:
-        journal.write("skipped", section="checks", name=task.name, reason=reason)
-    for reason in sorted({reason for _, reason in left_out} - {NO_TIME}):
-        journal.write("crashed", part="checks", error=reason)
-    journal.write("sanitizer", **sanitizer.finish(looking_on, budget.left))
+    done: list[bool] = []
 
-
-def _processes(device: torch.device) -> int:
-    return 0 if device.type == "cpu" else max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
-
-
-def _run_here(
-    tasks: list[Task], device: torch.device, section: Section, report: Callable[[Task, list[Record]], None]
-) -> list[tuple[Task, str]]:
-    """One after the other; returns what was left out."""
-    for number, task in enumerate(tasks):
-        if not section.fits(2.0):
-            return [(task, NO_TIME) for task in tasks[number:]]
-        report(task, task.run(device))
-    return []
-
-
-def _report(journal: Journal, budget: Budget, count: int, task: Task, records: list[Record]) -> None:
-    if task.only_on and not records:
-        journal.write("skipped", section="checks", name=task.name, reason=f"only on {task.only_on} devices")
-    for one in records:
-        record = journal.write(task.kind, **one)
+    def report(record: dict[str, Any]) -> None:
+        if record["kind"] != "check":
+            return
+        done.append(record["passed"])
         if not record["passed"]:
             print(f"  WRONG: {record}"[:400], flush=True)
-    done = len(journal.of("check")) + len({(one["name"], one["dtype"]) for one in journal.of("ratio")})
-    if done % 50 == 0 and records:
-        print(f"  {done} of {count} after {time.monotonic() - budget.started:.0f} s", flush=True)
+        if len(done) % 100 == 0:
+            print(f"  {len(done)} after {time.monotonic() - budget.started:.0f} s", flush=True)
+
+    how: dict[str, Any] = {"processes": arguments.processes, "quick": arguments.quick}
+    checking.run_tests(device.type, budget.section(_CHECKING), journal, report, **how)
+    journal.write("sanitizer", **sanitizer.finish(looking_on, budget.left))
 
 
 def _bench(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:

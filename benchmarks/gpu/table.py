@@ -1,11 +1,14 @@
 """The short tables at the end of a run."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.attention import SDPA
 from benchmarks.gpu.targets import figures, unmeasured
 from benchmarks.journal import Journal
 
+_OUTPUT = " output_ratio"
 _TITLES = {
     "features r=32": "features 32",
     "features r=64": "features 64",
@@ -19,21 +22,36 @@ _TITLES = {
 
 def print_check(journal: Journal) -> None:
     """The largest errors beside the plain formula's by op, dtype and backend; then what is wrong, and how many."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for one in journal.of("ratio"):
-        groups.setdefault((one["name"].partition(" ")[0], one["dtype"], one["backend"]), []).append(one)
+    groups: dict[tuple[str, str, str], list[tuple[Any, Any]]] = {}
+    for one in journal.of("check"):
+        for backend in (name.removesuffix(_OUTPUT) for name in one if name.endswith(_OUTPUT)):
+            ratios = one[backend + _OUTPUT], one[f"{backend} gradient_ratio"]
+            groups.setdefault((_op(one), _dtype(one), backend), []).append(ratios)
     if groups:
         print("largest error over that of the plain formula in the same dtype (allowed: output 2, gradients 3)")
-        print(f"{'':>12} {'dtype':>9} {'backend':>10} {'cases':>6} {'passed':>7} {'output':>8} {'gradients':>10}")
-    for (op, dtype, backend), records in sorted(groups.items()):
-        output, gradient = (_largest(records, name) for name in ("output_ratio", "gradient_ratio"))
-        passed = sum(one["passed"] for one in records)
-        print(f"{op:>12} {dtype:>9} {backend:>10} {len(records):>6} {passed:>7} {output:>8} {gradient:>10}")
+        print(f"{'':>16} {'dtype':>9} {'backend':>10} {'cases':>6} {'output':>8} {'gradients':>10}")
+    for (op, dtype, backend), found in sorted(groups.items()):
+        output, gradient = map(_largest, zip(*found, strict=True))
+        print(f"{op:>16} {dtype:>9} {backend:>10} {len(found):>6} {output:>8} {gradient:>10}")
     for one in journal.of("sanitizer"):
         said = {True: "nothing found", False: "FOUND ERRORS", None: f"no answer: {one.get('reason')}"}[one["passed"]]
         print(f"compute-sanitizer, memcheck: {said}")
     _print_failures(journal)
-    _print_wrong(journal)
+    checks = journal.of("check")
+    wrong = [one for one in checks if not one["passed"]]
+    for one in wrong:
+        print(f"WRONG: {one['name']}: {one['error']}"[:300])
+    print(f"correctness: {len(checks) - len(wrong)} of {len(checks)} tests passed")
+
+
+def _op(one: dict[str, Any]) -> str:
+    """Of a test in test_linear.py: linear."""
+    return one["name"].partition("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
+
+
+def _dtype(one: dict[str, Any]) -> str:
+    found = re.search(r"torch\.(\w+)", one["name"])
+    return found[1] if found else ""
 
 
 def print_bench(journal: Journal) -> None:
@@ -56,10 +74,8 @@ def _verdict(reached: bool | None) -> str:
     return "reached" if reached else "MISSED"
 
 
-def _largest(records: list[dict[str, Any]], name: str) -> str:
-    values = [one.get(name) for one in records]
-    numbers = [value for value in values if isinstance(value, float)]
-    return f"{max(numbers):.2f}" if len(numbers) == len(values) else "-"
+def _largest(values: Sequence[Any]) -> str:
+    return f"{max(values):.2f}" if all(isinstance(value, float) for value in values) else "not finite"
 
 
 def _print_times(journal: Journal, direction: str, *, batch_one: bool) -> None:
@@ -110,27 +126,3 @@ def _print_failures(journal: Journal) -> None:
         print(f"left out for lack of time: {len(skipped)} cases, named in {journal.path}")
     for crash in journal.of("crashed"):
         print(f"CRASHED: {crash['part']}: {crash['error']}")
-
-
-def _print_wrong(journal: Journal) -> None:
-    for kind in ("ratio", "check"):
-        records = journal.of(kind)
-        wrong = [one for one in records if not one["passed"]]
-        for one in wrong:
-            print(f"WRONG: {one['name']}{_by(one)}: {_why(one)}"[:200])
-        title = {"ratio": "comparisons with plain formulas", "check": "checks"}[kind]
-        print(f"correctness: {len(records) - len(wrong)} of {len(records)} {title} passed")
-
-
-def _by(one: dict[str, Any]) -> str:
-    return f", {one['dtype']}, {one['backend']}" if "backend" in one else ""
-
-
-def _why(one: dict[str, Any]) -> str:
-    if "error" in one:
-        return one["error"]
-    if one.get("not_deterministic"):
-        return f"not the same twice: {', '.join(one['not_deterministic'])}"
-    if "output_ratio" in one:
-        return f"output x{one['output_ratio']}, gradients x{one['gradient_ratio']}, worst {one['worst']}"
-    return f"{one['worst']} is off by {one['relative_error']}"

@@ -8,6 +8,8 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.ops.linear.tiles import expand_tiles, pad_features, symmetrize
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -170,7 +172,7 @@ def gradients(case: Case, tensors: Tensors, backend: str, state=None) -> dict[st
     drawn = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in outputs.values()]
     if state is not None and case.power == 2:
         drawn = [_fit_for_a_state(x, case) if name in _SUMS else x for name, x in zip(outputs, drawn, strict=True)]
-    loss = sum((x * cotangent).sum() for x, cotangent in zip(outputs.values(), drawn, strict=True))
+    loss = sum((x * cotangent.to(x.device)).sum() for x, cotangent in zip(outputs.values(), drawn, strict=True))
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return {name: x.detach() for name, x in outputs.items()} | {
         f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)
@@ -189,7 +191,7 @@ def _fit_for_a_state(cotangent: Tensor, case: Case) -> Tensor:
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Norm of the difference over that of what was expected (or over 1e-5 if that is more); infinite for a NaN."""
-    found, expected = found.detach().double(), expected.detach().double()
+    found, expected = found.detach().cpu().double(), expected.detach().cpu().double()
     error = (found - expected).norm() / expected.norm().clamp(min=1e-5)
     return float(torch.nan_to_num(error, nan=torch.inf))
 
@@ -210,14 +212,30 @@ def assert_backends_agree(case: Case, *, backend: str = "chunked", tolerance: fl
     assert_same(gradients(case, tensors, backend, state), gradients(case, tensors, "reference", state), tolerance)
 
 
-def assert_single_precision_agrees(case: Case, backend: str, tolerance: float = 2e-5) -> None:
-    """Output, every gradient and, with a history, the states: float32 against the reference in float64."""
-    rounded = make(replace(case, dtype=torch.float32))
+def on(device: torch.device, tensors: Tensors, state: ops.LinearAttentionState | None = None):
+    """Inputs and a state in the memory of a device; positions stay on the host."""
+    if state is not None:
+        moved = {name: x.to(device) for name, x in state.tensors().items() if name != "position"}
+        state = replace(state, **moved)
+    return tensors.map(lambda x: x.to(device)), state
+
+
+def assert_precision_agrees(
+    case: Case,
+    backend: str,
+    tolerance: float = 2e-5,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> None:
+    """Output, every gradient and, with a history, the states: on the device against the reference in float64."""
+    rounded = make(replace(case, dtype=dtype))
     state = exact_state = None
     if case.history:
-        before = make(replace(case, seed=case.seed + 1, padded=False, dtype=torch.float32), case.history)
+        before = make(replace(case, seed=case.seed + 1, padded=False, dtype=dtype), case.history)
         state = run(case, before, backend="reference", return_state=True).state
         exact = before.map(lambda x: x if x.dtype == torch.bool else x.double())
         exact_state = run(case, exact, backend="reference", return_state=True).state
     doubled = rounded.map(lambda x: x if x.dtype == torch.bool else x.double())
-    assert_same(gradients(case, rounded, backend, state), gradients(case, doubled, "reference", exact_state), tolerance)
+    here, state = on(device, rounded, state)
+    assert_same(gradients(case, here, backend, state), gradients(case, doubled, "reference", exact_state), tolerance)

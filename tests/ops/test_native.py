@@ -11,7 +11,7 @@ import torch
 from ops.linear_cases import (
     Case,
     arguments,
-    assert_single_precision_agrees,
+    assert_precision_agrees,
     empty_state,
     gradients,
     make,
@@ -45,7 +45,7 @@ def _uninitialised_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-assert_native_agrees = partial(assert_single_precision_agrees, backend="native")
+assert_native_agrees = partial(assert_precision_agrees, backend="native")
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.linear_cases import Case, assert_same, assert_single_precision_agrees, gradients, make, run
+from ops.linear_cases import Case, assert_precision_agrees, assert_same, gradients, make, run
 from polysketch import ops
 from polysketch.ops.linear import aligned, triton
 from polysketch.ops.linear.operators import linear_attention_operator
@@ -65,7 +65,7 @@ def _uninitialised_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-assert_triton_agrees = partial(assert_single_precision_agrees, backend="triton")
+assert_triton_agrees = partial(assert_precision_agrees, backend="triton")
 
 
 @pytest.mark.parametrize("case", CASES + WITH_HISTORY, ids=str)

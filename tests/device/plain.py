@@ -77,3 +77,17 @@ def _network(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
         normed = F.layer_norm(x, x.shape[-1:], scale, bias)
         x = F.gelu(normed @ up.mT, approximate="tanh") @ down.mT
     return x
+
+
+def softmax_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, key_mask: Tensor | None = None
+) -> Tensor:
+    """`polysketch.ops.softmax_attention`; queries are the last positions, and rows without a key give zeros."""
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    scores = query @ key.mT / query.shape[3] ** 0.5
+    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
+    allowed = (allowed.tril(key.shape[2] - query.shape[2]) if causal else allowed)[None, None]
+    if key_mask is not None:
+        allowed = allowed & key_mask[:, None, None, :]
+    weights = scores.masked_fill(~allowed, -1e30).softmax(-1).masked_fill(~allowed, 0.0)
+    return weights @ value

@@ -1,6 +1,6 @@
 """NVIDIA's compute-sanitizer over every program at small sizes: accesses out of bounds, where the tool is installed.
 
-As a module it is what runs under the tool: `compute-sanitizer python -m benchmarks.checks.sanitizer`.
+As a module it is what runs under the tool: `compute-sanitizer python -m benchmarks.sanitizer`.
 """
 
 import os

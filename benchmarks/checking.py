@@ -1,0 +1,98 @@
+"""`gpu_check check`: the tests of every device, by pytest in a process of their own, watched from here."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.budget import Section
+from benchmarks.journal import Journal
+from benchmarks.processes import end_group, last_lines
+
+FOLDERS = ("tests/device", "tests/ops/triton")
+_MOST_PROCESSES = 12
+_LONGEST_TEST = 120  # seconds, where pytest-timeout is installed
+_GRACE = 20.0  # seconds beyond the section's end, for tests begun before it
+_QUICK = 11  # every so many tests: no multiple of the number of dtypes
+_ENDED = (0, 1, 5)  # exit statuses of a run that came to its end: passed, some failed, there were none
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def why_not() -> str | None:
+    """Why nothing can be checked here; None where it can."""
+    return None if _installed("pytest") else "gpu_check check runs the tests: expected pytest, which is not installed"
+
+
+def run_tests(
+    device: str, section: Section, journal: Journal, report: Report, *, processes: int | None, quick: bool
+) -> None:
+    """Run the tests of a device until they or the section end; each one's record is in the journal, and reported.
+
+    Args:
+        device: "cpu" or "cuda".
+        processes: at once, where pytest-xdist is installed; one that crashes fails its test, and another takes its
+            place. Default: on a GPU one for each core but two, at most 12.
+        quick: some of the tests alone.
+    """
+    left = section.deadline - time.monotonic()
+    command = [*_command(device, processes, quick=quick), f"--records={journal.path.resolve()}"]
+    command.append(f"--deadline={time.time() + left}")
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        try:
+            for record in _followed(journal.path, process, section.deadline + _GRACE):
+                report(record)
+        finally:
+            ended = process.poll()
+            end_group(process)
+        journal.read_again()
+        if ended not in _ENDED:
+            said = "was ended: it took too long" if ended is None else f"ended with status {ended}"
+            journal.write("crashed", part="checks", error=f"pytest {said}: {last_lines(output) or 'it said nothing'}")
+
+
+def _command(device: str, processes: int | None, *, quick: bool) -> list[str]:
+    """What runs the tests, with the plugins that are here; warnings of other versions are no errors."""
+    command = [sys.executable, "-m", "pytest", *FOLDERS, "-m", "device", "-k", device, "--tb=short", "-q"]
+    command += ["-o", "addopts=--import-mode=importlib", "-W", "ignore", "-p", "no:cacheprovider"]
+    command += ["-p", "benchmarks.recording", *([f"--every={_QUICK}"] if quick else [])]
+    count = _processes(device) if processes is None else processes
+    if count and _installed("xdist"):
+        command += ["-n", str(count), "--max-worker-restart", "20"]
+    if _installed("pytest_timeout"):
+        # Of a thread: it ends the process of a program that hangs, which a signal does not interrupt.
+        command += [f"--timeout={_LONGEST_TEST}", *(["--timeout-method=thread"] if device == "cuda" else [])]
+    return command
+
+
+def _processes(device: str) -> int:
+    return 0 if device == "cpu" else max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _followed(path: Path, process: "subprocess.Popen[bytes]", deadline: float) -> Iterator[dict[str, Any]]:
+    """The records of a file as another process writes them, until it ends or the deadline has passed."""
+    with path.open() as file:
+        file.seek(0, os.SEEK_END)
+        line = ""
+        while True:
+            running = process.poll() is None and time.monotonic() < deadline
+            while part := file.readline():
+                line += part
+                if line.endswith("\n"):
+                    yield json.loads(line)
+                    line = ""
+            if not running:
+                return
+            time.sleep(0.2)

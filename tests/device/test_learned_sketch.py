@@ -1,0 +1,51 @@
+"""The learned sketch by every backend of a device, beside the networks as one would write them in PyTorch."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from device import plain
+from device.yardstick import DTYPES, Device, Named, assert_as_good_as_plain, refusal
+from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
+from polysketch.ops.learned_sketch.operators import BACKENDS
+
+SIZES = [(32, 64), (64, 64), (32, 128)]
+
+
+def inputs(size: int, width: int, device: Device) -> Named:
+    """x and weights, none of which is zero or one."""
+    torch.manual_seed(0)
+    module = LearnedSketch(width // 4 if device.small else width, sketch_size=size // 4 if device.small else size)
+    weights = [weight.detach().double() for network in module.networks for weight in network.weights()]
+    weights = [weight + 0.1 * weight.std().nan_to_num(1.0) * torch.randn_like(weight) for weight in weights]
+    x = torch.randn(2, 4, 21 if device.small else 1_501, module.head_dim, dtype=torch.float64)
+    return {"x": x, **{f"weight_{index:02}": weight for index, weight in enumerate(weights)}}
+
+
+def formula(x: Tensor, **weights: Tensor) -> Tensor:
+    """The plain one."""
+    return plain.learned_sketch(x, *weights.values())
+
+
+def sketch(backend: str, x: Tensor, **weights: Tensor) -> Tensor:
+    """The op."""
+    return learned_sketch(x, list(weights.values()), 2, backend=backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_every_backend_errs_like_the_plain_formula(size, dtype, device, record_property):
+    given = inputs(*size, device)
+    like = given["x"].to(device.where, dtype)
+    why_not = lambda name: refusal(lambda: learned_sketch_backend(like, name))  # noqa: E731
+    for backend in device.backends(BACKENDS, why_not) or pytest.skip(f"no backend computes {dtype} here"):
+        record = lambda name, value: record_property(f"{backend} {name}", value)  # noqa: B023, E731
+        assert_as_good_as_plain(partial(sketch, backend), formula, given, dtype, device.where, record)
+
+
+def test_the_plain_formula_in_float64_is_the_chunked_backend():
+    given = inputs(*SIZES[0], Device("cpu"))
+    torch.testing.assert_close(formula(**given), sketch("chunked", **given), rtol=1e-9, atol=1e-12)
