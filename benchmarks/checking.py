@@ -56,7 +56,9 @@ def run_tests(
         journal.read_again()
         if ended not in _ENDED:
             said = "was ended: it took too long" if ended is None else f"ended with status {ended}"
-            journal.write("crashed", part="checks", error=f"pytest {said}: {last_lines(output) or 'it said nothing'}")
+            journal.write(
+                "crashed", part="checks", error=f"pytest {said}: {last_lines(output, 6) or 'it said nothing'}"
+            )
 
 
 def _command(device: str, processes: int | None, *, quick: bool) -> list[str]:

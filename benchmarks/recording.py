@@ -61,7 +61,7 @@ class _Writer:
             self._journal.write("skipped", section="checks", name=name, reason=_reason(report))
         elif report.failed or report.when == "call":
             figures: dict[str, Any] = dict(report.user_properties)
-            error = {"error": _last_line(report)} if report.failed else {}
+            error = {"error": _said(report)} if report.failed else {}
             self._journal.write(
                 "check", name=name, passed=report.passed, seconds=round(report.duration, 3), **figures, **error
             )
@@ -69,7 +69,7 @@ class _Writer:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that cannot be imported is no success."""
         if report.failed:
-            self._journal.write("crashed", part=report.nodeid, error=_last_line(report))
+            self._journal.write("crashed", part=report.nodeid, error=_said(report))
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -77,8 +77,9 @@ def _reason(report: pytest.TestReport) -> str:
     return str(place[2] if isinstance(place, tuple) else place).removeprefix("Skipped: ")
 
 
-def _last_line(report: pytest.TestReport | pytest.CollectReport) -> str:
+def _said(report: pytest.TestReport | pytest.CollectReport) -> str:
     """What was raised, without where."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    return next((line for line in text.splitlines() if line.strip()), "")[:300]
+    lines = (crash.message if crash is not None else str(report.longrepr)).splitlines()
+    said = [line.strip() for line in lines if line.strip()] or [""]
+    return said[0 if crash is not None else -1][:300]
