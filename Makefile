@@ -61,6 +61,7 @@ test: $(READY)
 test-full: $(READY) $(NEWEST)
 	$(BIN)/python -m pytest -m "full or not full" --timeout 3600
 	$(INTERPRETED) --timeout 3600
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/device -k interpreter --timeout 3600
 	PYTHONPATH=$(NEWEST) $(INTERPRETED) --timeout 3600
 	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest tests/ops/triton_compiled --timeout 3600
 

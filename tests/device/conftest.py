@@ -36,7 +36,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`device` is every device; `computer` those that have no interpreter: it runs programs that are asked for."""
     for fixture, names in (("device", ALL), ("computer", ("cpu", "cuda"))):
         if fixture in metafunc.fixturenames:
-            metafunc.parametrize(fixture, [Device(name) for name in names], ids=names)
+            marks = {"interpreter": pytest.mark.full}  # minutes: ops/triton has the cases that are made for it
+            devices = [pytest.param(Device(name), marks=marks.get(name, ())) for name in names]
+            metafunc.parametrize(fixture, devices, ids=names)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,7 +41,8 @@ def fitting(case: Case, device: Device) -> Case:
     if not device.small:
         return case
     width = {"head_dim": 16, "value_dim": 16} if case.value_dim > 16 else {}
-    sizes = {"length": min(case.length, 71), "local_chunk": min(case.local_chunk, 16), "heads": 2}
+    longest = 33 if device.name == "interpreter" else 71
+    sizes = {"length": min(case.length, longest), "local_chunk": min(case.local_chunk, 16), "heads": 2}
     return replace(case, **sizes, **width, key_heads=min(case.key_heads, 2), features=min(case.features, 20))
 
 
