@@ -13,9 +13,8 @@ from experiments.conversion.corpus import recall_passages
 from experiments.conversion.recall import labelled
 from polysketch.data import PreparedData, TrainingWindows
 from polysketch.integrations.language_model import HuggingFaceLM
-from polysketch.training.optimizer import build_optimizer
-from polysketch.training.progress import Progress
-from polysketch.training.schedule import learning_rate_at
+from polysketch.training.reporting import Progress
+from polysketch.training.step import build_optimizer, learning_rate_at
 
 
 @dataclass(frozen=True)

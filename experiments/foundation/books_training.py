@@ -10,12 +10,12 @@ from experiments.foundation.variants import Variant
 from experiments.study import kept
 from polysketch.data import TrainingWindows
 from polysketch.training import TrainingConfig, train
-from polysketch.training.metrics import MetricsFile
-from polysketch.training.plan import make_plan
-from polysketch.training.random_state import seed_everything
+from polysketch.training.reporting import MetricsFile
 from polysketch.training.run_folder import RunFolder
+from polysketch.training.start import make_plan
+from polysketch.training.step import Updater
+from polysketch.training.tensors import seed_everything
 from polysketch.training.trainer import build_model, initialize
-from polysketch.training.update import Updater
 
 _WARM_UP_STEPS = 2
 _CURVE = ("step", "tokens", "seconds", "loss", "gradient_norm")
@@ -84,9 +84,9 @@ def tokens_per_second(config: TrainingConfig, seconds: float) -> float:
     plan = make_plan(config)
     seed_everything(config.seed)
     model = build_model(plan)
-    updater = Updater(model, config, plan.dtype)
-    initialize(model, plan, updater)
+    updater = Updater(model, config.step_options(), plan.dtype)
     windows = TrainingWindows(plan.data.split("train").tokens, config.context, config.seed)
+    initialize(model, plan, updater, windows)
     step, started = 0, time.perf_counter()
     while step <= _WARM_UP_STEPS or time.perf_counter() - started < seconds:
         updater.compute_gradient(windows.batch(step, config.batch_size))

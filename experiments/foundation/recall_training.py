@@ -14,7 +14,7 @@ from experiments.foundation.variants import Variant
 from polysketch.data.recall import IGNORED_LABEL, recall_batch
 from polysketch.evaluation import recall_accuracy
 from polysketch.models import ModelConfig, TransformerLM
-from polysketch.training.optimizer import build_optimizer
+from polysketch.training.step import build_optimizer
 
 SOLVED = 0.997
 _HELD_OUT = 1_000_000  # added to the seed: another stream of batches than training's

@@ -32,8 +32,8 @@ def softmax_model(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) 
 
     from polysketch.data import TrainingWindows
     from polysketch.integrations.language_model import HuggingFaceLM
-    from polysketch.training import TrainingConfig
-    from polysketch.training.update import Updater
+    from polysketch.training.options import StepOptions
+    from polysketch.training.step import Updater
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -50,7 +50,7 @@ def softmax_model(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) 
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config).train()
-    options = TrainingConfig(data=data.folder, out=data.folder, batch_size=16, steps=120, learning_rate=1e-2)
+    options = StepOptions(steps=120, warmup=12, learning_rate=1e-2, weight_decay=0.1)
     updater = Updater(HuggingFaceLM(model), options, torch.float32)
     windows = TrainingWindows(data.split("train").tokens, CONTEXT, 0)
     for step in range(120):

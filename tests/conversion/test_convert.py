@@ -14,8 +14,9 @@ from polysketch.conversion import ConversionConfig, convert
 from polysketch.conversion.report import build_report
 from polysketch.data import PreparedData
 from polysketch.integrations.replacement import load_replaced
-from polysketch.training.metrics import MetricsFile
-from polysketch.training.update import Updater
+from polysketch.training.options import OnResume
+from polysketch.training.reporting import MetricsFile
+from polysketch.training.step import Updater
 
 
 class Killed(Exception):
@@ -127,7 +128,7 @@ def assert_same(found: Path, expected: Path) -> None:
 
 
 def without_speed(line: dict) -> dict:
-    return {name: value for name, value in line.items() if name != "tokens_per_second"}
+    return {name: value for name, value in line.items() if name not in ("seconds", "tokens_per_second")}
 
 
 def test_a_finished_conversion_can_be_asked_for_again(converted, options):
@@ -137,6 +138,11 @@ def test_a_finished_conversion_can_be_asked_for_again(converted, options):
     assert again.report == converted.report
     after = tensors(converted.folder / "model")
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_every_option_says_what_its_change_means():
+    fields = dataclasses.fields(ConversionConfig)
+    assert all(isinstance(field.metadata.get("on_resume"), OnResume) for field in fields)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from polysketch import replace_attention
 from polysketch.conversion import AttentionTransfer
-from polysketch.conversion.tuning import begin_transfer, changed_tensors
+from polysketch.conversion.stages import begin_transfer, changed_tensors
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from polysketch.training.checkpoint import (
     set_aside_after,
 )
 from polysketch.training.manifest import MANIFEST, describe, manifest_bytes
-from polysketch.training.random_state import load_random_tensors
+from polysketch.training.tensors import load_random_tensors
 
 
 def make_checkpoint(step: int) -> Checkpoint:

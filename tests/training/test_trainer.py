@@ -16,10 +16,10 @@ from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
-from polysketch.training.plan import make_plan
 from polysketch.training.run_folder import RunFolder
+from polysketch.training.start import make_plan
+from polysketch.training.step import Updater
 from polysketch.training.trainer import build_model
-from polysketch.training.update import Updater
 
 
 def metrics_of(config):
@@ -119,7 +119,7 @@ def test_accumulation_gives_the_gradient_of_one_large_batch(make_config, accumul
         config = make_config(batch_size=4, accumulation=parts, clip=1e9)
         torch.manual_seed(0)
         model = build_model(make_plan(config))
-        updater = Updater(model, config, torch.float32)
+        updater = Updater(model, config.step_options(), torch.float32)
         batch = torch.randint(0, 257, (4, 65), generator=torch.Generator().manual_seed(1))
         return updater.compute_gradient(batch), {name: p.grad for name, p in model.named_parameters()}
 
@@ -133,7 +133,7 @@ def test_accumulation_gives_the_gradient_of_one_large_batch(make_config, accumul
 def test_a_large_gradient_is_scaled_down_to_the_clip(make_config):
     config = make_config(clip=0.01)
     model = build_model(make_plan(config))
-    gradient = Updater(model, config, torch.float32).compute_gradient(torch.randint(0, 257, (2, 65)))
+    gradient = Updater(model, config.step_options(), torch.float32).compute_gradient(torch.randint(0, 257, (2, 65)))
     norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
     assert gradient.norm > 0.1
     assert float(norm) == pytest.approx(0.01, rel=1e-3)

@@ -10,7 +10,7 @@ from torch import Tensor
 from polysketch.attention import KeyValueState
 from polysketch.benchmarking.ways import Sizes, mechanism_of
 from polysketch.models import ModelConfig, ModelState, TransformerLM, preset
-from polysketch.training.optimizer import build_optimizer
+from polysketch.training.step import build_optimizer
 
 BASELINE = "softmax"
 """What every other model is compared with."""

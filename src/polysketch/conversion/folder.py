@@ -1,24 +1,24 @@
 """The folder of a conversion: where things are, and whether it may be gone on with."""
 
-import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysketch.conversion.config import MAY_CHANGE, ConversionConfig
+from polysketch.conversion.config import ConversionConfig
 from polysketch.storage import disk
 from polysketch.training.checkpoint import list_checkpoints
-from polysketch.training.config import flag
-from polysketch.training.run_folder import RunFolder
+from polysketch.training.options import as_json, check_changes
+from polysketch.training.run_folder import LoopFolder
 
 _BLOCK = 2**22
 
 
 @dataclass(frozen=True)
-class ConversionFolder(RunFolder):
-    """The places in a conversion's folder; config.json, metrics.jsonl, checkpoints and lock are those of a run."""
+class ConversionFolder(LoopFolder):
+    """The places in the folder of a conversion."""
 
     @property
     def model(self) -> Path:
@@ -51,7 +51,7 @@ class ConversionFolder(RunFolder):
             ) from error
 
 
-def claim(folder: ConversionFolder, config: ConversionConfig) -> None:
+def claim(folder: ConversionFolder, config: ConversionConfig, say: Callable[[str], None]) -> None:
     """Write config.json, or check that the conversion in the locked folder is this one.
 
     Before there is a checkpoint there is nothing to lose: another attempt, with other options, may take the folder.
@@ -60,7 +60,7 @@ def claim(folder: ConversionFolder, config: ConversionConfig) -> None:
         ValueError: the folder holds other files, or a conversion and `resume` was not asked for, or an option or a
             source changed that the result depends on.
     """
-    new = {"conversion": _options(config), "sources": _sources(config)}
+    new = {"conversion": as_json(config), "sources": _sources(config)}
     if not folder.has_run():
         if foreign := folder.foreign_files():
             raise ValueError(f"{folder.path}: expected an empty folder, found {foreign[0]!r}: give another --out")
@@ -72,26 +72,14 @@ def claim(folder: ConversionFolder, config: ConversionConfig) -> None:
         return
     if not config.resume:
         raise ValueError(f"{folder.path} already holds a conversion: give --resume to go on with it, or another --out")
-    _refuse_changes(old, new)
-
-
-def _refuse_changes(old: dict[str, Any], new: dict[str, Any]) -> None:
-    before, now = old["conversion"], new["conversion"]
-    changed = [name for name in now if before.get(name) != now[name] and name not in MAY_CHANGE]
-    if changed:
-        listed = ", ".join(f"{flag(name)} was {before.get(name)} and is now {now[name]}" for name in changed)
-        raise ValueError(f"the conversion cannot be resumed with changed options: {listed}; start a new one")
+    for note in check_changes(ConversionConfig, old["conversion"], new["conversion"]):
+        say(f"note: {note}")
     for name, digest in new["sources"].items():
         if old["sources"].get(name) != digest:
             raise ValueError(
                 f"--{name}: expected what the conversion was started with, found other content: it was altered, or is "
                 "another folder; start a new conversion"
             )
-
-
-def _options(config: ConversionConfig) -> dict[str, Any]:
-    values = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
-    return json.loads(json.dumps(values, default=lambda value: str(value) if isinstance(value, Path) else dict(value)))
 
 
 def _sources(config: ConversionConfig) -> dict[str, str]:

@@ -1,12 +1,9 @@
 """`convert`: a softmax model in, the same model with another attention out, and what that cost."""
 
-import contextlib
 import importlib.util
 import itertools
 import json
-import math
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,8 @@ import torch
 
 from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.folder import ConversionFolder, claim, write_report
-from polysketch.conversion.loop import ConversionLoop
 from polysketch.conversion.report import build_report, plot_report
+from polysketch.conversion.stages import ConversionTask, end_tuning
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.tokenization.loading import FILES_OF_FOLDERS, PAIRS
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
@@ -25,8 +22,8 @@ from polysketch.integrations.transformers_folder import read_model
 from polysketch.storage import FolderLock, disk
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, list_checkpoints
 from polysketch.training.environment import reproducible, resolve_device
-from polysketch.training.progress import Progress
-from polysketch.training.signals import StopRequests
+from polysketch.training.loop import Loop, StopRequests, deadline
+from polysketch.training.reporting import Reporter
 
 _BESIDE_TOKENIZERS = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
@@ -72,29 +69,41 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
         RuntimeError: another process uses the folder, or loss or gradient is not finite.
         OSError: a file could not be written; the last complete checkpoint is intact.
     """
-    deadline = time.monotonic() + 60 * (config.max_minutes or math.inf)
+    end = deadline(config)
     folder = ConversionFolder(config.out)
     device = resolve_device(config.device)
     data = _open_data(config)
+    reporter = Reporter(folder.metrics, config.steps, show=progress)
     with reproducible(device), FolderLock(folder.lock), StopRequests() as stop:
-        claim(folder, config)
+        claim(folder, config, reporter.say)
         _lay_out(folder)
         if _is_finished(folder, config):
             return ConversionResult(folder.path, config.steps, "finished", json.loads(folder.report.read_bytes()))
         model = read_model(config.model, dtype=torch.float32, device=device)
         _require_fitting(model, config)
         _require_same_vocabulary(model, data, config)
-        notes = Progress(0, config.steps, enabled=progress, bar=False)
-        loop = ConversionLoop(folder, config, model, data, notes)
-        loop.begin(next(reversed(list_checkpoints(folder.checkpoints)), None))
-        bar = Progress(loop.step, config.steps, enabled=progress)
-        with contextlib.closing(bar):
-            reason = loop.run(bar, stop, deadline)
-        report = build_report(loop.figures())
+        task = ConversionTask(config, model, data, reporter)
+        loop = Loop(folder, config, task, task.windows, reporter)
+        _begin(folder, task, loop, reporter)
+        reason = loop.run(stop, end)
+        report = build_report(task.figures())
         if reason == "finished":
-            loop.end()
+            end_tuning(model, config)
             _write_results(folder, config, model, report)
         return ConversionResult(folder.path, loop.step, reason, report, stop.signal_number)
+
+
+def _begin(folder: ConversionFolder, task: ConversionTask, loop: Loop, reporter: Reporter) -> None:
+    """Measure the model, replace its attention and measure again; then begin, or go back to the last checkpoint."""
+    start = next(reversed(list_checkpoints(folder.checkpoints)), None)
+    reporter.metrics.drop_after(-1 if start is None else checkpoint_step(start))
+    task.replace_and_measure()
+    if start is None:
+        task.enter(step=0)
+        loop.save()
+    else:
+        loop.load(start)
+        task.require_figures(loop.step)
 
 
 def _open_data(config: ConversionConfig) -> PreparedData:

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polysketch.conversion.loop import ORIGINAL, REPLACED
-from polysketch.conversion.tuning import TRANSFER, TUNING
+from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, TUNING
 from polysketch.extras import require
 
 STAGES = (ORIGINAL, REPLACED, TRANSFER, TUNING)
@@ -23,7 +22,7 @@ def build_report(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of all stages, with the share of the perplexity gap that each has regained.
 
     Args:
-        figures: as `ConversionLoop.figures` gives them: `original`, `replaced`, and the stages that are over.
+        figures: as `ConversionTask.figures` gives them: `original`, `replaced`, and the stages that are over.
 
     Returns:
         `stages`, a list in their order, each with `regained`: (replaced - now) / (replaced - original), in perplexity.

@@ -33,9 +33,9 @@ class Checkpoint:
     """Everything a run needs to go on.
 
     Attributes:
-        model: the model's state_dict under plain names.
-        optimizer: the optimizer's state, see `optimizer.optimizer_tensors`.
-        random: the generators' states, see `random_state.random_tensors`.
+        model: the model's state_dict by name.
+        optimizer: the optimizer's state, see `tensors.optimizer_tensors`.
+        random: the generators' states, see `tensors.random_tensors`.
         state: what else counts, JSON values: at least `step`, the number of optimizer steps made.
     """
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polysketch.data import PreparedData
 from polysketch.evaluation import Evaluation, evaluate, loss_at_chunk_starts
-from polysketch.training.random_state import unchanged_randomness
+from polysketch.training.tensors import unchanged_randomness
 
 _CHUNK_START = 8
 _AFTER_START = 24

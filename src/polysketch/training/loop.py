@@ -1,82 +1,188 @@
-"""The training loop: steps, metrics, evaluations and checkpoints, in an order that a kill cannot confuse."""
+"""The loop of every run: steps, metrics, evaluations and checkpoints, in an order that a kill cannot confuse."""
 
 import contextlib
 import math
+import signal
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+
+from torch import Tensor
 
 from polysketch.data import TrainingWindows
-from polysketch.training.board import Board
 from polysketch.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
     delete_leftovers,
     list_checkpoints,
+    load_checkpoint,
     save_checkpoint,
 )
-from polysketch.training.diagnostics import measure
-from polysketch.training.metrics import MetricsFile
-from polysketch.training.optimizer import load_optimizer_tensors, optimizer_tensors
-from polysketch.training.plan import Plan
-from polysketch.training.progress import Progress
-from polysketch.training.random_state import load_random_tensors, random_tensors
-from polysketch.training.run_folder import RunFolder
-from polysketch.training.signals import StopRequests
-from polysketch.training.update import Gradient, Updater
-from polysketch.training.weights import load_weights, model_tensors
+from polysketch.training.options import RunOptions
+from polysketch.training.reporting import Reporter
+from polysketch.training.run_folder import LoopFolder
+from polysketch.training.step import Gradient, Updater
+from polysketch.training.tensors import load_optimizer_tensors, load_random_tensors, optimizer_tensors, random_tensors
 
 
-class TrainingLoop:
+class Task:
+    """What a loop works on, in one stage or several, one after the other; subclasses say what the steps are.
+
+    Attributes:
+        stage: name of the current stage, the `kind` of its lines of metrics.
+        first_step: number of the step with which the stage began.
+        ends: numbers of steps after which a stage is over; after the last of them, all is.
+        updater: the optimizer steps of the stage.
+        advice: what to change where loss or gradient was not finite.
+    """
+
+    stage: str
+    first_step: int
+    ends: tuple[int, ...]
+    updater: Updater
+    advice: str
+
+    def begin_step(self, step: int) -> None:
+        """What comes before step number `step` (from 0)."""
+
+    def end_step(self, step: int, reporter: Reporter) -> None:
+        """What comes after step number `step` (from 1): measure what is due, and begin the next stage."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint must hold of the model."""
+        raise NotImplementedError
+
+    def load(self, step: int, tensors: Mapping[str, Tensor], source: str) -> None:
+        """Go back to the stage and the tensors that a checkpoint after `step` steps holds.
+
+        Raises:
+            ValueError: they belong to another configuration.
+        """
+        raise NotImplementedError
+
+
+class Loop:
     """A run in progress.
 
-    Everything that decides how it goes on is in `checkpoint()`: model, optimizer, random states and the step, of which
-    data and learning rate are functions. A step's metrics are written before its checkpoint, so the lines up to a
-    checkpoint's step are complete when it is.
+    Everything that decides how it goes on is in `checkpoint()`: tensors, optimizer, random states and the step, of
+    which data, learning rate and stage are functions. A step's metrics are written before its checkpoint, so the lines
+    up to a checkpoint's step are complete when it is.
 
     Args:
-        run: the run folder, locked and laid out.
-        plan: the resolved options.
-        model: a TransformerLM on its device.
-        updater: its optimizer steps.
+        folder: locked by this process, with a folder of checkpoints.
+        options: of the run.
+        task: what to do in the steps.
+        windows: what to train on.
+        reporter: told of everything.
 
     Attributes:
         step: number of optimizer steps made.
         seconds: time spent in steps, over all processes of the run.
     """
 
-    def __init__(self, run: RunFolder, plan: Plan, model: Any, updater: Updater) -> None:
+    def __init__(
+        self, folder: LoopFolder, options: RunOptions, task: Task, windows: TrainingWindows, reporter: Reporter
+    ) -> None:
         self.step = 0
         self.seconds = 0.0
-        self._run = run
-        self._plan = plan
-        self._config = plan.config
-        self._model = model
-        self._updater = updater
-        self._metrics = MetricsFile(run.metrics)
-        self._windows = TrainingWindows(plan.data.split("train").tokens, self._config.context, self._config.seed)
+        self._folder, self._options, self._task = folder, options, task
+        self._windows, self._reporter = windows, reporter
         self._saved_step: int | None = None
         self._logged = (0, 0.0)  # step and seconds of the last line of metrics of this process
 
+    def run(self, stop: "StopRequests", deadline: float) -> str:
+        """Make steps until the run is finished or something asks it to stop, and save.
+
+        Args:
+            stop: asks to stop after a signal.
+            deadline: the time, by `time.monotonic`, after which no step is begun.
+
+        Returns:
+            Why it stopped: `finished`, `signal` or `time`.
+
+        Raises:
+            RuntimeError: loss or gradient is not finite.
+            OSError: a file could not be written.
+        """
+        steps = self._task.ends[-1]
+        with self._reporter.following(self.step):
+            while self.step < steps and stop.signal_number is None and time.monotonic() < deadline:
+                gradient, rate = self._make_step()
+                if self._is_due(self._options.log_every):
+                    self._log(gradient, rate)
+                self._task.end_step(self.step, self._reporter)
+                if self._is_due(self._options.save_every):
+                    self.save()
+            self.save()
+        if self.step == steps:
+            return "finished"
+        return "time" if stop.signal_number is None else "signal"
+
+    def _make_step(self) -> tuple[Gradient, float]:
+        started = time.perf_counter()
+        self._task.begin_step(self.step)
+        gradient = self._task.updater.compute_gradient(self._windows.batch(self.step, self._options.batch_size))
+        self._require_finite(gradient)
+        rate = self._task.updater.apply(self.step - self._task.first_step)
+        self.step += 1
+        self.seconds += time.perf_counter() - started
+        return gradient, rate
+
+    def _is_due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step in self._task.ends
+
+    def _require_finite(self, gradient: Gradient) -> None:
+        if math.isfinite(gradient.loss) and math.isfinite(gradient.norm):
+            return
+        raise RuntimeError(
+            f"step {self.step + 1}: expected a finite loss and gradient, found loss {gradient.loss} and gradient norm "
+            f"{gradient.norm}; the run is safe up to {checkpoint_name(self._saved_step or 0)}. Often the learning rate "
+            f"is too high: {self._task.advice}"
+        )
+
+    def _log(self, gradient: Gradient, rate: float) -> None:
+        tokens_per_step = self._options.batch_size * self._options.context
+        last_step, last_seconds = self._logged
+        speed = (self.step - last_step) * tokens_per_step / max(self.seconds - last_seconds, 1e-9)
+        self._logged = (self.step, self.seconds)
+        line = {
+            "kind": self._task.stage,
+            "step": self.step,
+            "loss": gradient.loss,
+            "learning_rate": rate,
+            "gradient_norm": gradient.norm,
+            "tokens": self.step * tokens_per_step,
+            "tokens_per_second": round(speed, 1),
+            "seconds": round(self.seconds, 3),
+        }
+        self._reporter.write(line)
+        self._reporter.update(self.step, gradient.loss, speed)
+
     def checkpoint(self) -> Checkpoint:
         """The state of the run."""
+        updater = self._task.updater
         return Checkpoint(
-            model=model_tensors(self._model),
-            optimizer=optimizer_tensors(self._model, self._updater.optimizer),
+            model=self._task.tensors(),
+            optimizer=optimizer_tensors(updater.model, updater.optimizer),
             random=random_tensors(),
             state={"step": self.step, "seconds": self.seconds},
         )
 
-    def load(self, checkpoint: Checkpoint, source: Path) -> None:
-        """Go back to a state of the run.
+    def load(self, path: Path) -> None:
+        """Go back to the checkpoint in the folder `path`.
 
         Raises:
-            ValueError: the checkpoint is of another configuration.
+            FileNotFoundError, ValueError: it is incomplete, altered, or of another configuration.
         """
-        load_weights(self._model, checkpoint.model, str(source))
-        load_optimizer_tensors(self._model, self._updater.optimizer, checkpoint.optimizer)
+        checkpoint = load_checkpoint(path)
+        step = checkpoint.state["step"]
+        self._task.load(step, checkpoint.model, str(path))
+        updater = self._task.updater
+        load_optimizer_tensors(updater.model, updater.optimizer, checkpoint.optimizer)
         load_random_tensors(checkpoint.random)
-        self.step, self.seconds = checkpoint.state["step"], checkpoint.state["seconds"]
+        self.step, self.seconds = step, checkpoint.state.get("seconds", 0.0)
         self._saved_step = self.step
         self._logged = (self.step, self.seconds)
 
@@ -89,99 +195,59 @@ class TrainingLoop:
         if self._saved_step == self.step:
             return
         try:
-            self._metrics.sync()
-            save_checkpoint(self._run.checkpoints, self.checkpoint(), keep=self._config.keep)
+            self._reporter.metrics.sync()
+            save_checkpoint(self._folder.checkpoints, self.checkpoint(), keep=self._options.keep)
         except OSError as error:
             with contextlib.suppress(OSError):
-                delete_leftovers(self._run.checkpoints)  # on a full disk they are in the way
+                delete_leftovers(self._folder.checkpoints)  # on a full disk they are in the way
             raise OSError(self._unwritten(error)) from error
         self._saved_step = self.step
 
     def _unwritten(self, error: OSError) -> str:
-        there = list_checkpoints(self._run.checkpoints)
+        there = list_checkpoints(self._folder.checkpoints)
         safe = f"the run is safe up to {there[-1].name}" if there else "the run has no checkpoint yet"
         return (
             f"the checkpoint of step {self.step} could not be written: {error.strerror or error} "
             f"({error.filename}); {safe}: free disk space, then give the same command with --resume"
         )
 
-    def run_until_stopped(self, progress: Progress, board: Board, stop: StopRequests) -> str:
-        """Make steps until the run is finished or something asks it to stop, and save.
 
-        Returns:
-            Why it stopped: `finished`, `signal` or `time`.
+def deadline(options: RunOptions) -> float:
+    """The time, by `time.monotonic`, at which a process that starts now has had its minutes."""
+    return time.monotonic() + 60 * (options.max_minutes or math.inf)
 
-        Raises:
-            RuntimeError: loss or gradient is not finite.
-            OSError: a file could not be written.
-        """
-        deadline = time.monotonic() + 60 * (self._config.max_minutes or math.inf)
-        while self.step < self._config.steps and stop.signal_number is None and time.monotonic() < deadline:
-            self._make_step(progress, board)
-        self.save()
-        if self.step == self._config.steps:
-            return "finished"
-        return "time" if stop.signal_number is None else "signal"
 
-    def _make_step(self, progress: Progress, board: Board) -> None:
-        started = time.perf_counter()
-        self._model.redraw(self.step)
-        gradient = self._updater.compute_gradient(self._windows.batch(self.step, self._config.batch_size))
-        self._refuse_non_finite(gradient)
-        rate = self._updater.apply(self.step)
-        self.step += 1
-        self.seconds += time.perf_counter() - started
-        if self._is_due(self._config.log_every):
-            self._log(gradient, rate, progress, board)
-        if self._config.eval_every and self._is_due(self._config.eval_every):
-            self._evaluate(progress, board)
-        if self._is_due(self._config.save_every):
-            self.save()
+class StopRequests:
+    """Records the first SIGINT or SIGTERM while it is entered; a second one has its usual effect at once.
 
-    def _is_due(self, every: int) -> bool:
-        return self.step % every == 0 or self.step == self._config.steps
+    The trainer looks at `signal_number` between two steps, so a stop costs at most one step and one checkpoint. Outside
+    the main thread, where Python allows no handlers, nothing is installed and nothing is ever requested.
 
-    def _log(self, gradient: Gradient, rate: float, progress: Progress, board: Board) -> None:
-        tokens_per_step = self._config.batch_size * self._config.context
-        last_step, last_seconds = self._logged
-        speed = (self.step - last_step) * tokens_per_step / max(self.seconds - last_seconds, 1e-9)
-        self._logged = (self.step, self.seconds)
-        line = {
-            "kind": "train",
-            "step": self.step,
-            "loss": gradient.loss,
-            "learning_rate": rate,
-            "gradient_norm": gradient.norm,
-            "tokens": self.step * tokens_per_step,
-            "tokens_per_second": round(speed, 1),
-            "seconds": round(self.seconds, 3),
-        }
-        self._metrics.append(line)
-        board.add(line)
-        progress.update(self.step, gradient.loss, speed)
+    Attributes:
+        signal_number: the signal that came, or None.
+    """
 
-    def _evaluate(self, progress: Progress, board: Board) -> None:
-        with self._updater.precision():
-            figures = measure(
-                self._model,
-                self._plan.data,
-                context=self._config.context,
-                batch_size=self._config.batch_size // self._config.accumulation,
-                max_tokens=self._config.eval_tokens,
-            )
-        line = {"kind": "evaluation", "step": self.step} | figures
-        self._metrics.append(line)
-        board.add(line)
-        bits = "" if figures["bits_per_byte"] is None else f", {figures['bits_per_byte']:.4f} bits per byte"
-        progress.say(f"step {self.step}: validation loss {figures['loss']:.4f}{bits}")
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._previous: dict[signal.Signals, object] = {}
 
-    def _refuse_non_finite(self, gradient: Gradient) -> None:
-        if math.isfinite(gradient.loss) and math.isfinite(gradient.norm):
-            return
-        saved = checkpoint_name(self._saved_step or 0)
-        raise RuntimeError(
-            f"step {self.step + 1}: expected a finite loss and gradient, found loss {gradient.loss} and gradient norm "
-            f"{gradient.norm}; the run is safe up to {saved}. Often the learning rate is too high: start a new run "
-            f"with a lower --learning-rate (now {self._config.learning_rate}), a longer --warmup (now "
-            f"{self._config.warmup_steps}), a smaller --clip (now {self._config.clip}) or --dtype float32"
-        )
+    def __enter__(self) -> "StopRequests":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._request)
+        return self
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.signal_number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            number, handler = self._previous.popitem()
+            # A handler that was not installed from Python cannot be put back by name: None means the default.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()

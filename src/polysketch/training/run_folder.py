@@ -1,17 +1,24 @@
-"""The run folder: where things are, and what config.json says."""
+"""The folder of a run: where things are, what config.json says, and the trained model in it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from polysketch.data import TokenizerLike, load_tokenizer
+from polysketch.models import ModelConfig, TransformerLM
 from polysketch.storage import disk
+from polysketch.training.checkpoint import checkpoint_step, find_checkpoint, load_model_tensors
+from polysketch.training.tensors import load_weights
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """The places in a run folder.
+class LoopFolder:
+    """The places in every folder that a loop works in.
 
     Attributes:
         path: the folder.
@@ -35,6 +42,28 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def lock(self) -> Path:
+        """The lock file."""
+        return self.path / "lock"
+
+    def has_run(self) -> bool:
+        """Whether a run was started here: its configuration is the first thing a run writes."""
+        return self.config.is_file()
+
+    def foreign_files(self) -> list[str]:
+        """What is in the folder although no run was started: not the lock, and no leftovers."""
+        return sorted(p.name for p in self.path.iterdir() if p != self.lock and not disk.is_temporary(p))
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json atomically."""
+        disk.replace_file(self.config, json.dumps(config, indent=2).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class RunFolder(LoopFolder):
+    """The places in the folder of a training run."""
+
+    @property
     def tokenizer(self) -> Path:
         """A copy of the data folder's tokenizer and description, so that the run can be used without the data."""
         return self.path / "tokenizer"
@@ -45,33 +74,16 @@ class RunFolder:
         return self.path / "loss.png"
 
     @property
-    def lock(self) -> Path:
-        """The lock file."""
-        return self.path / "lock"
-
-    @property
     def tensorboard(self) -> Path:
         """The folder of TensorBoard files."""
         return self.path / "tensorboard"
-
-    def has_run(self) -> bool:
-        """Whether a run was started here: its configuration is the first thing a run writes."""
-        return self.config.is_file()
-
-    def foreign_files(self) -> list[str]:
-        """What is in the folder although no run was started: not the lock, and no leftovers."""
-        return sorted(p.name for p in self.path.iterdir() if p != self.lock and not disk.is_temporary(p))
-
-    def write_config(self, config: dict[str, Any]) -> None:
-        """Write config.json atomically."""
-        disk.replace_file(self.config, json.dumps(config, indent=2).encode() + b"\n")
 
     def read_config(self) -> dict[str, Any]:
         """Read config.json.
 
         Raises:
             FileNotFoundError: the folder does not exist or holds no run.
-            ValueError: the file is not what `write_config` wrote.
+            ValueError: the file is not what a training run wrote.
         """
         if not self.has_run():
             raise FileNotFoundError(
@@ -112,3 +124,59 @@ def _missing_entries(config: Any) -> Iterator[str]:
             yield name
             continue
         yield from (f"{name}.{key}" for key in keys if key not in entry)
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What goes with a model from a run folder.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: folder of the checkpoint that was loaded.
+        step: number of optimizer steps behind it.
+        context_length: the context length of training.
+        data: the data folder, where it was when the run started.
+    """
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    context_length: int
+    data: Path
+
+    @cached_property
+    def tokenizer(self) -> TokenizerLike:
+        """The tokenizer of the training data, from the copy in the run folder."""
+        return load_tokenizer(RunFolder(self.folder).tokenizer)
+
+
+def load_model(
+    run_dir: str | Path, *, device: torch.device | str = "cpu", checkpoint: str = "latest"
+) -> tuple[TransformerLM, RunDescription]:
+    """Load the model of a run, also while the run goes on; only the weights are read, and verified.
+
+    Args:
+        run_dir: the run folder.
+        device: where to put the model.
+        checkpoint: a checkpoint's folder name, for instance `step-00000100`, or `latest`.
+
+    Returns:
+        The model in evaluation mode, in float32, and what goes with it.
+
+    Raises:
+        FileNotFoundError: no run, or no such checkpoint; the message lists those that exist.
+        ValueError: the checkpoint is truncated, altered or of another configuration.
+    """
+    run = RunFolder(Path(run_dir))
+    config = run.read_config()
+    path = find_checkpoint(run.checkpoints, checkpoint)
+    model = TransformerLM(ModelConfig.from_dict(config["model"]))
+    load_weights(model, load_model_tensors(path), str(path))
+    description = RunDescription(
+        folder=run.path,
+        checkpoint=path,
+        step=checkpoint_step(path),
+        context_length=config["training"]["context"],
+        data=Path(config["data"]["folder"]),
+    )
+    return model.to(device).eval(), description

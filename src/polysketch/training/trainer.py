@@ -1,33 +1,26 @@
 """`train`: a whole run, from its options to its result."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from polysketch.data import TrainingWindows, require_same_tokenizer
 from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
-from polysketch.training.begin import find_start, lay_out
-from polysketch.training.board import Board
-from polysketch.training.checkpoint import load_checkpoint
 from polysketch.training.config import TrainingConfig
-from polysketch.training.diagnostics import local_chunk
+from polysketch.training.diagnostics import local_chunk, measure
 from polysketch.training.environment import reproducible
-from polysketch.training.load import load_model
-from polysketch.training.loop import TrainingLoop
-from polysketch.training.metrics import MetricsFile
-from polysketch.training.plan import Plan, make_plan
-from polysketch.training.plot import plot_loss
-from polysketch.training.progress import Progress
-from polysketch.training.random_state import seed_everything
-from polysketch.training.run_folder import RunFolder
-from polysketch.training.signals import StopRequests
-from polysketch.training.update import Updater
-from polysketch.training.weights import load_weights, model_tensors
+from polysketch.training.loop import Loop, StopRequests, Task, deadline
+from polysketch.training.reporting import Reporter, plot_loss
+from polysketch.training.run_folder import RunFolder, load_model
+from polysketch.training.start import Plan, find_start, lay_out, make_plan
+from polysketch.training.step import Updater
+from polysketch.training.tensors import load_weights, seed_everything
 
 
 @dataclass(frozen=True)
@@ -75,33 +68,82 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
 
 
 def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool) -> TrainingResult:
-    notes = Progress(0, plan.config.steps, enabled=show, bar=False)
-    start = find_start(run, plan, notes.say)
-    seed_everything(plan.config.seed)
-    model = build_model(plan)
-    updater = Updater(model, plan.config, plan.dtype)
-    loop = TrainingLoop(run, plan, model, updater)
+    config = plan.config
+    reporter = Reporter(run.metrics, config.steps, show=show, board=run.tensorboard if config.tensorboard else None)
+    start = find_start(run, plan, reporter.say)
+    seed_everything(config.seed)
+    task = TrainingTask(plan)
+    windows = TrainingWindows(plan.data.split("train").tokens, config.context, config.seed)
+    loop = Loop(run, config, task, windows, reporter)
     if start is None:
-        initialize(model, plan, updater)
+        initialize(task.model, plan, task.updater, windows)
     else:
-        loop.load(load_checkpoint(start), start)
-    lay_out(run, plan, start, notes.say)
+        loop.load(start)
+    lay_out(run, plan, start, reporter.say)
     loop.save()
-    notes.say(f"{run.path}: {model.num_parameters():,} parameters on {plan.device}, {_beginning(start, loop.step)}")
-    _note_unused_prefix(model, plan, notes)
-    reason = _run(run, plan, loop, stop, show)
-    plot_loss(MetricsFile(run.metrics).read(), run.plot)
+    beginning = "a new run" if start is None else f"going on after step {loop.step}"
+    reporter.say(f"{run.path}: {task.model.num_parameters():,} parameters on {plan.device}, {beginning}")
+    _note_unused_prefix(task.model, plan, reporter.say)
+    reason = loop.run(stop, deadline(config))
+    plot_loss(reporter.metrics.read(), run.plot)
     return TrainingResult(run.path, loop.step, reason, stop.signal_number)
 
 
-def _run(run: RunFolder, plan: Plan, loop: TrainingLoop, stop: StopRequests, show: bool) -> str:
-    progress = Progress(loop.step, plan.config.steps, enabled=show)
-    board = Board(run.tensorboard, first_step=loop.step, enabled=plan.config.tensorboard)
-    try:
-        return loop.run_until_stopped(progress, board, stop)
-    finally:
-        progress.close()
-        board.close()
+class TrainingTask(Task):
+    """Training of a TransformerLM: one stage, evaluated every so many steps.
+
+    Args:
+        plan: the resolved options.
+
+    Attributes:
+        model: with its initial weights.
+    """
+
+    stage = "train"
+    first_step = 0
+
+    def __init__(self, plan: Plan) -> None:
+        config = plan.config
+        self._plan = plan
+        self.model = build_model(plan)
+        self.updater = Updater(self.model, config.step_options(), plan.dtype)
+        self.ends = (config.steps,)
+        self.advice = (
+            f"start a new run with a lower --learning-rate (now {config.learning_rate}), a longer --warmup (now "
+            f"{config.warmup_steps}), a smaller --clip (now {config.clip}) or --dtype float32"
+        )
+
+    def begin_step(self, step: int) -> None:
+        """Draw random features anew where the mechanism does."""
+        self.model.redraw(step)
+
+    def end_step(self, step: int, reporter: Reporter) -> None:
+        """Evaluate where that is due."""
+        every = self._plan.config.eval_every
+        if every and (step % every == 0 or step in self.ends):
+            self._evaluate(step, reporter)
+
+    def _evaluate(self, step: int, reporter: Reporter) -> None:
+        config = self._plan.config
+        with self.updater.precision():
+            figures = measure(
+                self.model,
+                self._plan.data,
+                context=config.context,
+                batch_size=config.batch_size // config.accumulation,
+                max_tokens=config.eval_tokens,
+            )
+        reporter.write({"kind": "evaluation", "step": step} | figures)
+        bits = "" if figures["bits_per_byte"] is None else f", {figures['bits_per_byte']:.4f} bits per byte"
+        reporter.say(f"step {step}: validation loss {figures['loss']:.4f}{bits}")
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The model's weights and saved buffers."""
+        return self.model.state_dict()
+
+    def load(self, step: int, tensors: Mapping[str, Tensor], source: str) -> None:
+        """Put them back."""
+        load_weights(self.model, tensors, source)
 
 
 def build_model(plan: Plan) -> Any:
@@ -111,12 +153,11 @@ def build_model(plan: Plan) -> Any:
     return model.to(plan.device).train()
 
 
-def initialize(model: Any, plan: Plan, updater: Updater) -> None:
+def initialize(model: Any, plan: Plan, updater: Updater, windows: TrainingWindows) -> None:
     """What happens once, before the first step: weights of another run, or the calibration of the prefix gains."""
     if plan.config.init_from is not None:
         _take_weights(model, plan, plan.config.init_from)
         return
-    windows = TrainingWindows(plan.data.split("train").tokens, plan.config.context, plan.config.seed)
     batch = windows.batch(0, plan.config.batch_size)[: plan.config.batch_size // plan.config.accumulation, :-1]
     with updater.precision():
         model.calibrate(batch.to(plan.device))
@@ -130,20 +171,16 @@ def _take_weights(model: Any, plan: Plan, source: Path) -> None:
         owner=f"the run {source}",
         other=f"the data folder {plan.config.data}",
     )
-    load_weights(model, model_tensors(other), str(description.checkpoint))
+    load_weights(model, other.state_dict(), str(description.checkpoint))
 
 
-def _note_unused_prefix(model: Any, plan: Plan, notes: Progress) -> None:
+def _note_unused_prefix(model: Any, plan: Plan, say: Callable[[str], None]) -> None:
     chunk = local_chunk(model)
     if chunk is not None and chunk >= plan.config.context:
-        notes.say(
+        say(
             f"note: a context of {plan.config.context} lies within one local chunk of {chunk}, where attention is "
             "exact: the sketch is never used; a smaller local_chunk in --attention-options changes that"
         )
-
-
-def _beginning(start: Path | None, step: int) -> str:
-    return "a new run" if start is None else f"going on after step {step}"
 
 
 @contextlib.contextmanager

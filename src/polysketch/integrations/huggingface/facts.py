@@ -14,10 +14,8 @@ from torch import Tensor
 from polysketch.data import DataDescription
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.models import TransformerLM
-from polysketch.training.load import RunDescription
-from polysketch.training.metrics import MetricsFile
-from polysketch.training.run_folder import RunFolder
-from polysketch.training.weights import model_tensors
+from polysketch.training.reporting import MetricsFile
+from polysketch.training.run_folder import RunDescription, RunFolder
 
 FORMAT = 1
 _STATE_TOKENS = (1, 257)
@@ -59,7 +57,7 @@ def run_facts(model: TransformerLM, description: RunDescription) -> dict[str, An
 def weights_sha256(model: TransformerLM) -> str:
     """Fingerprint of all weights, by name: whether a model was trained on since."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model_tensors(model).items()):
+    for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + str(tensor.dtype).encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()

@@ -21,10 +21,9 @@ from polysketch.integrations.huggingface.tokenizer import NOT_OF_TRAINING
 from polysketch.storage import require_free, whole_folder
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
-from polysketch.training.metrics import MetricsFile
-from polysketch.training.random_state import random_tensors
+from polysketch.training.reporting import MetricsFile
 from polysketch.training.run_folder import RunFolder
-from polysketch.training.weights import model_tensors
+from polysketch.training.tensors import random_tensors
 
 _DEFAULT_CONTEXT = 2048
 
@@ -155,7 +154,7 @@ def _write(
     _description(known, tokenizer).write(run.tokenizer / DESCRIPTION_FILE)
     run.checkpoints.mkdir()
     state = {"step": known.get("step", 0), "seconds": 0.0}
-    save_checkpoint(run.checkpoints, Checkpoint(model_tensors(model.inner), {}, random_tensors(), state), keep=1)
+    save_checkpoint(run.checkpoints, Checkpoint(model.inner.state_dict(), {}, random_tensors(), state), keep=1)
     for line in known.get("metrics", {}).values():
         MetricsFile(run.metrics).append(line)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polysketch.training.metrics import MetricsFile
+from polysketch.training.reporting import MetricsFile
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""Options are refused early, by their flag."""
+"""Options are refused early, by their flag, and each declares what its change means for a run that goes on."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from polysketch.training import TrainingConfig
-from polysketch.training.config import flag
-from polysketch.training.resume import FREE, ROUNDING, check_options
+from polysketch.training.options import OnResume, RunOptions, as_json, check_changes, flag
 
 
 def make(**changes) -> TrainingConfig:
@@ -39,9 +39,34 @@ def test_what_makes_no_sense_is_refused_with_expected_and_found(changes, message
         make(**changes)
 
 
-def test_every_option_has_a_place_in_the_table_of_changes_or_is_fixed():
-    assert FREE.keys() | set(ROUNDING) <= set(TrainingConfig.__dataclass_fields__)
-    assert not FREE.keys() & set(ROUNDING)
+def meanings(kind: type[RunOptions]) -> dict[str, OnResume | None]:
+    return {field.name: field.metadata.get("on_resume") for field in dataclasses.fields(kind)}
+
+
+def test_every_option_says_what_its_change_means():
+    assert all(isinstance(meaning, OnResume) for meaning in meanings(TrainingConfig).values())
+
+
+def test_what_the_result_depends_on_may_not_change():
+    """Held by a list: a new option that is neither here nor refused needs a thought."""
+    may_change = {name for name, meaning in meanings(TrainingConfig).items() if meaning is not OnResume.REFUSED}
+    assert may_change == {
+        *("data", "out", "resume", "checkpoint", "extend", "init_from"),
+        *("accumulation", "device", "threads", "activation_checkpointing"),
+        *("steps", "warmup"),
+        *("log_every", "eval_every", "eval_tokens", "save_every", "keep", "max_minutes", "tensorboard"),
+    }
+
+
+@pytest.mark.parametrize(("name", "meaning"), meanings(TrainingConfig).items())
+def test_a_change_is_refused_told_or_passed_over_as_declared(name, meaning):
+    old = as_json(make(warmup=1))
+    new = old | {name: "other" if name != "steps" else 2000}
+    if meaning in (OnResume.REFUSED, OnResume.EXTENDING):
+        with pytest.raises(ValueError, match=f"{flag(name)} was"):
+            check_changes(TrainingConfig, old, new)
+    else:
+        assert len(check_changes(TrainingConfig, old, new)) == (meaning is OnResume.ROUNDING)
 
 
 def test_flags_are_spelt_as_on_the_command_line():
@@ -50,4 +75,4 @@ def test_flags_are_spelt_as_on_the_command_line():
 
 def test_an_option_unknown_to_the_saved_run_counts_as_changed():
     with pytest.raises(ValueError, match=r"--dropout was None and is now 0\.1"):
-        check_options({"extend": False}, {"extend": False, "dropout": 0.1})
+        check_changes(TrainingConfig, {"extend": False}, {"extend": False, "dropout": 0.1})

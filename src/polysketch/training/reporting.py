@@ -1,0 +1,264 @@
+"""What a run tells: metrics.jsonl, TensorBoard, the terminal, and the plot of the loss."""
+
+import contextlib
+import importlib.util
+import json
+import math
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from polysketch.extras import require
+from polysketch.storage import disk
+
+_NOT_SHOWN = ("kind", "step")
+_SMOOTHED = 20
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Reporter:
+    """All that a run tells while it goes on.
+
+    Args:
+        metrics: the file of metrics.
+        steps: steps of the whole run.
+        show: whether to write on stderr.
+        board: folder for TensorBoard's files, when it is installed; None writes none.
+    """
+
+    def __init__(self, metrics: Path, steps: int, *, show: bool, board: Path | None = None) -> None:
+        self.metrics = MetricsFile(metrics)
+        self._steps = steps
+        self._show = show
+        self._folder = board
+        self._progress = Progress(0, steps, enabled=show, bar=False)
+        self._board: Board | None = None
+
+    @contextlib.contextmanager
+    def following(self, step: int) -> Iterator[None]:
+        """Show inside, where `step` steps are made already, how the next ones go."""
+        self._progress = Progress(step, self._steps, enabled=self._show)
+        self._board = Board(self._folder, first_step=step) if self._folder is not None else None
+        try:
+            yield
+        finally:
+            self._progress.close()
+            if self._board is not None:
+                self._board.close()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add one line of metrics, which has at least `kind` and `step`."""
+        self.metrics.append(line)
+        if self._board is not None:
+            self._board.add(line)
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        """Tell that `step` steps are made."""
+        self._progress.update(step, loss, tokens_per_second)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._progress.say(text)
+
+
+class MetricsFile:
+    """The metrics of a run.
+
+    Lines are appended unbuffered: a killed process loses none that `append` has returned from, and at worst leaves a
+    torn last line, which reading and `drop_after` ignore.
+
+    Args:
+        path: the file; need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Append one line. Numbers that are not finite become null, since JSON has none."""
+        line = json.dumps({key: _finite(value) for key, value in values.items()}, allow_nan=False)
+        disk.append(self.path, line.encode() + b"\n")
+
+    def sync(self) -> None:
+        """Wait until the lines are on the disk."""
+        if self.path.exists():
+            disk.sync(self.path)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines in order, up to the first torn or damaged one (a kill or a power cut may leave such an end)."""
+        return [values for _, values in self._lines()]
+
+    def drop_after(self, step: int) -> None:
+        """Drop, in one atomic replacement, the lines of later steps than `step` and a torn or damaged end."""
+        if not self.path.exists():
+            return
+        kept = b"".join(line + b"\n" for line, values in self._lines() if values["step"] <= step)
+        if kept != self.path.read_bytes():
+            disk.replace_file(self.path, kept)
+
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        for line in content.split(b"\n")[:-1]:  # a line is whole only with its line break, which is written last
+            try:
+                values = json.loads(line)
+            except ValueError:
+                return
+            if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+                return
+            yield line, values
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Progress:
+    """Shows steps, loss, tokens per second and time left.
+
+    Args:
+        first: steps already made when this process began.
+        steps: steps of the whole run.
+        stream: where to write.
+        enabled: False shows nothing.
+        bar: False writes plain lines on a terminal too.
+    """
+
+    def __init__(
+        self, first: int, steps: int, *, stream: TextIO | None = None, enabled: bool = True, bar: bool = True
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._enabled = enabled
+        self._first = first
+        self._steps = steps
+        self._started = time.monotonic()
+        self._last_line = float("-inf")
+        self._bar = self._make_bar() if enabled and bar and self._stream.isatty() else None
+
+    def _make_bar(self) -> Any:
+        tqdm = require("tqdm").tqdm
+        return tqdm(total=self._steps, initial=self._first, file=self._stream, unit="step", dynamic_ncols=True)
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        """Tell that `step` steps are made."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif self._enabled and (self._line_is_due() or step == self._steps):
+            left = format_seconds(self._seconds_left(step))
+            self._print(f"step {step}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {left} left")
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        elif self._enabled:
+            self._print(text)
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def _line_is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last_line < _SECONDS_BETWEEN_LINES:
+            return False
+        self._last_line = now
+        return True
+
+    def _seconds_left(self, step: int) -> float:
+        seconds_per_step = (time.monotonic() - self._started) / max(1, step - self._first)
+        return (self._steps - step) * seconds_per_step
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` as H:MM:SS or M:SS."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Board:
+    """Writes lines of metrics as TensorBoard scalars, when it is installed.
+
+    Args:
+        folder: where its files go.
+        first_step: what earlier processes wrote about later steps is hidden.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        self._writer = _make_writer(folder, first_step) if importlib.util.find_spec("tensorboard") else None
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add the numbers of one line of metrics."""
+        if self._writer is not None:
+            for name, value in _scalars(line):
+                self._writer.add_scalar(f"{line['kind']}/{name}", value, line["step"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _make_writer(folder: Path, first_step: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorBoard's own imports warn of deprecations that no user can act on
+        from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter(str(folder), purge_step=first_step + 1)
+
+
+def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers in `line`; of the prefix's shares, the mean over the heads of each layer."""
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/layer {key}", sum(heads) / len(heads)) for key, heads in value.items())
+        elif name not in _NOT_SHOWN and value is not None:
+            yield name, value
+
+
+def plot_loss(lines: Sequence[Mapping[str, Any]], path: Path) -> bool:
+    """Draw training and validation loss of the metrics `lines` into `path`.
+
+    Returns:
+        Whether a plot was made: False when Matplotlib is not installed or there is nothing to draw.
+    """
+    training = _points(lines, "train")
+    if importlib.util.find_spec("matplotlib") is None or not training:
+        return False
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
+    axes.plot(*zip(*training, strict=True), color="C0", alpha=0.3, linewidth=0.8, label="training")
+    axes.plot(*zip(*_running_mean(training), strict=True), color="C0", label=f"training, mean of {_SMOOTHED} lines")
+    if validation := _points(lines, "evaluation"):
+        axes.plot(*zip(*validation, strict=True), "o-", color="C1", markersize=3, label="validation")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    return True
+
+
+def _points(lines: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in lines if line.get("kind") == kind and line.get("loss") is not None]
+
+
+def _running_mean(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    def mean(index: int) -> float:
+        window = [loss for _, loss in points[max(0, index - _SMOOTHED + 1) : index + 1]]
+        return sum(window) / len(window)
+
+    return [(step, mean(index)) for index, (step, _) in enumerate(points)]

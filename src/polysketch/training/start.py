@@ -1,0 +1,232 @@
+"""The start of a training process: what it will do, and whether the folder may be used, anew or to go on in."""
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polysketch import models
+from polysketch.data import PreparedData
+from polysketch.storage import disk
+from polysketch.training.checkpoint import (
+    checkpoint_step,
+    delete_leftovers,
+    find_checkpoint,
+    list_checkpoints,
+    set_aside_after,
+)
+from polysketch.training.config import TrainingConfig
+from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
+from polysketch.training.options import as_json, check_changes
+from polysketch.training.reporting import MetricsFile
+from polysketch.training.run_folder import RunFolder
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run's resolved options.
+
+    Attributes:
+        config: the options as given, the mechanism and its options filled in.
+        data: the opened data folder.
+        model: configuration of the model; its vocabulary is the data's.
+        device: where to compute.
+        dtype: precision of the matrix products.
+    """
+
+    config: TrainingConfig
+    data: PreparedData
+    model: models.ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds; JSON values."""
+        return {
+            "format": 1,
+            "training": as_json(self.config),
+            "resolved": {
+                "warmup": self.config.warmup_steps,
+                "device": str(self.device),
+                "dtype": str(self.dtype).removeprefix("torch."),
+            },
+            "model": self.model.to_dict(),
+            "data": _describe_data(self.config.data, self.data),
+            "environment": describe_environment(self.device),
+        }
+
+
+def make_plan(config: TrainingConfig) -> Plan:
+    """Resolve and check `config`.
+
+    Raises:
+        FileNotFoundError: the data folder is missing or incomplete.
+        ValueError: unknown names or options, sizes that do not fit, a context longer than the data, no such device.
+    """
+    config = _with_attention(config)
+    build_model_config(config)  # what no data can mend is refused before any is read
+    data = PreparedData.open(config.data)
+    device = resolve_device(config.device)
+    _check_splits(config, data)
+    model = build_model_config(config, vocab_size=data.tokenizer.vocab_size)
+    return Plan(config, data, model, device, resolve_dtype(config.dtype, device))
+
+
+def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelConfig:
+    """The preset with the run's mechanism, its options, the number of layers, and further changes."""
+    if config.layers is not None:
+        changes["num_layers"] = config.layers
+    return models.preset(
+        config.preset, attention=config.attention, attention_options=config.attention_options, **changes
+    )
+
+
+def _with_attention(config: TrainingConfig) -> TrainingConfig:
+    """The run's mechanism and options filled in from the preset, so that a saved run says what it is."""
+    if config.attention is not None:
+        return config
+    attention, options = models.preset_attention(config.preset, config.attention_options)
+    return dataclasses.replace(config, attention=attention, attention_options=options)
+
+
+def _describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:
+    """Where the data is, and the sha256 of its description (which holds those of the token files)."""
+    description = (folder / "description.json").read_bytes()
+    return {
+        "folder": str(folder.resolve()),
+        "description_sha256": hashlib.sha256(description).hexdigest(),
+        "tokenizer": data.tokenizer.name,
+    }
+
+
+def _check_splits(config: TrainingConfig, data: PreparedData) -> None:
+    if config.eval_every and "validation" not in data.description.splits:
+        raise ValueError(
+            f"--data: expected a validation split in {config.data}, found {', '.join(data.description.splits)}: "
+            "prepare the data with one, or train without evaluation by --eval-every 0"
+        )
+    found = data.split("train").num_tokens
+    if found < config.context + 1:
+        raise ValueError(
+            f"--context {config.context}: expected at least {config.context + 1} training tokens in {config.data}, "
+            f"found {found}: choose a shorter context or prepare more text"
+        )
+
+
+def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
+    """Where the run in the locked folder `run` starts: a checkpoint, or None for its beginning. Writes nothing.
+
+    Args:
+        run: the run folder, locked by this process.
+        plan: the resolved options.
+        say: gets a line for everything the user should know.
+
+    Raises:
+        ValueError: the folder holds a run and `resume` was not asked for, or other files; or an option changed that
+            the result depends on.
+        FileNotFoundError: the checkpoint asked for is not there.
+    """
+    if not run.has_run():
+        _refuse_foreign(run)
+        return None
+    if not plan.config.resume:
+        raise ValueError(
+            f"{run.path} already holds a run: give --resume to go on with it, or another --out to start a new one"
+        )
+    _check_unchanged(run.read_config(), plan.to_dict(), say)
+    if not list_checkpoints(run.checkpoints) and plan.config.checkpoint == "latest":
+        return None  # killed before the first checkpoint was complete
+    return find_checkpoint(run.checkpoints, plan.config.checkpoint)
+
+
+def _refuse_foreign(run: RunFolder) -> None:
+    foreign = run.foreign_files()
+    if foreign:
+        raise ValueError(
+            f"{run.path}: expected an empty folder or a run folder, found {foreign[0]!r} and no config.json: "
+            "give another --out"
+        )
+
+
+def _check_unchanged(saved: dict[str, Any], new: dict[str, Any], say: Say) -> None:
+    _check_data(saved["data"], new["data"])
+    notes = check_changes(TrainingConfig, saved["training"], new["training"])
+    notes += _environment_changes(saved["environment"], new["environment"])
+    if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
+        raise ValueError(
+            f"--dtype: the run computes in {saved['resolved']['dtype']}, this machine would in "
+            f"{new['resolved']['dtype']}; give --dtype as in the run"
+        )
+    if (
+        models.ModelConfig.from_dict(saved["model"]).to_dict() != new["model"]
+    ):  # options added since then have their defaults
+        raise ValueError("the preset or the defaults of the mechanism changed since the run started: start a new run")
+    for note in notes:
+        say(f"note: {note}")
+
+
+def _check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data than the run was started with.
+
+    Raises:
+        ValueError: the sha256 of the data's description differs.
+    """
+    if old["description_sha256"] != new["description_sha256"]:
+        raise ValueError(
+            f"--data: expected the data the run was started with (description.json with sha256 "
+            f"{old['description_sha256'][:12]}..., at the time in {old['folder']}), found {new['folder']} with "
+            f"{new['description_sha256'][:12]}...: it was prepared again or is another folder"
+        )
+
+
+def _environment_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """A line for each version or machine property that changed since the run's start: it may change the rounding."""
+    return [
+        f"{name} was {old[name]} when the run started and is now {new.get(name)}: the result may differ by rounding"
+        for name in old
+        if old[name] != new.get(name)
+    ]
+
+
+def lay_out(run: RunFolder, plan: Plan, start: Path | None, say: Say) -> None:
+    """Bring the folder to the state of `start`: configuration, tokenizer, metrics up to there, no later checkpoints.
+
+    Every part may be interrupted and is done again by the next process: config.json comes first, so that the folder
+    is recognised.
+    """
+    _write_config(run, plan)
+    _copy_tokenizer(run, plan)
+    if not run.checkpoints.is_dir():
+        disk.make_folder(run.checkpoints)
+        disk.sync(run.path)
+    delete_leftovers(run.checkpoints)
+    step = -1 if start is None else checkpoint_step(start)
+    for path in set_aside_after(run.checkpoints, step) if start is not None else []:
+        say(f"note: later checkpoint set aside as {path}")
+    MetricsFile(run.metrics).drop_after(step)
+
+
+def _write_config(run: RunFolder, plan: Plan) -> None:
+    """Write what changed (only what `find_start` allows); the environment stays that of the run's start."""
+    config = plan.to_dict()
+    if run.has_run():
+        saved = run.read_config()
+        config["environment"] = saved["environment"]
+        if config == saved:
+            return
+    run.write_config(config)
+
+
+def _copy_tokenizer(run: RunFolder, plan: Plan) -> None:
+    """Copy the description and the tokenizer of the data, so that the run can be used without the data."""
+    run.tokenizer.mkdir(exist_ok=True)
+    names = ["description.json", plan.data.description.tokenizer.file]
+    for name in filter(None, names):
+        shutil.copyfile(plan.config.data / name, run.tokenizer / name)

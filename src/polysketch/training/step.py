@@ -1,0 +1,127 @@
+"""One optimizer step: gradient over a batch in parts, clipping, learning rate, AdamW."""
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polysketch.training.options import StepOptions
+from polysketch.training.tensors import trained_parameters
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a batch gave.
+
+    Attributes:
+        loss: mean loss in nats per token.
+        norm: norm of the gradient before clipping.
+    """
+
+    loss: float
+    norm: float
+
+
+class Updater:
+    """Computes gradients and applies them.
+
+    Args:
+        model: what is trained, on its device: `model.loss(ids)` is the mean loss of windows.
+        options: of the optimizer steps.
+        dtype: precision of the matrix products.
+
+    Attributes:
+        model: as given.
+        optimizer: AdamW over the model's trained parameters.
+    """
+
+    def __init__(self, model: Any, options: StepOptions, dtype: torch.dtype) -> None:
+        self.model = model
+        self.optimizer = build_optimizer(
+            model, learning_rate=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
+        )
+        self._options = options
+        self._dtype = dtype
+        self._parameters = list(trained_parameters(model).values())
+        self._device = self._parameters[0].device
+        self._loss = torch.compile(model.loss, dynamic=False) if options.compile else model.loss
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context in which the model is to be called: autocast, unless everything is float32."""
+        if self._dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self._dtype)
+
+    def compute_gradient(self, batch: Tensor) -> Gradient:
+        """Loss and clipped gradient of `batch` (windows, context + 1), int64 on the CPU, in parts of equal size.
+
+        The gradient is that of the mean loss over the whole batch, however many parts it is computed in.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = batch.split(len(batch) // self._options.accumulation)
+        loss = sum(self._accumulate(part, len(parts)) for part in parts)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
+        return Gradient(float(loss), float(norm))
+
+    def _accumulate(self, part: Tensor, parts: int) -> Tensor:
+        ids = part.to(self._device, non_blocking=True)
+        with self.precision():
+            loss = self._loss(ids) / parts
+        loss.backward()
+        return loss.detach()
+
+    def apply(self, step: int) -> float:
+        """Make the optimizer step number `step` (from 0); returns the learning rate used."""
+        options = self._options
+        rate = learning_rate_at(step, steps=options.steps, warmup=options.warmup, peak=options.learning_rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return rate
+
+
+def build_optimizer(
+    model: nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW over the model's trained parameters in two groups: matrices decay, vectors and scalars do not.
+
+    Gains, biases and per-head factors have one axis and are left alone; weights, sketches and the embedding have two.
+
+    Args:
+        model: the model, already on its device.
+        learning_rate: rate of the first step; `Updater` sets it anew before every step.
+        betas: decay rates of the two running moments.
+        weight_decay: decoupled decay of the matrices.
+
+    Returns:
+        The optimizer, one fused pass over the parameters per step.
+    """
+    parameters = list(trained_parameters(model).values())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], learning_rate, betas, fused=True)
+
+
+def learning_rate_at(step: int, *, steps: int, warmup: int, peak: float) -> float:
+    """Linear warm-up to `peak`, then linear decay towards zero (PolySketchFormer, section 4: 10k of 125k steps).
+
+    A pure function, so that a resumed run needs nothing but its step. The first step has rate `peak / warmup`, the
+    rate is `peak` at step `warmup - 1`, and the last step still has a rate above zero.
+
+    Args:
+        step: number of optimizer steps already made, 0 <= step < steps.
+        steps: number of steps of the whole run.
+        warmup: number of steps of the warm-up, 0 <= warmup <= steps.
+        peak: the largest learning rate.
+
+    Returns:
+        The learning rate of optimizer step number `step` (from 0).
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (steps - step) / max(1, steps - warmup)

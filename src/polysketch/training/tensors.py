@@ -1,0 +1,154 @@
+"""What a checkpoint holds, as tensors by name: weights, the optimizer's state, the random generators' states."""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+_NAMED = 3
+_SEPARATOR = "/"
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters of `model` by name, each once."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put `tensors` into `model`; every tensor of the model must be there, with its shape, and no other.
+
+    Args:
+        model: the model to fill.
+        tensors: a state_dict.
+        source: where they come from, for messages.
+
+    Raises:
+        ValueError: they belong to another configuration (the first differing names are listed), or a number in them is
+            not finite. Nothing is changed then.
+    """
+    own = model.state_dict()
+    missing, unexpected = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    if missing or unexpected:
+        raise ValueError(
+            f"{source} belongs to another model configuration: "
+            f"it lacks {_some(missing)} and has {_some(unexpected)} in excess"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            raise ValueError(
+                f"{source} belongs to another model configuration: {name}: "
+                f"expected shape {tuple(tensor.shape)}, found {tuple(tensors[name].shape)}"
+            )
+    _refuse_bad_numbers(own, tensors, source)
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+def _refuse_bad_numbers(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """A run that diverged stops before it saves: weights that are not finite were damaged or put there by others."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != own[name].dtype:
+            raise ValueError(f"{source}: {name}: expected {own[name].dtype}, found {tensor.dtype}: converted by hand?")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{source}: expected finite weights, found NaN or infinity in {name}: the weights are damaged; "
+                "use an earlier checkpoint"
+            )
+
+
+def _some(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as tensors named `PARAMETER/FIELD`, for instance `embedding.weight/exp_avg`."""
+    return {
+        f"{name}{_SEPARATOR}{field}": value.detach()
+        for name, parameter in trained_parameters(model).items()
+        for field, value in optimizer.state[parameter].items()
+    }
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave.
+
+    Args:
+        model: the model whose parameters the optimizer holds.
+        optimizer: an optimizer for that model's trained parameters.
+        tensors: state by name; empty for a run that has made no step.
+
+    Raises:
+        ValueError: a name that the model does not have, a moment of another shape, or one that is missing.
+    """
+    parameters = trained_parameters(model)
+    for key, value in tensors.items():
+        name, _, field = key.rpartition(_SEPARATOR)
+        if name not in parameters:
+            raise ValueError(f"optimizer state for {name!r}, which the model does not have: another configuration?")
+        parameter = parameters[name]
+        if value.ndim and value.shape != parameter.shape:
+            raise ValueError(
+                f"optimizer state {key!r}: expected shape {tuple(parameter.shape)}, found {tuple(value.shape)}; "
+                "the checkpoint is of another configuration"
+            )
+        optimizer.state[parameter][field] = value.to(parameter.device, copy=True)
+    _require_all_fields(parameters, tensors)
+
+
+def _require_all_fields(names: Collection[str], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a state that has a field for some parameters and not for others."""
+    fields = {key.rpartition(_SEPARATOR)[2] for key in tensors}
+    wanted = {f"{name}{_SEPARATOR}{field}" for name in names for field in fields}
+    if missing := sorted(wanted - tensors.keys()):
+        raise ValueError(
+            f"expected optimizer state for all parameters, found none called {missing[0]!r}: "
+            "the checkpoint is of another configuration"
+        )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of the CPU and of every CUDA device."""
+    torch.manual_seed(seed)
+
+
+def random_tensors() -> dict[str, Tensor]:
+    """The states of the generators: `cpu`, and `cuda.N` for each CUDA device that is there; uint8 vectors."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def load_random_tensors(states: Mapping[str, Tensor]) -> None:
+    """Put the generators back into `states`; those of CUDA devices that are not here are left out.
+
+    Raises:
+        ValueError: the state of the CPU's generator is missing or of another size.
+    """
+    expected = torch.get_rng_state()
+    found = states.get("cpu")
+    if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
+        raise ValueError(
+            f"expected the state of the CPU's random generator, {len(expected)} bytes, in the checkpoint, found "
+            f"{'none' if found is None else tuple(found.shape)}: it was written by another version of PyTorch"
+        )
+    torch.set_rng_state(found)
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda.{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda.{index}"], index)
+
+
+@contextlib.contextmanager
+def unchanged_randomness() -> Iterator[None]:
+    """Leave the generators, at the end, as they were: what is measured during training must not change training."""
+    states = random_tensors()
+    try:
+        yield
+    finally:
+        load_random_tensors(states)
