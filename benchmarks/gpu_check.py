@@ -181,14 +181,8 @@ def _time_section(name: str, device: torch.device, section: Section, journal: Jo
         _TIMED[name](clock, rates, section, journal, quick=quick)
 
 
-def _time_attention(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
-    points = attention.cases(quick=quick)
-    attention.state_floors(points, rates, journal)
-    attention.time_cases(points, clock, rates, section, journal)
-
-
 _TIMED = {
-    "attention": _time_attention,
+    "attention": attention.time_attention,
     "training": language_model.time_training,
     "decoding": decoding.time_decoding,
 }

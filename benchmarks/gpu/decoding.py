@@ -8,23 +8,22 @@ tokens, and the step that fills one is timed apart: each step is charged its sha
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.budget import Section
-from benchmarks.gpu.cases import text_of
-from benchmarks.gpu.language_model import MODELS, build_model, measure_all
+from benchmarks.gpu.cases import Labels, text_of
+from benchmarks.gpu.language_model import LARGEST, MODELS, build_model, describe, model_cases
 from benchmarks.journal import Journal
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.benchmarking import floors
+from polysketch.benchmarking.models import append_random, read_bytes
 from polysketch.benchmarking.timing import Clock, Rates, summary
 from polysketch.generation.captured import CapturedStep, why_no_graph
 from polysketch.models import ModelState, TransformerLM
 
-LARGEST = "largest"
 _POSITIONS = (2**15, 2**10, 2**17, 2**13, 2**12)
 _STEPS = 24  # timed, after as many as are needed to warm up
 _WARM_UP = 3
@@ -44,11 +43,15 @@ def time_decoding(clock: Clock, rates: Rates, section: Section, journal: Journal
         for name in MODELS
         if position == positions[0] or not name.endswith("r=64")
     ]
-    measure_all("decode", points, partial(_decode, clock, rates, quick), clock.device, section, journal)
+
+    def measure(labels: Labels) -> dict[str, Any]:
+        return _decode(clock, rates, quick, labels)
+
+    model_cases("decode", clock.device, section, journal).run(points, measure, describe)
 
 
 @torch.inference_mode()
-def _decode(clock: Clock, rates: Rates, quick: bool, labels: dict[str, Any]) -> dict[str, Any]:
+def _decode(clock: Clock, rates: Rates, quick: bool, labels: Labels) -> dict[str, Any]:
     model = build_model(labels["model"], clock.device, quick=quick).to(torch.bfloat16).eval()
     batch, position = labels["batch"], labels["position"]
     rows = _rows_that_fit(model, position) if batch == LARGEST else batch
@@ -61,7 +64,7 @@ def _decode(clock: Clock, rates: Rates, quick: bool, labels: dict[str, Any]) -> 
     if chunk:
         filling = _filling_seconds(step, state, model, position // chunk * chunk + chunk, clock.device)
     seconds = timing.seconds if filling is None else timing.seconds + max(0.0, filling - timing.seconds) / chunk
-    floor = floors.decoding_step(model, rows, _read_bytes(state, model, position)).seconds(rates)
+    floor = floors.decoding_step(model, rows, read_bytes(model, state)).seconds(rates)
     return {
         **vars(timing),
         "seconds": seconds,
@@ -103,13 +106,10 @@ def _filling_seconds(
 
 def fill(state: ModelState, model: TransformerLM, position: int, room: int) -> None:
     """Make a state one that has seen `position` tokens, at the same addresses where it has its size already."""
-    config = model.config
-    rows, like = len(state.position), model.output_bias
+    rows = len(state.position)
     for layer in state.layers:
         if isinstance(layer, KeyValueState):
-            shape = (rows, config.num_kv_heads, position + room, config.head_dim)
-            random = torch.randn(shape, device=like.device, dtype=like.dtype)
-            layer.append(random, random)
+            append_random(layer, model, rows, position + room)
             layer.length = position
             layer.position.fill_(position)
         else:
@@ -146,14 +146,6 @@ def _step_seconds(step: Callable[[Tensor], Tensor], rows: int, count: int, devic
         if turn >= _WARM_UP:
             seconds.append(time.perf_counter() - started)
     return seconds
-
-
-def _read_bytes(state: ModelState, model: TransformerLM, position: int) -> int:
-    """Of a cache the part that is filled."""
-    config = model.config
-    token = 2 * config.num_kv_heads * config.head_dim * model.output_bias.element_size()
-    rows = len(state.position)
-    return sum(rows * position * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers)
 
 
 def _wait(device: torch.device) -> None:

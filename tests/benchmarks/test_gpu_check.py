@@ -193,7 +193,7 @@ def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, 
     def too_large(*_, **__):
         raise torch.OutOfMemoryError("deliberately too large")
 
-    monkeypatch.setattr(timed_attention.calls, "polynomial", too_large)
+    monkeypatch.setattr(library.PolynomialAttention, "forward", too_large)
     status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "attention")
     failed = [record for record in records if record["kind"] == "failed" and record["series"].startswith("polynomial")]
     skipped = [record for record in records if record["kind"] == "skipped"]

@@ -93,10 +93,11 @@ def state_at(model: TransformerLM, batch: int, position: int) -> ModelState:
 
 
 def append_random(layer: KeyValueState, model: TransformerLM, batch: int, length: int) -> None:
-    """So many tokens of random keys and values."""
+    """So many tokens of random keys, their values the same numbers: a large cache has no room for others."""
     config, like = model.config, model.output_bias
     shape = (batch, config.num_kv_heads, length, config.head_dim)
-    layer.append(*(torch.randn(shape, device=like.device, dtype=like.dtype) for _ in range(2)))
+    random = torch.randn(shape, device=like.device, dtype=like.dtype)
+    layer.append(random, random)
 
 
 def read_bytes(model: TransformerLM, state: ModelState) -> int:
