@@ -1,4 +1,4 @@
-"""Training windows are a pure function of (seed, sample index), cover the data, and do not depend on the processes."""
+"""Training windows are a pure function of (seed, sample index) and cover the data."""
 
 import numpy as np
 import pytest
@@ -101,26 +101,16 @@ def test_the_order_is_the_same_in_every_version():
     assert windows_of(1001, seed=0).batch(0, 8)[:, 0].tolist() == [730, 226, 394, 378, 250, 154, 530, 882]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 12])
-def test_the_number_of_processes_does_not_change_the_data(world_size):
-    windows = windows_of(100)
-    for step in (0, 1, 2, 50):
-        parts = [windows.batch(step, 12, rank=rank, world_size=world_size) for rank in range(world_size)]
-        assert torch.equal(torch.cat(parts), windows.batch(step, 12))
-
-
 def test_a_batch_is_the_windows_of_its_sample_indices():
     windows = windows_of(100)
     batch = windows.batch(5, 12)  # crosses from one epoch into another
     assert torch.equal(batch, torch.stack([windows.window(index) for index in range(60, 72)]))
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "rank", "world_size"), [(0, 0, 1), (12, 0, 5), (12, 2, 2), (12, -1, 2), (12, 0, 0)]
-)
-def test_a_batch_that_does_not_divide_is_refused(batch_size, rank, world_size):
-    with pytest.raises(ValueError, match="expected a"):
-        windows_of(100).batch(0, batch_size, rank=rank, world_size=world_size)
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_nothing_is_refused(batch_size):
+    with pytest.raises(ValueError, match="batch size of at least 1"):
+        windows_of(100).batch(0, batch_size)
 
 
 @pytest.mark.parametrize("index", [-1, -100])

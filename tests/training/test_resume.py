@@ -238,6 +238,18 @@ def test_other_data_is_refused_and_the_same_data_elsewhere_is_not(make_config, d
         train(dataclasses.replace(config, resume=True, data=moved), progress=False)
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_damaged_copy_of_the_data_is_refused(make_config, data_folder, tmp_path, split):
+    config = make_config(steps=1)
+    train(config, progress=False)
+    moved = shutil.copytree(data_folder, tmp_path / "moved")
+    content = bytearray((moved / f"{split}.bin").read_bytes())
+    content[len(content) // 2] ^= 1
+    (moved / f"{split}.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{split}\.bin with sha256 .* the file was altered or damaged"):
+        train(dataclasses.replace(config, resume=True, data=moved), progress=False)
+
+
 def test_a_change_of_versions_is_told(make_config, capsys):
     config = make_config(steps=1)
     train(config, progress=False)

@@ -9,8 +9,8 @@ from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.transfer import AttentionTransfer
 from polysketch.data import PreparedData
 from polysketch.evaluation import evaluate
-from polysketch.evaluation.losses import evaluation_mode
 from polysketch.integrations.language_model import HuggingFaceLM
+from polysketch.models.modes import evaluation_mode
 
 _SPLIT = "validation"
 
@@ -46,6 +46,6 @@ def transfer_error(model: Any, data: PreparedData, config: ConversionConfig) -> 
     """Layer -> relative squared error of its mechanism against softmax attention, on one validation window."""
     window = np.asarray(data.split(_SPLIT).tokens[: config.context], dtype=np.int64)
     ids = torch.from_numpy(window)[None].to(next(model.parameters()).device)
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.inference_mode():
         errors = AttentionTransfer(model).errors(ids)
     return {str(layer): float(error) for layer, error in errors.items()}

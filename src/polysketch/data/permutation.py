@@ -1,4 +1,9 @@
-"""A keyed permutation of 0 .. size-1 that is computed, not stored: any position in constant time and memory."""
+"""A keyed permutation of 0 .. size-1 that is computed, not stored: any position in constant time and memory.
+
+NumPy's stored permutation of 10^8 windows takes 0.8 GB in every process, and seconds at the start of a run, whenever
+it is resumed, and in every epoch. This one gives the positions of a batch in less than a millisecond, however many
+windows there are.
+"""
 
 from __future__ import annotations
 

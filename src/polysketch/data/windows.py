@@ -15,8 +15,7 @@ class TrainingWindows:
 
     Sample ``index`` belongs to epoch ``index // num_windows``. In an epoch, the tokens from a random offset on are cut
     into windows that overlap by one token, so that each token is predicted once, and a keyed permutation gives their
-    order. Nothing is stored and nothing is consumed: resuming needs only the number of the step, and how many processes
-    share a batch does not change which windows are in it.
+    order. Nothing is stored and nothing is consumed: resuming needs only the number of the step.
 
     Attributes:
         context_length: Number of tokens a model sees; a window has one more, the last target.
@@ -65,28 +64,22 @@ class TrainingWindows:
         """Sample ``index`` (a global sample index, at least 0): ids, int64 of shape (context_length + 1,)."""
         return self._read(np.array([index]))[0]
 
-    def batch(self, step: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> torch.Tensor:
-        """The part of the global batch of a step that one process trains on.
+    def batch(self, step: int, batch_size: int) -> torch.Tensor:
+        """The samples that a step trains on.
 
         Args:
             step: Number of the step, from 0.
-            batch_size: Samples in the global batch, over all processes.
-            rank: Number of this process, in [0, world_size).
-            world_size: Number of processes; it must divide the batch size.
+            batch_size: Samples in a batch, at least 1.
 
         Returns:
-            Ids, int64 of shape (batch_size / world_size, context_length + 1); the ranks' parts one after another
-            are the batch of a single process.
+            Ids, int64 of shape (batch_size, context_length + 1).
 
         Raises:
-            ValueError: The batch does not divide, or a number lies outside its range.
+            ValueError: The batch size is not positive, or the step negative.
         """
-        if batch_size < 1 or world_size < 1 or batch_size % world_size:
-            raise ValueError(f"expected a batch size that {world_size} processes can share evenly, found {batch_size}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"expected a rank in [0, {world_size}), found {rank}")
-        share = batch_size // world_size
-        return self._read(step * batch_size + rank * share + np.arange(share))
+        if batch_size < 1:
+            raise ValueError(f"expected a batch size of at least 1, found {batch_size}")
+        return self._read(step * batch_size + np.arange(batch_size))
 
     def _epoch_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=16).digest()

@@ -1,7 +1,6 @@
 """The loss at every position of a context, in memory that does not grow with the context."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from polysketch.evaluation.windows import window_batches
 from polysketch.models import TransformerLM
+from polysketch.models.modes import evaluation_mode
 
-__all__ = ["PositionLosses", "evaluation_mode", "sum_losses"]
+__all__ = ["PositionLosses", "sum_losses"]
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,6 @@ class PositionLosses:
     sums: np.ndarray
     counts: np.ndarray
     num_bytes: int | None
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switch `model` to evaluation, without gradients, and leave it as it was found."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)
 
 
 def sum_losses(
@@ -63,7 +51,7 @@ def sum_losses(
     num_bytes = 0
     vocab_size = model.config.vocab_size if token_bytes is None else len(token_bytes)
     batches = window_batches(tokens, context_length=context_length, batch_size=batch_size, vocab_size=vocab_size)
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.inference_mode():
         for inputs, targets in batches:
             losses = _window_losses(model, inputs.to(device), targets.to(device), span)
             sums[: losses.shape[1]] += losses.sum(axis=0)

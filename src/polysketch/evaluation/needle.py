@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polysketch.evaluation.losses import evaluation_mode
 from polysketch.models import TransformerLM
+from polysketch.models.modes import evaluation_mode
 
 __all__ = ["NAMES", "VALUES", "Needle", "NeedleResult", "make_needles", "needle_retrieval"]
 
@@ -126,7 +126,7 @@ def needle_retrieval(
     """
     _check(haystack, needles, lengths, depths, num_trials, batch_size, span)
     cells = np.zeros((3, len(lengths), len(depths)))
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.inference_mode():
         for row, length in enumerate(lengths):
             trials = _Trials.draw(needles, length, num_trials, len(haystack), seed)
             prior, _ = _scores(model, trials.priors(haystack), trials.answers, batch_size, span)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from polysketch.data.recall import recall_batch
-from polysketch.evaluation.losses import evaluation_mode
 from polysketch.models import TransformerLM
+from polysketch.models.modes import evaluation_mode
 
 __all__ = ["IGNORED_LABEL", "RecallResult", "recall_accuracy", "recall_grid"]
 
@@ -32,7 +32,7 @@ def recall_accuracy(model: TransformerLM, batches: Iterable[tuple[Tensor, Tensor
     """
     device = next(model.parameters()).device
     num_right = num_asked = 0
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.inference_mode():
         for ids, labels in batches:
             right, asked = _count_right(model, ids.to(device), labels.to(device))
             num_right, num_asked = num_right + right, num_asked + asked

@@ -13,6 +13,7 @@ from polysketch.generation import captured
 from polysketch.generation.randomness import RowUniforms
 from polysketch.generation.sampling import Sampler
 from polysketch.models import ModelState, TransformerLM
+from polysketch.models.modes import evaluation_mode
 
 __all__ = ["GenerationResult", "generate"]
 
@@ -66,7 +67,7 @@ def generate(
     a step nor the state depends on what came before.
 
     Args:
-        model: a language model; its training mode is restored.
+        model: a language model; every module's training mode is restored.
         prompts: token ids, at least one in every prompt.
         max_new_tokens: at least 1.
         temperature: see `Sampler`; 0 is greedy.
@@ -88,9 +89,7 @@ def generate(
     _require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
     rows = _Rows(len(prompts), stop, on_token)
     uniforms = RowUniforms(prompts, seed)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         step, state, no_graph = _stepper(model, len(prompts), graph, max_new_tokens - 1)
         started = _finished(model.output_bias.device)
         logits = _prefill(model, prompts, state, span)
@@ -102,8 +101,6 @@ def generate(
                 break
             logits = step(chosen)
         seconds = time.perf_counter() - prefilled
-    finally:
-        model.train(was_training)
     speed = rows.num_tokens / seconds
     return GenerationResult(rows.tokens, rows.stopped, speed, prefilled - started, state.nbytes, no_graph)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.models import token_losses
+from polysketch.models.modes import evaluation_mode
 
 _PROBE_TOKENS = 4
 
@@ -75,11 +76,9 @@ class HuggingFaceLM(nn.Module):
     def _require_plain_logits(self) -> None:
         """Names of settings that scale, cap or transform logits are many; what counts is whether they are ours."""
         ids = torch.arange(_PROBE_TOKENS, device=self.model.device)[None] % self.config.vocab_size
-        was_training = self.training
-        self.eval()
-        expected = self.model(input_ids=ids, use_cache=False).logits.float()
-        found = self(ids).float()
-        self.train(was_training)
+        with evaluation_mode(self):
+            expected = self.model(input_ids=ids, use_cache=False).logits.float()
+            found = self(ids).float()
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())):
             raise ValueError(
                 f"expected logits that are the output layer's product with the last hidden state, found others in "

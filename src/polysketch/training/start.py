@@ -140,7 +140,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
         raise ValueError(
             f"{run.path} already holds a run: give --resume to go on with it, or another --out to start a new one"
         )
-    _check_unchanged(run.read_config(), plan.to_dict(), say)
+    _check_unchanged(run.read_config(), plan, say)
     if not list_checkpoints(run.checkpoints) and plan.config.checkpoint == "latest":
         return None  # killed before the first checkpoint was complete
     return find_checkpoint(run.checkpoints, plan.config.checkpoint)
@@ -155,8 +155,9 @@ def _refuse_foreign(run: RunFolder) -> None:
         )
 
 
-def _check_unchanged(saved: dict[str, Any], new: dict[str, Any], say: Say) -> None:
-    _check_data(saved["data"], new["data"])
+def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
+    new = plan.to_dict()
+    _check_data(saved["data"], new["data"], plan.data)
     notes = check_changes(TrainingConfig, saved["training"], new["training"])
     notes += _environment_changes(saved["environment"], new["environment"])
     if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
@@ -172,11 +173,11 @@ def _check_unchanged(saved: dict[str, Any], new: dict[str, Any], say: Say) -> No
         say(f"note: {note}")
 
 
-def _check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to go on with other data than the run was started with.
+def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], data: PreparedData) -> None:
+    """Refuse to go on with other data than the run was started with; a copy in another place is read and verified.
 
     Raises:
-        ValueError: the sha256 of the data's description differs.
+        ValueError: the sha256 of the data's description differs, or that of a file in another place.
     """
     if old["description_sha256"] != new["description_sha256"]:
         raise ValueError(
@@ -184,6 +185,8 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
             f"{old['description_sha256'][:12]}..., at the time in {old['folder']}), found {new['folder']} with "
             f"{new['description_sha256'][:12]}...: it was prepared again or is another folder"
         )
+    if old["folder"] != new["folder"]:
+        data.verify()
 
 
 def _environment_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

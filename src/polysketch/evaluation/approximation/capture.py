@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polysketch.evaluation.losses import evaluation_mode
 from polysketch.models import TransformerLM
+from polysketch.models.modes import evaluation_mode
 
 __all__ = ["AttentionInputs", "attention_inputs"]
 
@@ -43,7 +43,7 @@ def attention_inputs(model: TransformerLM, ids: Tensor) -> list[AttentionInputs]
     device = next(model.parameters()).device
     handles = [block.attention.mechanism.register_forward_pre_hook(keep) for block in model.blocks]  # type: ignore[union-attr]
     try:
-        with evaluation_mode(model), torch.inference_mode(False), torch.no_grad():  # usable in training afterwards
+        with evaluation_mode(model), torch.no_grad():  # usable in training afterwards
             model.hidden_states(ids.to(device))
     finally:
         for handle in handles:
