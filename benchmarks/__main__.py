@@ -26,6 +26,7 @@ from polysketch.benchmarking import measure_rates
 from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
+from polysketch.storage import disk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,9 +100,7 @@ def _print_machine(report: dict[str, Any]) -> None:
 
 
 def _write(report: dict[str, Any], path: Path) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.replace(path)
+    disk.replace_file(path, json.dumps(report, indent=1).encode() + b"\n")
 
 
 def _plot(report: dict[str, Any], path: Path) -> bool:

@@ -37,7 +37,7 @@ if not __package__:  # called as a file: the clone's root is not on the path
 
 from benchmarks import RESULTS, checking, sanitizer
 from benchmarks.budget import Budget, Section
-from benchmarks.gpu import attention, decoding, language_model, picture
+from benchmarks.gpu import generated_tokens, kernels, language_model, picture
 from benchmarks.gpu.apart import run_apart
 from benchmarks.gpu.cases import text_of
 from benchmarks.gpu.table import print_bench, print_check
@@ -182,9 +182,9 @@ def _time_section(name: str, device: torch.device, section: Section, journal: Jo
 
 
 _TIMED = {
-    "attention": attention.time_attention,
+    "attention": kernels.time_attention,
     "training": language_model.time_training,
-    "decoding": decoding.time_decoding,
+    "decoding": generated_tokens.time_decoding,
 }
 
 

@@ -1,6 +1,7 @@
 """Cases one after the other: each is answered in the journal, by a record, a failure or why it was left out."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,11 @@ import torch
 
 from benchmarks.budget import Section
 from benchmarks.journal import Journal
+from polysketch.benchmarking.growth import Growth
 
 Labels = dict[str, Any]
+
+_LONGER = 3.0  # times what the last case of a series took, compilation and all, the next may take
 
 
 class DeviceLost(RuntimeError):
@@ -20,7 +24,7 @@ class DeviceLost(RuntimeError):
 
 @dataclass
 class Cases:
-    """Runs what fits and is not answered yet; a series that failed or became slow is not continued at longer lengths.
+    """Runs what fits and is not answered yet; a series that failed or becomes slow is not continued at longer lengths.
 
     Attributes:
         kind: of the records.
@@ -28,8 +32,7 @@ class Cases:
         section: its time.
         journal: of the run.
         series: labels -> the series that they are a point of.
-        longest: seconds of a call beyond which a series ends.
-        growth: the next case of a series may take so many times as long as the last one.
+        growth: seconds that a call may take, and what calls have taken.
     """
 
     kind: str
@@ -37,9 +40,7 @@ class Cases:
     section: Section
     journal: Journal
     series: Callable[[Labels], Hashable]
-    longest: float = math.inf
-    growth: float = 2.0
-    _ended: dict[Hashable, int] = field(default_factory=dict)
+    growth: Growth = field(default_factory=lambda: Growth(sys.float_info.max))
     _spent: dict[Hashable, float] = field(default_factory=dict)
 
     def run(
@@ -70,18 +71,16 @@ class Cases:
             self._spent[self.series(labels)] = time.monotonic() - started
 
     def _reason_to_skip(self, labels: Labels) -> str | None:
-        ended = self._ended.get(self.series(labels), math.inf)
-        if place_of(labels) >= ended:
-            return f"the series ended at {ended} tokens"
-        fits = self.section.fits(self.growth * self._spent.get(self.series(labels), 0.5))
+        series = self.series(labels)
+        if not self.growth.allows(series, place_of(labels)):
+            return "the series ended at a shorter length: it failed or became slow there"
+        fits = self.section.fits(_LONGER * self._spent.get(series, 0.5))
         return None if fits else "no time left in this section"
 
     def _note(self, record: dict[str, Any]) -> None:
-        """Where a series ends: at the shortest case that failed or was too slow."""
-        own = record["kind"] == self.kind or record.get("section") == self.kind
-        if own and (record["kind"] == "failed" or record["seconds"] > self.longest):
-            series, place = self.series(record), place_of(record)
-            self._ended[series] = min(place, self._ended.get(series, place))
+        """What the series takes, or that it failed."""
+        if self.kind in (record["kind"], record.get("section")):
+            self.growth.note(self.series(record), place_of(record), record.get("seconds", math.inf))
 
     def _attempt(
         self,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.attention import SDPA
+from benchmarks.gpu.kernels import SDPA
 from benchmarks.gpu.targets import figures, unmeasured
 from benchmarks.journal import Journal
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.figures import Figure
-from benchmarks.gpu.attention import SDPA
+from benchmarks.gpu.kernels import SDPA
 from benchmarks.journal import Journal
 
 _BOTH = "forward+backward"

@@ -16,8 +16,8 @@ from polysketch.benchmarking import (
     time_training,
 )
 from polysketch.benchmarking.agreement import disagreement
-from polysketch.benchmarking.budget import Budget
 from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.ways import BASELINE, Sizes, expanded, parsed, way
@@ -136,18 +136,26 @@ def test_a_mechanism_that_is_wrong_in_float32_is_refused(bench, monkeypatch):
 
 
 def test_a_series_ends_where_its_own_growth_would_exceed_the_budget():
-    budget = Budget(1.0)
-    assert budget.allows("new", 10**9)
+    growth = Growth(1.0)
+    assert growth.allows("new", 10**9)
     for length in (1_000, 2_000):
-        budget.note("linear", length, length / 10_000)
-        budget.note("quadratic", length, (length / 10_000) ** 2 * 10)
-    assert budget.allows("linear", 9_900)
-    assert not budget.allows("linear", 10_100)
-    assert budget.allows("quadratic", 3_100)
-    assert not budget.allows("quadratic", 3_200)
-    budget.note("once", 1_000, 0.3)
-    assert not budget.allows("once", 2_000)
-    assert Budget(None).allows("once", 10**9)
+        growth.note("linear", length, length / 10_000)
+        growth.note("quadratic", length, (length / 10_000) ** 2 * 10)
+    assert growth.allows("linear", 9_900)
+    assert not growth.allows("linear", 10_100)
+    assert growth.allows("quadratic", 3_100)
+    assert not growth.allows("quadratic", 3_200)
+    growth.note("once", 1_000, 0.3)
+    assert not growth.allows("once", 2_000)
+    assert Growth(None).allows("once", 10**9)
+
+
+def test_a_series_that_failed_goes_on_at_shorter_lengths_alone():
+    growth = Growth(1.0)
+    growth.note("failed", 2_000, float("inf"))
+    assert [growth.allows("failed", length) for length in (1_000, 2_000, 4_000)] == [True, False, False]
+    growth.note("failed", 1_000, 0.1)
+    assert [growth.allows("failed", length) for length in (1_500, 2_000)] == [True, False]
 
 
 def test_what_is_over_budget_keeps_its_row_and_is_not_drawn(bench, monkeypatch, tmp_path):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.budget import Budget
-from benchmarks.gpu import apart, cases, decoding, language_model, targets
-from benchmarks.gpu import attention as timed_attention
+from benchmarks.gpu import apart, cases, generated_tokens, kernels, language_model, targets
 from benchmarks.journal import Journal
 
 from benchmarks import checking, gpu_check, sanitizer
+from polysketch.attention import PolynomialAttention
 from polysketch.benchmarking.timing import Clock, Rates
 
 CPU = torch.device("cpu")
@@ -119,7 +119,7 @@ def test_everything_that_is_timed_is_recorded_and_drawn(tmp_path, capsys):
     assert kinds["rates"] == 1
     assert kinds["train"] == 2 * len(language_model.MODELS)
     assert kinds["decode"] == 16
-    assert kinds["floor"] == len(timed_attention.cases(quick=True))
+    assert kinds["floor"] == len(kernels.cases(quick=True))
     timed = [record for record in records if record["kind"] == "time"]
     assert {one["series"] for one in timed} >= {"sdpa flash", "features r=32", "learned r=64", "polynomial degree=4"}
     assert {one["direction"] for one in timed} == {"forward", "forward+backward"}
@@ -183,7 +183,7 @@ def test_a_filled_state_decodes_at_its_position():
     for name in ("softmax", "random r=32"):
         model = language_model.build_model(name, CPU, quick=True).eval()
         state = model.init_state(2)
-        decoding.fill(state, model, 40, room=3)
+        generated_tokens.fill(state, model, 40, room=3)
         logits, state = model.extend(torch.zeros(2, 1, dtype=torch.int64), state)
         assert state.position.tolist() == [41, 41]
         assert logits.isfinite().all()
@@ -193,7 +193,7 @@ def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, 
     def too_large(*_, **__):
         raise torch.OutOfMemoryError("deliberately too large")
 
-    monkeypatch.setattr(library.PolynomialAttention, "forward", too_large)
+    monkeypatch.setattr(PolynomialAttention, "forward", too_large)
     status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "attention")
     failed = [record for record in records if record["kind"] == "failed" and record["series"].startswith("polynomial")]
     skipped = [record for record in records if record["kind"] == "skipped"]
@@ -297,24 +297,24 @@ def test_decoding_is_charged_its_share_of_the_step_that_fills_a_chunk(monkeypatc
         STATES.append(found[1])
         return found
 
-    monkeypatch.setattr(decoding, "_step_seconds", seconds)
-    monkeypatch.setattr(decoding, "_stepper", stepper)
+    monkeypatch.setattr(generated_tokens, "_step_seconds", seconds)
+    monkeypatch.setattr(generated_tokens, "_stepper", stepper)
     labels = {"model": "random r=32", "batch": 1, "position": 64}
-    found = decoding._decode(Clock(CPU), Rates(1e12, 1e12), True, labels)
+    found = generated_tokens._decode(Clock(CPU), Rates(1e12, 1e12), True, labels)
     assert starts == [72, 76, 76, 76]
     assert found["seconds"] == 2.0
     assert found["filling_step_seconds"] == 17.0
 
 
 STATES: list = []
-INTACT_STEPPER = decoding._stepper
+INTACT_STEPPER = generated_tokens._stepper
 
 
 def test_a_capture_that_fails_leaves_a_plain_step_and_says_why(monkeypatch):
-    monkeypatch.setattr(decoding, "why_no_graph", lambda model, state: None)
-    monkeypatch.setattr(decoding, "CapturedStep", crash)
+    monkeypatch.setattr(generated_tokens, "why_no_graph", lambda model, state: None)
+    monkeypatch.setattr(generated_tokens, "CapturedStep", crash)
     model = language_model.build_model("random r=32", CPU, quick=True).eval()
-    step, state, reason = decoding._stepper(model, 2)
+    step, state, reason = generated_tokens._stepper(model, 2)
     with torch.inference_mode():
         assert step(torch.zeros(2, dtype=torch.int64)).isfinite().all()
     assert state.position.tolist() == [1, 1]

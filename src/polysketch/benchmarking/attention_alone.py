@@ -11,8 +11,8 @@ import torch
 from polysketch import ops
 from polysketch.benchmarking import calls, memory
 from polysketch.benchmarking.agreement import require_agreement
-from polysketch.benchmarking.budget import Budget
 from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.ways import BASELINE, Sizes, Way, expanded, way, with_baseline
 from polysketch.benchmarking.workbench import Workbench, check_positive
 
@@ -94,8 +94,8 @@ def time_attention(bench: Workbench, settings: AttentionSettings) -> list[dict[s
         ValueError: a result that disagrees with the reference; nothing has been timed then.
     """
     check_agreement(bench, settings)
-    budget = Budget(settings.budget_seconds)
-    timed = {length: _time_length(bench, settings, length, budget) for length in settings.lengths}
+    growth = Growth(settings.budget_seconds)
+    timed = {length: _time_length(bench, settings, length, growth) for length in settings.lengths}
     peaks = _peaks(bench, settings, timed) if settings.memory else {}
     return [
         _measurement(bench, settings, length, name, seconds, peaks.get((name, length)))
@@ -147,16 +147,16 @@ def _check(bench: Workbench, settings: AttentionSettings, one: Way, backend: str
     bench.progress(f"{what} agrees with the reference: relative error {error:.1e}")
 
 
-def _time_length(bench: Workbench, settings: AttentionSettings, length: int, budget: Budget) -> dict[str, list[float]]:
+def _time_length(bench: Workbench, settings: AttentionSettings, length: int, growth: Growth) -> dict[str, list[float]]:
     """Every time of every variant that is within the budget, by name."""
     torch.manual_seed(0)
-    names = [name for name in with_baseline(settings.names) if budget.allows(name, length)]
+    names = [name for name in with_baseline(settings.names) if growth.allows(name, length)]
     shape, prepare = settings.shape(length), calls.forward_backward if settings.backward else calls.forward
     functions = {name: prepare(way(name, settings.sizes).prepare(shape, bench.device, bench.dtype)) for name in names}
     say = bench.saying(f"{settings.direction} at {length:,}")
     seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=say)
     for name in names:
-        budget.note(name, length, statistics.median(seconds[name]))
+        growth.note(name, length, statistics.median(seconds[name]))
     return seconds
 
 

@@ -15,10 +15,11 @@ from polysketch import ops
 from polysketch.benchmarking import calls, floors
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Floor, Shape
+from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.timing import Clock, Rates, peak_memory
 from polysketch.benchmarking.ways import FUSED, Sizes, Way, way
 
-_LONGEST_CALL = 1.5  # seconds; a series that takes longer is not continued
+_LONGEST_CALL = 1.5  # seconds; a series that would take longer is not continued
 _LOCAL = 256
 _FEATURES = 256  # of power 1, beside flash-linear-attention's
 _ITEMSIZE = 2  # bfloat16
@@ -153,7 +154,7 @@ def time_attention(clock: Clock, rates: Rates, section: Section, journal: Journa
         case = by_labels[tuple(labels.values())]
         return _measure(case, series[case.name], clock, rates)
 
-    run = Cases("time", clock.device, section, journal, _series_of, longest=_LONGEST_CALL, growth=3.0)
+    run = Cases("time", clock.device, section, journal, _series_of, Growth(_LONGEST_CALL))
     describe = lambda one: f"{one['seconds'] * 1e3:.3f} ms, {one['tflops']:.0f} TFLOP/s"  # noqa: E731
     run.run([case.labels for case in points], measure, describe)
 

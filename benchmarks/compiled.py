@@ -1,0 +1,163 @@
+"""Compile every Triton program at the shapes that matter, for sm_80, sm_90 and sm_100, without a device.
+
+    python -m benchmarks.compiled                                   results in benchmarks/results/compiled-programs.csv
+    python -m benchmarks.compiled --ops linear --targets sm_90 --dtypes bfloat16 --out /tmp/some.csv
+    python -m benchmarks.compiled --match "r=32, h=64" --forward    calls whose names contain that; no gradients
+    python -m benchmarks.compiled --everything                      every size in every dtype; hours
+
+A line for each program as it was launched: registers, spills, shared memory and tensor-core instructions. Exit status 1
+where a program spills, or takes more shared memory than its devices have, or does not compile. Compiling takes a second
+or so a program; what was compiled before comes out of Triton's cache.
+"""
+
+import argparse
+import csv
+import io
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from benchmarks import RESULTS
+from polysketch.benchmarking import calls
+from polysketch.benchmarking.compiled import compile_call, complaints
+from polysketch.benchmarking.environment import commit
+from polysketch.benchmarking.program_calls import DTYPES, OPS, ProgramCall, program_calls
+from polysketch.storage import disk
+
+TARGETS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
+_META = torch.device("meta")
+_BATCH, _HEADS, _LENGTH = 2, 8, 4_096
+
+
+@dataclass(frozen=True)
+class Line:
+    """A program as compiled for a target; `call` is the first that launched it so."""
+
+    target: str
+    program: str
+    dtype: str
+    call: str
+    constants: str
+    registers: int
+    spills: int
+    shared_bytes: int
+    tensor_core_instructions: int
+    instructions: int
+    complaints: str
+    triton: str
+    commit: str
+
+    @property
+    def key(self) -> tuple:
+        """What makes it another program."""
+        return self.target, self.program, self.dtype, self.constants
+
+
+def lines_of(call: ProgramCall, target: str, capability: tuple[int, int], *, backward: bool) -> list[Line]:
+    """The programs of one call, forward and, where there is one and it is wanted, backward."""
+    made = call.build(_META, _BATCH, _HEADS, _LENGTH)
+    prepare = calls.forward_backward if backward and call.differentiable else calls.forward
+    versions = {"triton": metadata.version("triton"), "commit": commit()[:12]}
+    return [
+        Line(
+            target=target,
+            program=one.name,
+            dtype=call.dtype,
+            call=call.name,
+            constants=json.dumps({name: str(value) for name, value in one.constants.items()}),
+            registers=one.registers,
+            spills=one.spills,
+            shared_bytes=one.shared,
+            tensor_core_instructions=one.tensor_core,
+            instructions=sum(one.opcodes.values()),
+            complaints="; ".join(complaints(one, capability)),
+            **versions,
+        )
+        for one in compile_call(lambda: prepare(made)(), capability)
+    ]
+
+
+def write(lines: list[Line], path: Path) -> None:
+    """As comma-separated values; the old file stays until the new one is whole."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Line)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(line) for line in lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.replace_file(path, text.getvalue().encode())
+
+
+def failures(lines: list[Line]) -> list[Line]:
+    """What spills or does not fit."""
+    return [line for line in lines if line.complaints]
+
+
+def print_summary(lines: list[Line]) -> None:
+    """For each program and target the largest of everything, and the fewest tensor-core instructions."""
+    groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
+    for line in lines:
+        groups[line.program, line.dtype, line.target].append(line)
+    print(
+        f"{'program':<34}{'dtype':>10}{'target':>8}{'compiled':>9}{'registers':>10}{'spills':>7}{'KB':>7}{'tensor':>7}"
+    )
+    for (program, dtype, target), group in sorted(groups.items()):
+        most = max(line.registers for line in group), max(line.spills for line in group)
+        kilobytes = max(line.shared_bytes for line in group) / 1024
+        tensor = min(line.tensor_core_instructions for line in group)
+        print(
+            f"{program:<34}{dtype:>10}{target:>8}{len(group):>9}{most[0]:>10}{most[1]:>7}{kilobytes:>7.0f}{tensor:>7}"
+        )
+    for line in failures(lines):
+        print(f"BAD {line.program}, {line.target}, {line.dtype} ({line.call}): {line.complaints}; {line.constants}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile what is asked for; the file is written after every call."""
+    arguments = _parse(argv)
+    wanted = program_calls(arguments.ops, arguments.dtypes, everything=arguments.everything)
+    wanted = [call for call in wanted if arguments.match in call.name]
+    lines: dict[tuple, Line] = {}
+    failed: list[str] = []
+    started = time.monotonic()
+    for number, call in enumerate(wanted):
+        for target in arguments.targets:
+            try:
+                found = lines_of(call, target, TARGETS[target], backward=not arguments.forward)
+            except Exception as error:  # noqa: BLE001 - one program that does not compile must not hide the others
+                failed.append(f"{call.name}, {call.dtype}, {target}: {type(error).__name__}: {error}"[:300])
+                print(f"  FAILED {failed[-1]}", flush=True)
+                continue
+            for line in found:
+                lines.setdefault(line.key, line)
+        write(list(lines.values()), arguments.out)
+        spent = time.monotonic() - started
+        left = spent / (number + 1) * (len(wanted) - number - 1)
+        print(f"  {number + 1}/{len(wanted)} {call.name}, {call.dtype}: {spent:.0f} s, {left:.0f} s left", flush=True)
+    print_summary(list(lines.values()))
+    for line in failed:
+        print(f"FAILED {line}")
+    print(f"{len(lines)} programs in {time.monotonic() - started:.0f} s; all of them in {arguments.out}")
+    return 1 if failed or failures(list(lines.values())) else 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("benchmarks.compiled", description=__doc__.partition("\n")[0])
+    parser.add_argument("--ops", nargs="+", choices=tuple(OPS), default=tuple(OPS))
+    parser.add_argument("--targets", nargs="+", choices=tuple(TARGETS), default=tuple(TARGETS))
+    parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=tuple(DTYPES))
+    parser.add_argument("--match", default="", help="only calls whose names contain this")
+    parser.add_argument("--everything", action="store_true", help="every size in every dtype, not in bfloat16 alone")
+    parser.add_argument("--forward", action="store_true", help="without gradients")
+    parser.add_argument("--out", type=Path, default=RESULTS / "compiled-programs.csv")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
