@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from polysketch.cli import VERBS
+from polysketch.cli.benchmark import BENCHMARKS
 
 HEAVY = {"torch", "numpy", "transformers", "triton"}
 
@@ -27,10 +28,15 @@ def test_help_loads_neither_torch_nor_numpy():
     assert loaded_by(command("--help")) == set()
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"benchmark"}))
+@pytest.mark.parametrize("verb", sorted(VERBS))
 def test_help_of_a_verb_loads_neither_torch_nor_numpy(verb):
     """Flags are fields of dataclasses, which stand apart from what computes."""
     assert loaded_by(command(verb, "--help")) == set()
+
+
+@pytest.mark.parametrize("benchmark", sorted(BENCHMARKS))
+def test_help_of_a_benchmark_loads_neither_torch_nor_numpy(benchmark):
+    assert loaded_by(command("benchmark", benchmark, "--help")) == set()
 
 
 def test_text_is_prepared_without_torch(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from experiments.llops.contenders import APPROXIMATIONS, CONTENDERS, rank_of
 from experiments.llops.vectors import Vectors
 from polysketch import attention, evaluation
-from polysketch.benchmarking.workbench import check_positive
+from polysketch.benchmarking.settings import check_positive
 from polysketch.feature_maps import FeatureMap
 
 __all__ = ["ApproximationSettings", "measure_maps", "measure_mechanisms"]

@@ -18,7 +18,8 @@ from polysketch.benchmarking import floors
 from polysketch.benchmarking.agreement import require_agreement
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
-from polysketch.benchmarking.workbench import Workbench, check_positive
+from polysketch.benchmarking.settings import check_positive
+from polysketch.benchmarking.workbench import Workbench
 
 TOKENS, CHUNKS = "token by token", "by chunks"
 DESCRIPTION = (

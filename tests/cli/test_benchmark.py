@@ -25,7 +25,7 @@ def quick_rates(monkeypatch):
     """Seconds of every run go into the machine's rates; here they need not be good."""
     monkeypatch.setattr("polysketch.benchmarking.workbench._COPIED_BYTES", 2**16)
     quick = lambda clock, dtype: measure_rates(clock, dtype, 64)  # noqa: E731
-    monkeypatch.setattr("polysketch.cli.benchmark.common.measure_rates", quick)
+    monkeypatch.setattr("polysketch.benchmarking.measure_rates", quick)
 
 
 def benchmark(name: str, *flags: str) -> int:

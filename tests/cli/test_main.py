@@ -6,7 +6,6 @@ import subprocess
 import sys
 import types
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 
 import pytest
 
@@ -34,7 +33,6 @@ def stand_in_verb(monkeypatch):
             return outcome + flags.size
 
         module = types.ModuleType("polysketch.cli.evaluate")
-        module.__spec__ = ModuleSpec("polysketch.cli.evaluate", loader=None)
         monkeypatch.setattr(module, "run", run, raising=False)
         monkeypatch.setitem(sys.modules, "polysketch.cli.evaluate", module)
         return ["evaluate"]

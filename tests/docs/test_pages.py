@@ -71,7 +71,7 @@ def test_a_command_that_is_not_run_is_one_that_the_command_line_has(page, comman
 
 def flags_of(verb: str, arguments: list[str]) -> set[str]:
     """The flags of a verb, or of a benchmark."""
-    run = import_module(f"polysketch.cli.{verb}").run
+    run = cli.function_of(verb)
     if verb == "benchmark" and arguments and not arguments[0].startswith("-"):
         run = import_module("polysketch.cli.benchmark").BENCHMARKS[arguments[0]]
     fields = dataclasses.fields(next(iter(typing.get_type_hints(run).values())))

@@ -5,10 +5,26 @@ it is timed, and beside every time stands the floor: operations and bytes counte
 machine measured in the same run.
 """
 
-from polysketch.benchmarking.attention_alone import AttentionSettings, time_attention
-from polysketch.benchmarking.token_steps import DecodingSettings, time_decoding
-from polysketch.benchmarking.training_steps import TrainingSettings, time_training
-from polysketch.benchmarking.workbench import Workbench, measure_rates, record
+from typing import TYPE_CHECKING
+
+from polysketch.benchmarking.settings import AttentionSettings, DecodingSettings, TrainingSettings
+from polysketch.lazy import on_demand
+
+if TYPE_CHECKING:
+    from polysketch.benchmarking.attention_alone import time_attention
+    from polysketch.benchmarking.token_steps import time_decoding
+    from polysketch.benchmarking.training_steps import time_training
+    from polysketch.benchmarking.workbench import Workbench, measure_rates, record
+else:
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "attention_alone": ["time_attention"],
+            "token_steps": ["time_decoding"],
+            "training_steps": ["time_training"],
+            "workbench": ["Workbench", "measure_rates", "record"],
+        },
+    )
 
 __all__ = [
     "AttentionSettings",

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,72 +12,11 @@ from polysketch.benchmarking import calls, memory
 from polysketch.benchmarking.agreement import require_agreement
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.growth import Growth
-from polysketch.benchmarking.ways import BASELINE, Sizes, Way, expanded, way, with_baseline
-from polysketch.benchmarking.workbench import Workbench, check_positive
+from polysketch.benchmarking.settings import AttentionSettings
+from polysketch.benchmarking.ways import BASELINE, Way, way, with_baseline
+from polysketch.benchmarking.workbench import Workbench
 
-DEFAULT_VARIANTS = ("given", "learned", "random")
 _CHECKED_HEADS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionSettings:
-    """What is timed: attention of random queries, keys and values, causal."""
-
-    lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
-    """tokens"""
-    variants: tuple[str, ...] | None = None
-    """what to compare with scaled_dot_product_attention: given (features given, the op alone), learned, random (whole
-    mechanisms with a learned or a random sketch of that size), or mechanisms; default: given learned random, or none of
-    them where mechanisms are named"""
-    mechanisms: tuple[str, ...] = ()
-    """mechanisms of the library's table to compare too: all, or names, each with its default options, or
-    name:option=value,option=value; bidirectional, and marked so, where they cannot be causal"""
-    batch: int = 1
-    """sequences at once"""
-    heads: int = 12
-    """of queries, keys and values"""
-    head_dim: int = 64
-    """width of a head"""
-    sketch_size: int = 32
-    """number of features"""
-    local: int = 256
-    """tokens of a chunk with exact weights"""
-    backend: str = "auto"
-    """of the op with features given: auto, chunked, native or reference; whole mechanisms choose their own"""
-    budget_seconds: float | None = None
-    """end a series before the length at which a call would take longer than this, by its growth so far"""
-    backward: bool = False
-    """time the gradients of all inputs and weights too"""
-    memory: bool = False
-    """measure peak memory beyond inputs and outputs too; on a CPU every case runs again in a process of its own"""
-
-    def __post_init__(self) -> None:
-        check_positive(lengths=self.lengths, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
-        check_positive(sketch_size=self.sketch_size, local=self.local)
-        if self.budget_seconds is not None and not self.budget_seconds > 0:
-            raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
-        for name in self.names:
-            way(name, self.sizes)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is timed besides the baseline, as `ways.way` knows it."""
-        usual = () if self.mechanisms else DEFAULT_VARIANTS
-        return (*(usual if self.variants is None else self.variants), *expanded(self.mechanisms))
-
-    @property
-    def direction(self) -> str:
-        """In tables and plots."""
-        return "forward+backward" if self.backward else "forward"
-
-    @property
-    def sizes(self) -> Sizes:
-        """What is not the shape."""
-        return Sizes(self.sketch_size, self.local, self.backend)
-
-    def shape(self, length: int) -> Shape:
-        """The shape at a length."""
-        return Shape(self.batch, length, self.heads, self.head_dim)
 
 
 def time_attention(bench: Workbench, settings: AttentionSettings) -> list[dict[str, Any]]:

@@ -18,41 +18,15 @@ from polysketch.benchmarking import floors
 from polysketch.benchmarking.agreement import require_agreement
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.mechanisms import prepare_generation
-from polysketch.benchmarking.models import BASELINE, build_model, check_models, read_bytes, state_at
+from polysketch.benchmarking.models import BASELINE, build_model, read_bytes, state_at
+from polysketch.benchmarking.settings import DecodingSettings
 from polysketch.benchmarking.ways import Sizes, mechanism_of, with_baseline
-from polysketch.benchmarking.workbench import Workbench, check_positive
+from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import ModelState, TransformerLM, preset
 
 _TURN = 32  # tokens
 _WARM_UP = 4  # tokens
 _CHECKED_HEADS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingSettings:
-    """What is timed: generating one token after the other."""
-
-    preset: str = "mini"
-    """size of the model: tiny, mini, gpt2-small, ..."""
-    models: tuple[str, ...] = ("learned",)
-    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
-    or a causal mechanism: name, or name:option=value,option=value"""
-    positions: tuple[int, ...] = (8_192, 32_768)
-    """tokens before the first timed one, rounded down to a whole chunk"""
-    batch: int = 1
-    """rows generated at once"""
-    sketch_size: int = 32
-    """number of features"""
-    local: int = 256
-    """tokens of a chunk with exact weights; so many are generated in a round"""
-
-    def __post_init__(self) -> None:
-        check_positive(positions=self.positions, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
-        check_models(self.models)
-
-    def start(self, position: int) -> int:
-        """The chunk boundary at or before a position."""
-        return position - position % self.local
 
 
 @dataclass

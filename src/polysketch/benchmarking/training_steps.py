@@ -1,43 +1,18 @@
 """Training steps of a language model at several contexts, against the same model with softmax attention."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from polysketch.benchmarking import floors, memory
-from polysketch.benchmarking.attention_alone import AttentionSettings, check_agreement
-from polysketch.benchmarking.models import BASELINE, build_model, check_models, training_step
+from polysketch.benchmarking.attention_alone import check_agreement
+from polysketch.benchmarking.models import BASELINE, build_model, training_step
+from polysketch.benchmarking.settings import AttentionSettings, TrainingSettings
 from polysketch.benchmarking.timing import peak_memory
 from polysketch.benchmarking.ways import Sizes, with_baseline
-from polysketch.benchmarking.workbench import Workbench, check_positive
+from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import TransformerLM, preset
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """What is timed: whole training steps on random tokens."""
-
-    preset: str = "mini"
-    """size of the model: tiny, mini, gpt2-small, ..."""
-    models: tuple[str, ...] = ("learned", "random")
-    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
-    or a mechanism: name, or name:option=value,option=value"""
-    contexts: tuple[int, ...] = (8_192, 16_384)
-    """tokens of a training window"""
-    batch: int = 1
-    """windows of a step"""
-    sketch_size: int = 32
-    """number of features"""
-    local: int = 256
-    """tokens of a chunk with exact weights"""
-    memory: bool = False
-    """measure peak memory too: on a CPU that of a process of its own that makes one step"""
-
-    def __post_init__(self) -> None:
-        check_positive(contexts=self.contexts, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
-        check_models(self.models)
 
 
 def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str, Any]]:

@@ -110,15 +110,3 @@ def record(name: str, bench: Workbench, settings: Any, measurements: Sequence[di
         "load_after": load(),
         "seconds": time.monotonic() - bench.started,
     }
-
-
-def check_positive(**counts: int | Sequence[int]) -> None:
-    """Refuse counts below one, and empty rows of them.
-
-    Raises:
-        ValueError: naming the one that does not fit.
-    """
-    for name, value in counts.items():
-        numbers = [value] if isinstance(value, int) else list(value)
-        if not numbers or min(numbers) < 1:
-            raise ValueError(f"expected {name} of at least 1, found {value if numbers else 'none'}")

@@ -9,7 +9,6 @@ Exit status: 0 done, 1 a failure that is explained in one line on stderr, 2 wron
 import argparse
 import errno
 import importlib
-import importlib.util
 import keyword
 import os
 import sys
@@ -60,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
 
 
+def function_of(verb: str) -> Callable[[Any], int]:
+    """The `run` of a verb, its file being loaded; the annotation of its argument is the dataclass of the flags."""
+    return importlib.import_module(_module_of(verb)).run
+
+
 def _replace_closed_streams() -> None:
     """Give the standard streams that the caller closed (`>&-`) an end, before a file of ours gets their number."""
     for name in ("stdin", "stdout", "stderr"):
@@ -83,8 +87,7 @@ def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of everything up to the verb; what follows it is the verb's own business."""
-    verbs = {verb: summary for verb, summary in VERBS.items() if importlib.util.find_spec(_module_of(verb))}
-    listing = "\n".join(f"  {verb:<10} {summary}" for verb, summary in verbs.items())
+    listing = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="polysketch",
         usage="polysketch [--help] [--version] [--traceback] COMMAND ...",
@@ -95,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"polysketch {__version__}")
     parser.add_argument("--traceback", action="store_true", help="on failure show where, not only what")
-    parser.add_argument("verb", nargs="?", choices=list(verbs), metavar="COMMAND", help="one of the commands above")
+    parser.add_argument("verb", nargs="?", choices=list(VERBS), metavar="COMMAND", help="one of the commands above")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -107,7 +110,7 @@ def _module_of(verb: str) -> str:
 
 def _run_verb(verb: str, arguments: list[str]) -> int:
     """Load the verb's file, parse its flags and run it."""
-    run: Callable[[Any], int] = importlib.import_module(_module_of(verb)).run
+    run = function_of(verb)
     import tyro
 
     flags_class = next(iter(typing.get_type_hints(run).values()))

@@ -8,15 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
-
-from polysketch.benchmarking import Workbench, measure_rates, record
-from polysketch.benchmarking.plot import plot_time_per_token
-from polysketch.benchmarking.timing import Clock
 from polysketch.cli.output_files import check_folder, check_plot
-from polysketch.training.environment import resolve_device, resolve_dtype
+
+if TYPE_CHECKING:
+    from polysketch.benchmarking import Workbench
 
 Settings = TypeVar("Settings")
 Row = dict[str, str]
@@ -55,7 +52,7 @@ def run_benchmark(
     name: str,
     flags: CommonFlags,
     settings: type[Settings],
-    measure: Callable[[Workbench, Settings], list[dict[str, Any]]],
+    measure: Callable[["Workbench", Settings], list[dict[str, Any]]],
     row: Callable[[dict[str, Any]], Row],
     about: Callable[[Settings], str],
 ) -> int:
@@ -76,6 +73,8 @@ def run_benchmark(
         ValueError: flags that do not fit, or a result that disagrees with its definition.
         FileNotFoundError, ImportError: a file that could not be written, before anything is timed.
     """
+    from polysketch.benchmarking import record
+
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
     asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})  # type: ignore[arg-type]
@@ -98,6 +97,8 @@ def run_benchmark(
 @contextlib.contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
     """Compute with so many cores inside; with PyTorch's choice when None."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:
@@ -106,7 +107,11 @@ def use_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _workbench(flags: CommonFlags) -> Workbench:
+def _workbench(flags: CommonFlags) -> "Workbench":
+    from polysketch.benchmarking import Workbench, measure_rates
+    from polysketch.benchmarking.timing import Clock
+    from polysketch.training.environment import resolve_device, resolve_dtype
+
     device = resolve_device(flags.device)
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"expected --device cpu or cuda, found {flags.device!r}: nothing else has a clock here")
@@ -165,6 +170,8 @@ def megabytes(size: int | None) -> str:
 def _write(found: dict[str, Any], flags: CommonFlags) -> None:
     machine = found["environment"]
     if flags.plot is not None:
+        from polysketch.benchmarking.plot import plot_time_per_token
+
         title = f"{machine['device']}, {machine['threads']} threads, {found['dtype']}, commit {machine['commit'][:12]}"
         plot_time_per_token(found["measurements"], title, flags.plot)
         print(f"plot: {flags.plot}")

@@ -3,14 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from polysketch.benchmarking import (
-    AttentionSettings,
-    DecodingSettings,
-    TrainingSettings,
-    time_attention,
-    time_decoding,
-    time_training,
-)
+from polysketch.benchmarking import AttentionSettings, DecodingSettings, TrainingSettings
 from polysketch.cli.benchmark.common import CommonFlags, Row, megabytes, run_benchmark, time_columns
 
 __all__ = ["AttentionFlags", "DecodingFlags", "TrainingFlags", "run_attention", "run_decoding", "run_training"]
@@ -53,6 +46,7 @@ class DecodingFlags(CommonFlags, DecodingSettings):
 
 def run_attention(flags: AttentionFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
+    from polysketch.benchmarking import time_attention
 
     def about(settings: AttentionSettings) -> str:
         only_mechanisms = settings.mechanisms and settings.variants is None
@@ -71,6 +65,7 @@ def run_attention(flags: AttentionFlags) -> int:
 
 def run_training(flags: TrainingFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
+    from polysketch.benchmarking import time_training
 
     def about(settings: TrainingSettings) -> str:
         return f"training step of {settings.preset}, {_sizes(settings)}"
@@ -84,6 +79,7 @@ def run_training(flags: TrainingFlags) -> int:
 
 def run_decoding(flags: DecodingFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
+    from polysketch.benchmarking import time_decoding
 
     def about(settings: DecodingSettings) -> str:
         return (

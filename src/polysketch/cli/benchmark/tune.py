@@ -4,17 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from polysketch.benchmarking.program_calls import most_common_first, program_calls
-from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.tuning import Tuning, tune
-from polysketch.benchmarking.tuning_candidates import program_names
-from polysketch.ops.triton import why_not
-from polysketch.ops.triton.configurations import generation
-from polysketch.ops.triton.tuned import tuned_file
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["TuneFlags", "run"]
 
@@ -56,6 +49,12 @@ def run(flags: TuneFlags) -> int:
         RuntimeError: no GPU that the programs run on.
         ValueError: nothing to tune by that name.
     """
+    from polysketch.benchmarking.program_calls import most_common_first, program_calls
+    from polysketch.benchmarking.timing import Clock
+    from polysketch.benchmarking.tuning import Tuning, tune
+    from polysketch.ops.triton.configurations import generation
+    from polysketch.ops.triton.tuned import tuned_file
+
     device = _device(flags.device)
     _check_names(flags.programs)
     calls = [call for call in most_common_first(program_calls(flags.ops, flags.dtypes)) if flags.match in call.name]
@@ -76,7 +75,11 @@ def run(flags: TuneFlags) -> int:
     return 0
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> "torch.device":
+    import torch
+
+    from polysketch.ops.triton import why_not
+
     device = torch.device(name)
     if device.type != "cuda" or not torch.cuda.is_available():
         raise RuntimeError(f"tuning times programs on a GPU: expected --device cuda and a GPU, found {name!r} and none")
@@ -87,6 +90,8 @@ def _device(name: str) -> torch.device:
 
 
 def _check_names(programs: tuple[str, ...]) -> None:
+    from polysketch.benchmarking.tuning_candidates import program_names
+
     unknown = sorted(set(programs) - set(program_names()))
     if unknown:
         raise ValueError(f"expected --programs among {', '.join(program_names())}; found {', '.join(unknown)}")

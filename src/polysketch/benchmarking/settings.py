@@ -1,0 +1,150 @@
+"""What the benchmarks time: dataclasses whose fields are flags of the command line, apart from torch and what times."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polysketch.benchmarking.floors import Shape
+    from polysketch.benchmarking.ways import Sizes
+
+DEFAULT_VARIANTS = ("given", "learned", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings:
+    """What is timed: attention of random queries, keys and values, causal."""
+
+    lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+    """tokens"""
+    variants: tuple[str, ...] | None = None
+    """what to compare with scaled_dot_product_attention: given (features given, the op alone), learned, random (whole
+    mechanisms with a learned or a random sketch of that size), or mechanisms; default: given learned random, or none of
+    them where mechanisms are named"""
+    mechanisms: tuple[str, ...] = ()
+    """mechanisms of the library's table to compare too: all, or names, each with its default options, or
+    name:option=value,option=value; bidirectional, and marked so, where they cannot be causal"""
+    batch: int = 1
+    """sequences at once"""
+    heads: int = 12
+    """of queries, keys and values"""
+    head_dim: int = 64
+    """width of a head"""
+    sketch_size: int = 32
+    """number of features"""
+    local: int = 256
+    """tokens of a chunk with exact weights"""
+    backend: str = "auto"
+    """of the op with features given: auto, chunked, native or reference; whole mechanisms choose their own"""
+    budget_seconds: float | None = None
+    """end a series before the length at which a call would take longer than this, by its growth so far"""
+    backward: bool = False
+    """time the gradients of all inputs and weights too"""
+    memory: bool = False
+    """measure peak memory beyond inputs and outputs too; on a CPU every case runs again in a process of its own"""
+
+    def __post_init__(self) -> None:
+        check_positive(lengths=self.lengths, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
+        check_positive(sketch_size=self.sketch_size, local=self.local)
+        if self.budget_seconds is not None and not self.budget_seconds > 0:
+            raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
+        from polysketch.benchmarking.ways import way
+
+        for name in self.names:
+            way(name, self.sizes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is timed besides the baseline, as `ways.way` knows it."""
+        from polysketch.benchmarking.ways import expanded
+
+        usual = () if self.mechanisms else DEFAULT_VARIANTS
+        return (*(usual if self.variants is None else self.variants), *expanded(self.mechanisms))
+
+    @property
+    def direction(self) -> str:
+        """In tables and plots."""
+        return "forward+backward" if self.backward else "forward"
+
+    @property
+    def sizes(self) -> "Sizes":
+        """What is not the shape."""
+        from polysketch.benchmarking.ways import Sizes
+
+        return Sizes(self.sketch_size, self.local, self.backend)
+
+    def shape(self, length: int) -> "Shape":
+        """The shape at a length."""
+        from polysketch.benchmarking.floors import Shape
+
+        return Shape(self.batch, length, self.heads, self.head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What is timed: whole training steps on random tokens."""
+
+    preset: str = "mini"
+    """size of the model: tiny, mini, gpt2-small, ..."""
+    models: tuple[str, ...] = ("learned", "random")
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
+    or a mechanism: name, or name:option=value,option=value"""
+    contexts: tuple[int, ...] = (8_192, 16_384)
+    """tokens of a training window"""
+    batch: int = 1
+    """windows of a step"""
+    sketch_size: int = 32
+    """number of features"""
+    local: int = 256
+    """tokens of a chunk with exact weights"""
+    memory: bool = False
+    """measure peak memory too: on a CPU that of a process of its own that makes one step"""
+
+    def __post_init__(self) -> None:
+        check_positive(contexts=self.contexts, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+        _check_models(self.models)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """What is timed: generating one token after the other."""
+
+    preset: str = "mini"
+    """size of the model: tiny, mini, gpt2-small, ..."""
+    models: tuple[str, ...] = ("learned",)
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
+    or a causal mechanism: name, or name:option=value,option=value"""
+    positions: tuple[int, ...] = (8_192, 32_768)
+    """tokens before the first timed one, rounded down to a whole chunk"""
+    batch: int = 1
+    """rows generated at once"""
+    sketch_size: int = 32
+    """number of features"""
+    local: int = 256
+    """tokens of a chunk with exact weights; so many are generated in a round"""
+
+    def __post_init__(self) -> None:
+        check_positive(positions=self.positions, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+        _check_models(self.models)
+
+    def start(self, position: int) -> int:
+        """The chunk boundary at or before a position."""
+        return position - position % self.local
+
+
+def _check_models(names: tuple[str, ...]) -> None:
+    from polysketch.benchmarking.models import check_models
+
+    check_models(names)
+
+
+def check_positive(**counts: int | Sequence[int]) -> None:
+    """Refuse counts below one, and empty rows of them.
+
+    Raises:
+        ValueError: naming the one that does not fit.
+    """
+    for name, value in counts.items():
+        numbers = [value] if isinstance(value, int) else list(value)
+        if not numbers or min(numbers) < 1:
+            raise ValueError(f"expected {name} of at least 1, found {value if numbers else 'none'}")
