@@ -11,7 +11,7 @@ import polysketch
 from ops.test_custom_op import normal
 from polysketch import ops
 from polysketch.ops import custom_op
-from polysketch.ops.hyper import fused
+from polysketch.ops.hyper import cpu_kernel
 from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.native import build
 
@@ -53,7 +53,7 @@ def test_no_private_name_of_pytorch_is_used_beyond_those_that_are_guarded():
     }
     assert found == GUARDED
     strings = [path for path in SOURCE.rglob("*.py") if "_scaled_dot_product" in path.read_text()]
-    assert [path.relative_to(SOURCE).as_posix() for path in strings] == ["ops/hyper/fused.py"]
+    assert [path.relative_to(SOURCE).as_posix() for path in strings] == ["ops/hyper/cpu_kernel.py"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -62,16 +62,16 @@ def test_hyper_attention_without_the_kernel_gives_the_same(causal, monkeypatch):
     options = {"hyperplanes": normal(8, 5), "min_length": 16, "chunk_size": 8, "sample_size": 8, "causal": causal}
 
     def run() -> list[torch.Tensor]:
-        fused.kernel_agrees.cache_clear()
+        cpu_kernel.kernel_agrees.cache_clear()
         output = ops.hyper_attention(*tensors, **options)
         return [output, *torch.autograd.grad(output.square().sum(), tensors)]
 
     with_kernel = run()
-    assert fused.kernel_agrees()
-    monkeypatch.setattr(fused, "_NAME", "_not_there")
+    assert cpu_kernel.kernel_agrees()
+    monkeypatch.setattr(cpu_kernel, "_NAME", "_not_there")
     without = run()
-    assert not fused.kernel_agrees()
-    fused.kernel_agrees.cache_clear()
+    assert not cpu_kernel.kernel_agrees()
+    cpu_kernel.kernel_agrees.cache_clear()
     for one, other in zip(with_kernel, without, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -81,11 +81,11 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch):
         output, log_sum = attention(*arguments, **options)
         return output, log_sum / torch.log(torch.tensor(2.0))  # of base two
 
-    attention = fused.fused_attention
-    monkeypatch.setattr(fused, "fused_attention", other)
-    fused.kernel_agrees.cache_clear()
-    assert not fused.kernel_agrees()
-    fused.kernel_agrees.cache_clear()
+    attention = cpu_kernel.attend
+    monkeypatch.setattr(cpu_kernel, "attend", other)
+    cpu_kernel.kernel_agrees.cache_clear()
+    assert not cpu_kernel.kernel_agrees()
+    cpu_kernel.kernel_agrees.cache_clear()
 
 
 WEIGHTS = [normal(*shape, seed=i) for i, shape in enumerate([(4,), (4,), (32, 4), (4, 32)] * 4)]

@@ -26,7 +26,7 @@ from feature_maps import test_symmetric_powers as symmetric_powers
 from ops import test_heavy as heavy_op
 from ops import test_hyper as hyper_op
 from ops import test_hyper_capping as capping
-from ops import test_hyper_hashing as hashing
+from ops import test_hyper_sort_lsh as hashing
 from ops import test_landmark as landmarks
 from ops import test_squared_polynomial as squares
 from polysketch import attention
@@ -48,12 +48,11 @@ from polysketch.ops import landmark, softmax, window
 from polysketch.ops.heavy import candidates as heavy_candidates
 from polysketch.ops.heavy import operators as heavy_operators
 from polysketch.ops.heavy import pairs as heavy_pairs
+from polysketch.ops.hyper import approximate as hyper_approximate
 from polysketch.ops.hyper import capping as hyper_capping
-from polysketch.ops.hyper import cross as hyper_cross
-from polysketch.ops.hyper import hashing as hyper_hashing
-from polysketch.ops.hyper import partial as hyper_partial
-from polysketch.ops.hyper import sampling as hyper_sampling
-from polysketch.ops.hyper import tiles as hyper_tiles
+from polysketch.ops.hyper import part as hyper_part
+from polysketch.ops.hyper import samples as hyper_samples
+from polysketch.ops.hyper import sort_lsh as hyper_sort_lsh
 from polysketch.ops.polynomial import squared_reference
 
 
@@ -309,25 +308,25 @@ MUTANTS = {
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, heavy()),),
     ),
     "hyper: sorted by the Gray code, not by its inverse": Mutant(
-        hyper_hashing.gray_rank,
+        hyper_sort_lsh.gray_rank,
         "(1, 2, 4, 8, 16, 32)",
         "(1,)",
         (partial(hashing.test_buckets_sorted_by_their_rank_differ_from_the_next_in_one_bit, 7),),
     ),
     "hyper: padded keys of a chunk count": Mutant(
-        hyper_cross._hide,
+        hyper_approximate._hide,
         ".masked_fill(~real, -torch.inf)",
         "",
         (partial(hyper_op.test_padding_counts_for_nothing, causal=False, sampling="uniform"),),
     ),
     "hyper: padded keys are drawn": Mutant(
-        hyper_sampling.draw_uniform,
+        hyper_samples.draw_uniform,
         "priority.masked_fill(~real.unsqueeze(1), _LAST)",
         "priority",
         (partial(hyper_op.test_padding_counts_for_nothing, causal=False, sampling="uniform"),),
     ),
     "hyper: samples in the query's own chunk count, too": Mutant(
-        hyper_sampling.Samples.log_weights,
+        hyper_samples.Samples.log_weights,
         "self.real.unsqueeze(-2) & ~covered",
         "self.real.unsqueeze(-2).expand_as(covered)",
         (
@@ -336,13 +335,13 @@ MUTANTS = {
         ),
     ),
     "hyper: samples outside of the chunk stand for all keys": Mutant(
-        hyper_sampling.Samples.log_weights,
+        hyper_samples.Samples.log_weights,
         "(count.unsqueeze(-1) - covered_count)",
         "(count.unsqueeze(-1) - 0 * covered_count)",
         (partial(hyper_op.test_the_estimated_denominator_is_unbiased_over_seeds, by_rank=True, sampling="uniform"),),
     ),
     "hyper: one draw by norms for the numerator and the denominator": Mutant(
-        hyper_cross.attend_approximately,
+        hyper_approximate.attend_approximately,
         "        mass = None\n",
         "        mass = sampled.log_sum\n",
         (
@@ -351,25 +350,25 @@ MUTANTS = {
         ),
     ),
     "hyper: the merged sum of weights is at least an eps": Mutant(
-        hyper_partial.merge,
+        hyper_part.merge,
         "torch.logaddexp(one, added)",
         "(one.exp() + added.exp()).clamp(min=1e-9).log()",
         (partial(hyper_op.test_sums_of_weights_far_from_one_are_no_less_exact, causal=False, shift=-200.0),),
     ),
     "hyper: no gradient through the shares of the merge": Mutant(
-        hyper_partial.merge,
+        hyper_part.merge,
         "(each - log_sum for each in (one, other))",
         "((each - log_sum).detach() for each in (one, other))",
         (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),
     ),
     "hyper: keys drawn by the global generator": Mutant(
-        hyper_sampling.draw_uniform,
+        hyper_samples.draw_uniform,
         "random_bits(seed, head, position)",
         "torch.randint(2**32, (heads, *position.shape))",
         (hyper_op.test_another_seed_gives_other_samples_and_the_same_seed_the_same,),
     ),
     "hyper: queries placed by their rank among queries, causal too": Mutant(
-        hyper_tiles.tiles_by_code,
+        hyper_sort_lsh.tiles_by_code,
         "torch.minimum((first + behind) // 2, last)",
         "torch.minimum(rank.argsort(-1).argsort(-1) // groups, last)",
         (partial(hyper_op.test_later_tokens_move_no_earlier_row_beyond_the_exact_ones_either, "uniform"),),

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.ops.hyper import fused
-from polysketch.ops.hyper.cross import Options, attend_approximately
+from polysketch.ops.hyper import cpu_kernel
+from polysketch.ops.hyper.approximate import Options, attend_approximately
 
 TOLERANCE = {"rtol": 1e-8, "atol": 1e-9}
 HYPERPLANES = torch.randn(8, 5, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_outputs_are_unbiased_where_half_of_the_values_are_zero(causal, sampling
 def test_gradients_with_two_draws_are_those_of_the_formula(causal, capping, without_kernel, monkeypatch):
     """By finite differences, where nothing that is a constant to the backward pass changes: queries and keys."""
     if without_kernel:
-        monkeypatch.setattr(fused, "kernel_agrees", lambda: False)
+        monkeypatch.setattr(cpu_kernel, "kernel_agrees", lambda: False)
     inputs = with_values_of_zero(tensors(20, heads=2))
     options = {"causal": causal, "sampling": "norm", "sample_size": 4, "chunk_size": 4, "capping": capping}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ops.test_hyper import TOLERANCE, hyper, operator_norm_ratio, tensors
 from polysketch import ops
 from polysketch.ops.hyper.capping import draw_rows
-from polysketch.ops.hyper.sampling import draw_uniform
+from polysketch.ops.hyper.samples import draw_uniform
 
 CHUNK = 8
 

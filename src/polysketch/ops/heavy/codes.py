@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.ops.hyper.hashing import hash_codes
+from polysketch.ops.hyper import hash_codes
 
 
 def line_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:

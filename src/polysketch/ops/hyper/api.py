@@ -4,13 +4,12 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_causal_lengths
+from polysketch.ops.hyper.approximate import Options, attend_approximately, attend_by_halves
 from polysketch.ops.hyper.capping import check_capping
-from polysketch.ops.hyper.causal import attend_by_halves
-from polysketch.ops.hyper.cross import Options, attend_approximately
-from polysketch.ops.hyper.given import check_heavy_mask
-from polysketch.ops.hyper.hashing import check_hyperplanes
-from polysketch.ops.hyper.partial import Partial
-from polysketch.ops.hyper.sampling import SAMPLING
+from polysketch.ops.hyper.exact_keys import check_heavy_mask
+from polysketch.ops.hyper.part import Partial
+from polysketch.ops.hyper.samples import SAMPLING
+from polysketch.ops.hyper.sort_lsh import check_hyperplanes
 from polysketch.ops.linear.alignment import Alignment, leading_padding
 from polysketch.ops.polynomial.reference import real_tokens, working_dtype
 from polysketch.ops.softmax import softmax_attention

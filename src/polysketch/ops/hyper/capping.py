@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.hyper.rows import take_rows
-from polysketch.ops.hyper.sampling import draw_uniform
-from polysketch.ops.hyper.tiles import Tiles
+from polysketch.ops.hyper.exact_keys import Tiles, take_rows
+from polysketch.ops.hyper.samples import draw_uniform
 
 _ENTRIES = 2**24  # scores of drawn queries worked on at once
 
@@ -46,7 +45,7 @@ def check_capping(capping: tuple[float, float] | None) -> Capping | None:
     return Capping(epsilon, kappa)
 
 
-class Rows(NamedTuple):
+class DrawnQueries(NamedTuple):
     """Queries drawn to find tau from; the same for the query heads of a key head.
 
     Attributes:
@@ -60,7 +59,7 @@ class Rows(NamedTuple):
     running: bool
 
 
-def draw_rows(query: Tensor, real: Tensor, start: Tensor, size: int, seed: int) -> Rows:
+def draw_rows(query: Tensor, real: Tensor, start: Tensor, size: int, seed: int) -> DrawnQueries:
     """`size` different queries, each set of them equally likely, of attention without a causal mask.
 
     Args:
@@ -71,10 +70,10 @@ def draw_rows(query: Tensor, real: Tensor, start: Tensor, size: int, seed: int) 
         seed: any whole number; keys drawn with it are others.
     """
     drawn = draw_uniform(query[..., 0, :, :], real, start, size, seed + 1)
-    return Rows(drawn.key, drawn.real, False)
+    return DrawnQueries(drawn.key, drawn.real, False)
 
 
-def draw_rows_in_order(key: Tensor, real: Tensor, start: Tensor, size: int, seed: int) -> Rows:
+def draw_rows_in_order(key: Tensor, real: Tensor, start: Tensor, size: int, seed: int) -> DrawnQueries:
     """The first real query, and those at `size` places drawn among as many as there are keys, in their order.
 
     A place counts only where there is a real query. Which ones are drawn depends on no later query, nor on how many
@@ -92,11 +91,13 @@ def draw_rows_in_order(key: Tensor, real: Tensor, start: Tensor, size: int, seed
     shape = (*places.shape[:-1], -1)
     index = torch.cat([first.unsqueeze(1).expand(shape), places], -1).sort(-1).values
     inside = index.clamp(max=real.shape[-1] - 1)
-    return Rows(inside, real.unsqueeze(1).expand(shape).gather(-1, inside) & (index == inside), True)
+    return DrawnQueries(inside, real.unsqueeze(1).expand(shape).gather(-1, inside) & (index == inside), True)
 
 
 @torch.no_grad()
-def log_largest_rest(query: Tensor, key: Tensor, real: Tensor, tiles: Tiles, rows: Rows, scale: float) -> Tensor:
+def log_largest_rest(
+    query: Tensor, key: Tensor, real: Tensor, tiles: Tiles, rows: DrawnQueries, scale: float
+) -> Tensor:
     """log tau: the largest exact sum of the weights outside of S_j, over the queries j of `rows`.
 
     With `rows.running`, tau of a query is that of the rows up to it.

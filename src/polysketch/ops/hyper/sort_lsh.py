@@ -1,41 +1,77 @@
-"""Which queries attend to which keys exactly: tiles of queries, each with the keys that are its own."""
+"""sortLSH (HyperAttention, algorithm 1): keys sorted by hyperplanes' sides, where near vectors get near ranks."""
 
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.ops.hyper.hashing import gray_rank, hash_codes
+from polysketch.ops.hyper.exact_keys import Tiles
 
+MAX_HASH_BITS = 62  # a code is one int64 of either use: bits, and a rank to sort by
 _ROWS = 128  # slots of a tile where chunks have any number of queries: more are left empty in wider ones
 
 
-class Tiles(NamedTuple):
-    """Tiles of queries, and the keys of each. `leads` stands for (batch, key_heads, nodes).
+def hash_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:
+    """The side of each hyperplane that a vector lies on, as one number: the sum over t of [x . h_t > 0] 2^t.
 
-    Attributes:
-        query: (leads, tiles, rows) int64, the query in each slot; empty slots repeat one.
-        slot: (leads, queries) int64, the slot, tile * rows + row, of each query.
-        key: (leads, tiles, keys) int64, the keys of each tile.
-        real: (leads, tiles, keys) bool, False where there is no key to attend to.
-        chunk: (leads, n) int64, the chunk of each key of the node.
-        own: the chunk whose keys a tile has, (tiles) or (leads, tiles) int64; or, where a tile may have the keys of
-            several, (leads, tiles, chunks) bool, the chunks that it has.
+    Two vectors at the angle a share a bit with probability 1 - a / pi over Gaussian hyperplanes. The length of a
+    vector does not matter. No gradient. Computed in float32 or better, also under autocast.
+
+    Args:
+        x: (..., head_dim), floating point.
+        hyperplanes: (head_dim, bits), the normals; the same for queries and keys, and for every head.
+
+    Returns:
+        (...) int64 bucket ids from 0 to 2^bits - 1.
+
+    Raises:
+        ValueError: widths that disagree, or fewer than 1 or more than 62 bits.
+        TypeError: x is not floating point.
+
+    Cost: 2 * bits * head_dim operations a vector.
     """
+    if not x.is_floating_point():
+        raise TypeError(f"vectors to hash must be floating point, got {x.dtype}")
+    check_hyperplanes(hyperplanes, x.shape[-1])
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        sides = x.to(dtype) @ hyperplanes.to(dtype) > 0
+        places = torch.ones((), dtype=torch.int64, device=x.device) << torch.arange(sides.shape[-1], device=x.device)
+        return (sides * places).sum(-1)
 
-    query: Tensor
-    slot: Tensor
-    key: Tensor
-    real: Tensor
-    chunk: Tensor
-    own: Tensor
 
-    def covers(self, sample: Tensor) -> Tensor:
-        """(leads, tiles, m) bool: which of the keys `sample` (leads, m) are among a tile's."""
-        chunk = self.chunk.gather(-1, sample).unsqueeze(-2)
-        if self.own.dtype != torch.bool:
-            return chunk == self.own.unsqueeze(-1)
-        return self.own.gather(-1, chunk.expand(*self.own.shape[:-1], -1))
+def gray_rank(codes: Tensor) -> Tensor:
+    """The place of each bucket in the reflected Gray code, the inverse of r -> r xor (r >> 1).
+
+    Buckets that follow one another differ in one bit, so that sorting by the rank brings vectors together that differ
+    by few hyperplanes (HyperAttention, definition 1). The authors' code sorts by the Gray code of the bucket instead
+    of by its inverse: there neighbours differ in up to 4 bits of 7.
+
+    Args:
+        codes: int64 bucket ids, not negative, as of `hash_codes`.
+
+    Returns:
+        int64 ranks, from 0 to 2^bits - 1, of the same shape.
+    """
+    rank = codes
+    for shift in (1, 2, 4, 8, 16, 32):
+        rank = rank ^ (rank >> shift)
+    return rank
+
+
+def check_hyperplanes(hyperplanes: Tensor, head_dim: int) -> None:
+    """Refuse hyperplanes that are not (head_dim, 1 to 62 bits).
+
+    Raises:
+        ValueError: naming the expected and the received shape.
+    """
+    if hyperplanes.dim() != 2 or hyperplanes.shape[0] != head_dim:
+        raise ValueError(
+            f"hyperplanes must be (head_dim, bits) with head_dim = {head_dim}, got {tuple(hyperplanes.shape)}"
+        )
+    if not 1 <= hyperplanes.shape[1] <= MAX_HASH_BITS:
+        raise ValueError(f"hyperplanes must be 1 to {MAX_HASH_BITS}, got {hyperplanes.shape[1]}")
 
 
 class SortedKeys(NamedTuple):
@@ -68,8 +104,8 @@ def sort_keys(key: Tensor, real: Tensor, hyperplanes: Tensor, chunk_size: int) -
     # Divided here, not before it is scattered: inductor of PyTorch 2.13 makes zeros of that.
     chunk = place // chunk_size
     padding = (0, -length % chunk_size)
-    exists = torch.nn.functional.pad(rank < 2 ** hyperplanes.shape[1], padding)
-    order = torch.nn.functional.pad(order, padding)
+    exists = F.pad(rank < 2 ** hyperplanes.shape[1], padding)
+    order = F.pad(order, padding)
     return SortedKeys(order.unflatten(-1, (-1, chunk_size)), exists.unflatten(-1, (-1, chunk_size)), rank, chunk)
 
 
@@ -91,7 +127,7 @@ def tiles_by_rank(query: Tensor, keys: SortedKeys, real: Tensor, hyperplanes: Te
     place.scatter_(-1, order, torch.arange(length, device=query.device).expand_as(order))
     member = torch.arange(groups, device=query.device)[:, None]
     slot = place // chunk_size * (groups * chunk_size) + member * chunk_size + place % chunk_size
-    padded = torch.nn.functional.pad(order + member * length, (0, -length % chunk_size))
+    padded = F.pad(order + member * length, (0, -length % chunk_size))
     tiles = padded.unflatten(-1, (chunks, chunk_size)).transpose(-3, -2).flatten(-2)
     number = torch.arange(chunks, device=query.device)
     return Tiles(tiles, slot.flatten(-2), keys.order, keys.real, keys.chunk, number)
@@ -116,7 +152,7 @@ def tiles_by_code(query: Tensor, keys: SortedKeys, hyperplanes: Tensor) -> Tiles
     ordered, order = chunk.sort(dim=-1, stable=True)
     edges = torch.searchsorted(ordered, _numbers(chunks + 1, rank))
     last_tile = ((edges.diff() + rows - 1) // rows).cumsum(-1)  # the tiles of chunk c end before last_tile[c]
-    first_tile = torch.nn.functional.pad(last_tile[..., :-1], (1, 0))
+    first_tile = F.pad(last_tile[..., :-1], (1, 0))
     steps = torch.arange(count, device=query.device)
     slot_of_ordered = first_tile.gather(-1, ordered) * rows + steps - edges.gather(-1, ordered)
     slot = torch.empty_like(order).scatter_(-1, order, slot_of_ordered)

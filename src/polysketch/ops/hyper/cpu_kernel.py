@@ -1,4 +1,4 @@
-"""Attention with the log of its sums by PyTorch's fused CPU kernel, which its public function keeps to itself."""
+"""The operator of `part` by PyTorch's fused CPU kernel, whose log sums its public function keeps to itself."""
 
 from functools import cache
 
@@ -6,47 +6,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.ops.hyper.plain import plain_attention, plain_attention_backward
+from polysketch.ops.hyper import products
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def can_fuse(query: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> bool:
-    """Whether the kernel is there for such tensors; it takes a bias or is causal, not both, and wants values."""
-    fits = value.shape[-1] > 0 and (bias is None or not causal)
-    return query.device.type == "cpu" and fits and kernel_agrees()
+def fits(query: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> bool:
+    """Whether the kernel computes this; it takes a bias or is causal, not both, and wants values."""
+    wanted = value.shape[-1] > 0 and (bias is None or not causal)
+    return query.device.type == "cpu" and wanted and kernel_agrees()
 
 
 @cache
 def kernel_agrees() -> bool:
     """Whether the kernel is there and gives on a few numbers what products give: it is not public, and may change."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value, grad = (torch.randn(1, 2, rows, 4, generator=generator) for rows in (3, 5, 5, 3))
+    query, grad = torch.randn(2, 1, 2, 3, 4, generator=generator)
+    key, value = torch.randn(2, 1, 5, 4, generator=generator)
     bias = torch.tensor([[0.0, -torch.inf, 1.0, -1.0, 0.0], [-torch.inf] * 5])[None]
     try:
-        found = fused_attention(query, key, value, bias, False, 0.5)
-        grads = fused_attention_backward(grad, grad[..., 0], query, key, value, bias, *found, False, 0.5)
+        found = attend(query, key, value, bias, False, 0.5)
+        grads = attend_backward(grad, grad[..., 0], query, key, value, bias, *found, False, 0.5)
     except (AttributeError, TypeError, RuntimeError):
         return False
-    expected = plain_attention(query, key, value, bias, 0.5)
-    wanted = plain_attention_backward(grad, grad[..., 0], query, key, value, bias, *expected, 0.5)
+    expected = products.attend(query, key, value, bias, False, 0.5)
+    wanted = products.attend_backward(grad, grad[..., 0], query, key, value, bias, *expected, False, 0.5)
     pairs = zip((*found, *grads), (*expected, *wanted), strict=True)
     return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in pairs)
 
 
-def fused_attention(
+def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Output and log sum of `attend_part`."""
     mask = None if bias is None else bias.unsqueeze(2)
-    wide = _equal_widths(query, *(x.expand(-1, query.shape[1], -1, -1) for x in (key, value)))
+    wide = _equal_widths(query, *(x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (key, value)))
     output, log_sum = getattr(torch.ops.aten, _NAME)(*wide, 0.0, causal, attn_mask=mask, scale=scale)
     if mask is not None:  # rows that see nothing have a sum of 1 in the kernel
         log_sum = log_sum.masked_fill((mask == -torch.inf).all(-1), -torch.inf)
-    return output[..., : value.shape[3]].contiguous(), log_sum.contiguous()
+    return output[..., : value.shape[2]].contiguous(), log_sum.contiguous()
 
 
-def fused_attention_backward(
+def attend_backward(
     grad_output: Tensor,
     grad_log_sum: Tensor,
     query: Tensor,
@@ -60,15 +61,16 @@ def fused_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     mask = None if bias is None else bias.unsqueeze(2)
-    wide = _equal_widths(query, *(x.expand(-1, query.shape[1], -1, -1) for x in (key, value)))
-    missing = (0, wide[2].shape[3] - value.shape[3])
+    wide = _equal_widths(query, *(x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (key, value)))
+    missing = (0, wide[2].shape[3] - value.shape[2])
     steered, grad_output = (F.pad(x, missing) for x in (_steered(output, grad_output, grad_log_sum), grad_output))
     log_sum = log_sum.masked_fill(log_sum == -torch.inf, 0.0)  # as the kernel has it
     backward = getattr(torch.ops.aten, f"{_NAME}_backward")
     grads = backward(grad_output, *wide, steered, log_sum, 0.0, causal, attn_mask=mask, scale=scale)
-    pairs = zip(grads, (query, key, value), strict=True)
-    grad_query, grad_key, grad_value = (grad[..., : x.shape[3]].sum_to_size(x.shape).contiguous() for grad, x in pairs)
-    return grad_query, grad_key, grad_value
+    grad_query, grad_key, grad_value = (
+        grad[..., : x.shape[-1]] for grad, x in zip(grads, (query, key, value), strict=True)
+    )
+    return grad_query.contiguous(), grad_key.sum(1), grad_value.sum(1)
 
 
 def _steered(output: Tensor, grad_output: Tensor, grad_log_sum: Tensor) -> Tensor:

@@ -1,9 +1,49 @@
-"""Heavy entries that the caller names, in place of those that hashing finds."""
+"""Which queries attend to which keys exactly: tiles of queries, each with its keys; and those that a caller names."""
+
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.ops.hyper.tiles import Tiles
+
+class Tiles(NamedTuple):
+    """Tiles of queries, and the keys of each. `leads` stands for (batch, key_heads, nodes).
+
+    Attributes:
+        query: (leads, tiles, rows) int64, the query in each slot; empty slots repeat one.
+        slot: (leads, queries) int64, the slot, tile * rows + row, of each query.
+        key: (leads, tiles, keys) int64, the keys of each tile.
+        real: (leads, tiles, keys) bool, False where there is no key to attend to.
+        chunk: (leads, n) int64, the chunk of each key of the node.
+        own: the chunk whose keys a tile has, (tiles) or (leads, tiles) int64; or, where a tile may have the keys of
+            several, (leads, tiles, chunks) bool, the chunks that it has.
+    """
+
+    query: Tensor
+    slot: Tensor
+    key: Tensor
+    real: Tensor
+    chunk: Tensor
+    own: Tensor
+
+    def covers(self, sample: Tensor) -> Tensor:
+        """(leads, tiles, m) bool: which of the keys `sample` (leads, m) are among a tile's."""
+        chunk = self.chunk.gather(-1, sample).unsqueeze(-2)
+        if self.own.dtype != torch.bool:
+            return chunk == self.own.unsqueeze(-1)
+        return self.own.gather(-1, chunk.expand(*self.own.shape[:-1], -1))
+
+
+def take_rows(source: Tensor, index: Tensor) -> Tensor:
+    """Rows of (..., n, width) at index (..., *shape): (..., *shape, width). Indices may repeat.
+
+    As an embedding: its backward pass adds up whole rows, `gather`'s adds entry by entry.
+    """
+    lead, (length, width) = source.shape[:-2], source.shape[-2:]
+    first = torch.arange(lead.numel(), device=source.device) * length
+    flat = index.reshape(lead.numel(), -1) + first[:, None]
+    return F.embedding(flat, source.reshape(-1, width)).view(*index.shape, width)
 
 
 def check_heavy_mask(heavy: Tensor, query: Tensor, key: Tensor, chunk_size: int) -> None:
