@@ -21,3 +21,10 @@ class ForReaders(griffe.Extension):
     def on_class_members(self, *, cls: griffe.Class, **_: object) -> None:
         """Drop from a class what only prints."""
         cls.members.pop(FOR_PRINTING, None)
+
+    def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
+        """List every class of the table of mechanisms among the names of its package, which takes them from there."""
+        attention = pkg["attention"]
+        imported = (member for member in attention["registry"].members.values() if member.is_alias)
+        listed = [member.name for member in imported if member.name.endswith("Attention")]
+        attention.exports = [*attention.exports, *listed]

@@ -1,16 +1,21 @@
 """What the site does beyond mkdocs: links that leave docs/ on GitHub lead to the same things inside the site.
 
 A page may show a picture of `../benchmarks/results` or `../experiments/results`, which is then copied into the site,
-and link to `../CONTRIBUTING.md`, whose text is the page contributing.md.
+and link to `../CONTRIBUTING.md`, whose text is the page contributing.md. A page has a table of the mechanisms, made of
+their docstrings, where it says `<!-- every mechanism -->`.
 """
 
+import inspect
 import re
 from pathlib import Path, PurePosixPath
 
 from mkdocs.structure.files import File, Files
 
+from polysketch.attention import MECHANISMS
+
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|experiments)/[^)\s]+\.png)\)")
+EVERY_MECHANISM = "<!-- every mechanism -->"
 PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
 
 
@@ -23,10 +28,20 @@ def on_files(files: Files, config) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Lead links to where their targets are in the site."""
+    """Lead links to where their targets are in the site, and write the table of mechanisms."""
+    markdown = markdown.replace(EVERY_MECHANISM, mechanism_table())
     up = "../" * (len(PurePosixPath(page.file.src_uri).parts) - 1)
     # A picture leads to itself, for on a telephone it is small.
     markdown = PICTURE.sub(lambda found: f"[![{found[1]}]({up}{found[2]})]({up}{found[2]})", markdown)
     for outside, inside in PAGES.items():
         markdown = markdown.replace(f"]({outside})", f"]({up}{inside})")
     return markdown
+
+
+def mechanism_table() -> str:
+    """A row for every mechanism: its name, its class, and the first line of what its docstring says."""
+    rows = ["| mechanism | class | what it computes |", "|---|---|---|"]
+    for name, kind in MECHANISMS.items():
+        formula = (inspect.getdoc(kind) or "").splitlines()[0].replace("|", "\\|").replace("<", "&lt;")
+        rows.append(f"| `{name}` | `attention.{kind.__name__}` | {formula} |")
+    return "\n".join(rows)

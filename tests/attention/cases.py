@@ -1,4 +1,8 @@
-"""What the contract tests run on: for every mechanism, options at which each of its parts carries weight."""
+"""What the contract tests run on: for every mechanism, options at which each of its parts carries weight.
+
+A mechanism is here by being in the table: its class gives `examples` of options. A `Case` says more where that is not
+enough.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +105,8 @@ def heavy(kv_heads: int = HEADS, **options: Any) -> Case:
     return Case("polysketch-heavy", options, kv_heads)
 
 
+# Those that need other inputs, norms or expectations than their class can say; every other mechanism is tested by its
+# `examples`.
 CASES = [
     Case("softmax"),
     Case("softmax", kv_heads=2),
@@ -173,6 +179,17 @@ CASES = [
     heavy(learned=False, degree=2, kv_heads=1),
     heavy(hash_bits=3, heavy_size=8, share="head", kv_heads=2),
 ]
+
+
+def examples_of(name: str) -> list[Case]:
+    """The cases of a mechanism by its own `examples`, all heads with keys of their own and then in groups."""
+    hidden = {"hidden_size": HIDDEN} if "hidden_size" in attention.option_names(name) else {}
+    examples = attention.mechanism_class(name).examples
+    return [Case(name, {**options, **hidden}, kv_heads) for options in examples for kv_heads in (HEADS, 2)]
+
+
+NAMED = {case.name for case in CASES}
+CASES += [case for name in attention.MECHANISMS if name not in NAMED for case in examples_of(name)]
 
 CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]
 COMPLETE_CASES = [case for case in CASES if not case.leaves_out]

@@ -1,4 +1,4 @@
-"""What holds for every mechanism; one is tested by being listed in `cases.py`, and must be."""
+"""What holds for every mechanism; one is tested by being in the table `MECHANISMS`."""
 
 from itertools import pairwise
 

@@ -13,7 +13,7 @@ from attention import test_llops as llops
 from attention import test_performer as performer
 from attention import test_polysketch_heavy as polysketch_heavy
 from attention import test_squared_polynomial as squared_polynomial
-from attention.cases import CASES, HEADS, Case, heavy
+from attention.cases import CASES, CAUSAL_CASES, COMPLETE_CASES, HEADS, Case, heavy
 from attention.mutation import Mutant, apply
 from feature_maps import test_elementwise as elementwise
 from feature_maps import test_exact_features as packing
@@ -402,5 +402,48 @@ def test_a_mistake_is_seen(name: str, monkeypatch: pytest.MonkeyPatch):
             test()
 
 
-def test_every_mechanism_has_a_mutant():
-    assert {name.split(":")[0] for name in MUTANTS} >= set(attention.MECHANISMS)
+def see_the_next_value(forward):
+    """A mistake that every mechanism can make: values one place too early."""
+    return lambda query, key, value, **options: forward(query, key, value.roll(-1, 2), **options)
+
+
+def mix_rows(forward):
+    """Another: rows of the batch added up."""
+    return lambda query, key, value, **options: forward(query, key, value.flip(0) + value, **options)
+
+
+def forget(extend):
+    """Another: decoding that forgets the tokens before."""
+
+    def extend_alone(query, key, value, state, **options):
+        extend(query, key, value, state, **options)
+        empty = extend.__self__.init_state(query.shape[0], dtype=query.dtype)
+        return extend(query, key, value, empty, **options)[0], state
+
+    return extend_alone
+
+
+@pytest.mark.parametrize("name", attention.MECHANISMS)
+@pytest.mark.parametrize(
+    ("method", "mistake", "seen_by"),
+    [
+        ("forward", mix_rows, contract.test_rows_of_the_batch_do_not_influence_one_another),
+        ("forward", see_the_next_value, partial(contract.test_changing_tokens_changes_nothing_before_them, changed=11)),
+        ("extend", forget, partial(contract.test_forward_equals_extend_over_a_split, sizes=[9, 1, 1, 1, 25])),
+    ],
+    ids=["rows-mixed", "the-future-seen", "the-past-forgotten"],
+)
+def test_a_mistake_that_any_mechanism_can_make_is_seen(name, method, mistake, seen_by, monkeypatch):
+    case = next(case for case in COMPLETE_CASES if case.name == name)
+    if mistake is not mix_rows and case not in CAUSAL_CASES:
+        pytest.skip("it sees the future by design, and has no state")
+    build = Case.build
+
+    def broken(self: Case, **options) -> attention.Mechanism:
+        mechanism = build(self, **options)
+        setattr(mechanism, method, mistake(getattr(mechanism, method)))
+        return mechanism
+
+    monkeypatch.setattr(Case, "build", broken)
+    with pytest.raises(AssertionError):
+        seen_by(case)

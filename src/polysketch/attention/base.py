@@ -1,6 +1,6 @@
 """What every attention mechanism is: a module from query, key and value to an output, with a state for decoding."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,13 @@ class Mechanism(nn.Module):
     Attributes:
         is_causal: whether it can be causal at all; one that cannot refuses `causal=True` and has no state.
         is_bidirectional: whether it takes `causal=False`; a decay over the tokens before has no other direction.
+        examples: options to test it with, `hidden_size` left out: in a sequence of 37 tokens and heads of 8 each part
+            must carry weight, and where `has_prefix`, the prefix a third to two thirds of the mass.
     """
 
     is_causal = True
     is_bidirectional = True
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
         super().__init__()
