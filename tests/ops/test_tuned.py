@@ -103,7 +103,7 @@ def test_a_digest_follows_the_modules_of_a_program_and_no_other(monkeypatch, tmp
             cached.cache_clear()
         return [provenance.source_digest(name) for name in ("program", "alone")]
 
-    monkeypatch.setattr(provenance, "_OPS", tmp_path)
+    monkeypatch.setattr(provenance, "OPS", tmp_path)
     try:
         before = digests()
         part, alone = digests(parts=texts["parts"] + "# changed"), digests(alone=texts["alone"] + "# changed")

@@ -12,7 +12,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.learned_sketch import chunked, native, triton
+from polysketch.ops.learned_sketch.self_check import programs_agree
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 BACKENDS = {
     "chunked": (chunked.forward, chunked.backward),
@@ -41,6 +43,8 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
     """
     picked = learned_sketch_backend(x, backend)
     refuse_tangents("learned_sketch", x, weights)
+    if backend == "auto" and picked == "triton" and not programs_agree(learned_sketch, x, weights, leaves):
+        picked = "chunked"
     if nothing_looks_on(x):
         return BACKENDS[picked][0](x, weights, leaves)
     return learned_sketch_operator(x, weights, leaves, picked)
@@ -48,13 +52,14 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
 
 def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
     """The backend that `learned_sketch` runs for x: "auto" picks Triton's programs on a CUDA device that can run them,
-    the native one for float32 on a CPU with a compiler.
+    the native one for float32 on a CPU with a compiler. Programs that disagree with the chunked backend at their first
+    call are not taken (`ops.triton.self_check`).
 
     Raises:
         ValueError, RuntimeError: as `learned_sketch`.
     """
     if backend == "auto":
-        if x.device.type == "cuda" and triton.why_not(x) is None:
+        if x.device.type in AUTO_DEVICES and triton.why_not(x) is None:
             return "triton"
         return "chunked" if native.why_not(x) else "native"
     if backend not in BACKENDS:

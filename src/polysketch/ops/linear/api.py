@@ -9,8 +9,10 @@ from torch import Tensor
 from polysketch.ops.linear import native, reference, triton
 from polysketch.ops.linear.aligned import aligned_attention
 from polysketch.ops.linear.checks import check
+from polysketch.ops.linear.self_check import programs_agree
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
     "reference": reference.linear_attention,
@@ -99,6 +101,10 @@ def linear_attention(
     )
     log_decay = None if log_decay is None else log_decay.clamp(min=FORGOTTEN)
     picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
+    if backend == "auto" and picked == "triton":
+        given = {"power": power, "causal": causal, "normalize": normalize, "local": local, "log_decay": log_decay}
+        if not programs_agree(query_features, key_features, value, **given):
+            picked = "chunked"
     options = {} if picked == "reference" else {"chunk_size": chunk_size}
     with torch.autocast(value.device.type, enabled=False):
         return BACKENDS[picked](
@@ -129,7 +135,8 @@ def linear_attention_backend(
     """The backend that `linear_attention` with these arguments runs.
 
     "auto" picks the triton backend on a CUDA device where Triton is installed, for values up to 128 wide (one that is
-    not given is taken for such), and the native one for float32 on a CPU where there is a compiler; else, on a CPU, the
+    not given is taken for such) unless its programs disagreed with the chunked backend at their first call
+    (`ops.triton.self_check`), and the native one for float32 on a CPU where there is a compiler; else, on a CPU, the
     quadratic reference for so few weights that calls cost more than they compute, and the chunked backend for all that
     is left.
 
@@ -150,7 +157,7 @@ def linear_attention_backend(
 def _picked(
     query_features: Tensor, key_features: Tensor, value: Tensor | None, state: LinearAttentionState | None
 ) -> str:
-    if query_features.device.type == "cuda":
+    if query_features.device.type in AUTO_DEVICES:
         return "chunked" if triton.why_not(query_features, value) else "triton"
     if query_features.device.type != "cpu":
         return "chunked"

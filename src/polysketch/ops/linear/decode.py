@@ -9,11 +9,13 @@ from torch import Tensor
 from polysketch.ops.linear.api import FORGOTTEN, linear_attention
 from polysketch.ops.linear.checks import check
 from polysketch.ops.linear.native_decode import can_extend, extend_one_
+from polysketch.ops.linear.self_check import steps_agree, why_no_steps
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.tiles import expand_tiles, pad_features
 from polysketch.ops.linear.triton_decode import extend_one_ as extend_one_by_triton_
 from polysketch.ops.linear.triton_decode import why_not_extend
 from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 # Longer spans go through the chunked backend: one call for all of them costs less than this many single steps.
 STEPS_AT_MOST = 4
@@ -66,7 +68,7 @@ def linear_attention_extend_(
         return result.output
     check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
     log_decay = None if log_decay is None else log_decay.clamp(min=FORGOTTEN)
-    step = _step_for(query_features, value, state)
+    step = _step_for(query_features, value, state, normalize, local, log_decay)
     with torch.autocast(value.device.type, enabled=False):
         steps = [
             step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
@@ -75,16 +77,25 @@ def linear_attention_extend_(
     return steps[0] if length == 1 else torch.cat(steps, 2)
 
 
-def _step_for(query: Tensor, value: Tensor, state: LinearAttentionState) -> Callable[..., Tensor]:
+def _step_for(
+    query: Tensor,
+    value: Tensor,
+    state: LinearAttentionState,
+    normalize: bool,
+    local: LocalPolynomial | None,
+    log_decay: Tensor | None,
+) -> Callable[..., Tensor]:
     """The fastest step that these tensors allow."""
-    if _by_triton(value, state):
+    if _by_triton(value, state) and steps_agree(
+        query, value, state, normalize=normalize, local=local, log_decay=log_decay
+    ):
         return partial(_program_step, extend_one_by_triton_)
     return partial(_program_step, extend_one_) if can_extend(query, state) else _step
 
 
 def _by_triton(value: Tensor, state: LinearAttentionState) -> bool:
     """Whether Triton's programs take the step; under its interpreter they run only when called directly."""
-    return (value.is_cuda or value.is_meta) and why_not_extend(value, state) is None
+    return (value.device.type in AUTO_DEVICES or value.is_meta) and why_not_extend(value, state) is None
 
 
 def why_not_captured(state: LinearAttentionState) -> str | None:
@@ -93,8 +104,10 @@ def why_not_captured(state: LinearAttentionState) -> str | None:
     Without a local part nothing depends on the position. With one, Triton's programs decide on the device; the other
     steps decide about chunks in host memory.
     """
-    if state.local_chunk == 0 or _by_triton(state.sums, state):
+    if state.local_chunk == 0:
         return None
+    if _by_triton(state.sums, state):
+        return why_no_steps(state.sums.device)
     return why_not_extend(state.sums, state) or "Triton's interpreter decodes on no device"
 
 

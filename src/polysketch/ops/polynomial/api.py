@@ -9,6 +9,8 @@ from polysketch.ops.arguments import check_attention_tensors, check_cache_length
 from polysketch.ops.polynomial import triton
 from polysketch.ops.polynomial.blockwise import blockwise_polynomial_attention
 from polysketch.ops.polynomial.reference import reference_polynomial_attention
+from polysketch.ops.polynomial.self_check import programs_agree
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 
 class PolynomialBackend(Protocol):
@@ -139,7 +141,8 @@ def polynomial_attention_backend(
 ) -> str:
     """Name of the backend that ``polynomial_attention`` runs for these tensors.
 
-    "auto" is "triton" on CUDA devices, where its programs take such tensors. Elsewhere it is "blockwise", except for a
+    "auto" is "triton" on CUDA devices, where its programs take such tensors and agreed with "blockwise" at their first
+    call (`ops.triton.self_check`). Elsewhere it is "blockwise", except for a
     few short sequences, where one product is faster than a loop of one block.
 
     Args:
@@ -151,7 +154,7 @@ def polynomial_attention_backend(
         RuntimeError: "triton" was asked for and cannot run here, with the reason.
     """
     if backend == "auto":
-        if query.device.type == "cuda" and triton.why_not(query, key, value) is None:
+        if query.device.type in AUTO_DEVICES and triton.why_not(query, key, value) is None:
             return "triton"
         return plain_backend(query, key)
     if backend not in POLYNOMIAL_BACKENDS:
@@ -181,7 +184,12 @@ def _attend(
     backend: str,
 ) -> Tensor:
     _check_polynomial(degree, scale, offset)
-    attend = POLYNOMIAL_BACKENDS[polynomial_attention_backend(query, key, value, backend=backend)]
+    picked = polynomial_attention_backend(query, key, value, backend=backend)
+    if backend == "auto" and picked == "triton":
+        options = {"degree": degree, "causal": first_position is not None, "masked": key_mask is not None}
+        if not programs_agree(polynomial_attention, query, key, value, **options):
+            picked = "blockwise"
+    attend = POLYNOMIAL_BACKENDS[picked]
     return attend(
         query,
         key,

@@ -8,6 +8,8 @@ from torch import Tensor
 
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability from which devices multiply bfloat16 matrices."""
+AUTO_DEVICES = {"cuda"}
+"""Types of devices on which "auto" picks the programs."""
 _INSTALLED = importlib.machinery.PathFinder.find_spec("triton") is not None
 
 

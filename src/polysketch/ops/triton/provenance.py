@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-_OPS = Path(__file__).resolve().parents[1]
+OPS = Path(__file__).resolve().parents[1]
 _OWN_IMPORT = re.compile(r"^from polysketch\.ops\.([\w.]+) import", re.MULTILINE)
 
 
@@ -53,7 +53,7 @@ def source_digest(program: str) -> str:
     defines = re.compile(rf"^def {program}\w*\(", re.MULTILINE)  # variants have their program's name and more
     found = {path for path, text in sources.items() if defines.search(text)}
     if not found:
-        raise FileNotFoundError(f"no module below {_OPS} defines a program {program!r}")
+        raise FileNotFoundError(f"no module below {OPS} defines a program {program!r}")
     waiting = set(found)
     while waiting:
         waiting = _imported(waiting.pop(), sources) - found | waiting
@@ -72,10 +72,10 @@ def digest(paths: Iterable[Path]) -> str:
 @cache
 def _sources() -> dict[Path, str]:
     """Path -> text of every module that holds programs."""
-    texts = {path: path.read_text(encoding="utf-8") for path in _OPS.rglob("*.py")}
+    texts = {path: path.read_text(encoding="utf-8") for path in OPS.rglob("*.py")}
     return {path: text for path, text in texts.items() if re.search(r"^@triton\.jit", text, re.MULTILINE)}
 
 
 def _imported(path: Path, sources: dict[Path, str]) -> set[Path]:
     modules = _OWN_IMPORT.findall(sources[path])
-    return {_OPS / f"{module.replace('.', '/')}.py" for module in modules} & sources.keys()
+    return {OPS / f"{module.replace('.', '/')}.py" for module in modules} & sources.keys()

@@ -1,0 +1,204 @@
+"""Programs are compared with plain PyTorch at their first call by "auto"; a broken one is named, and not taken."""
+
+import json
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from polysketch import ops
+from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.learned_sketch import learned_sketch
+from polysketch.ops.linear import decode
+from polysketch.ops.triton import availability, self_check
+from polysketch.ops.triton.launch import launching
+
+OPS = ("linear", "sketch", "polynomial")
+PROGRAM = {"linear": "linear_outputs", "sketch": "learned_sketch", "polynomial": "polynomial_forward"}
+GRADIENT = {"sketch": "learned_sketch_inputs_backward", "polynomial": "polynomial_grad_query"}
+PLAIN = {"linear": "chunked", "sketch": "chunked", "polynomial": "blockwise"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty cache folder, and a CPU that "auto" takes for a device of the programs; unwritten memory is NaN."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_answers", {})
+    availability.AUTO_DEVICES.add("cpu")
+    torch.use_deterministic_algorithms(True)
+    yield tmp_path
+    torch.use_deterministic_algorithms(False)
+    availability.AUTO_DEVICES.discard("cpu")
+
+
+def tensors(op: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    if op == "sketch":
+        networks = LearnedSketch(8, sketch_size=4).networks
+        return [torch.randn(1, 1, 20, 8), *(w.detach() for one in networks for w in one.weights())]
+    return [torch.randn(1, 1, 40, width) for width in (6, 6, 3)]
+
+
+def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
+    if op == "linear":
+        return ops.linear_attention(*given, power=2, causal=True, offset=1.0, chunk_size=16, backend=backend).output
+    if op == "sketch":
+        return learned_sketch(given[0], given[1:], 2, backend=backend)
+    return ops.polynomial_attention(*given, degree=2, causal=True, backend=backend)
+
+
+def breaking(name: str):
+    """Within this, what the last instance of a program would write stays as it is."""
+
+    def launch(kernel, programs, arguments, options):
+        count = programs - 1 if kernel.__name__ == name else programs
+        if count:
+            kernel[(count,)](*arguments, **options)
+
+    return launching(launch)
+
+
+def kept() -> dict:
+    return next(iter(json.loads(self_check._file().read_text()).values()))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls that were tried, in order."""
+    found, intact = [], self_check._apart
+    monkeypatch.setattr(self_check, "_apart", lambda attempt: (found.append(1), intact(attempt))[1])
+    return found
+
+
+@pytest.mark.parametrize("op", OPS)
+@torch.no_grad()
+def test_programs_that_agree_are_taken_and_asked_once(op, asked):
+    given = tensors(op)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = [call(op, given) for _ in range(2)]
+    assert all(torch.equal(one, call(op, given, "triton")) for one in found)
+    assert len(asked) == 1
+    assert max(max(errors.values()) for errors in kept().values()) < 0.1
+    self_check._answers.clear()  # another process
+    assert torch.equal(call(op, given), found[0])
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("op", OPS)
+@torch.no_grad()
+def test_a_broken_program_is_named_with_its_figures_and_not_taken_again(op, asked):
+    given, expected = tensors(op), call(op, tensors(op), PLAIN[op])
+    with breaking(PROGRAM[op]), pytest.warns(UserWarning, match=r"disagree with plain PyTorch.*output.*not finite"):
+        found = call(op, given)
+    assert torch.equal(found, expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert torch.equal(call(op, given), expected)
+    assert len(asked) == 1
+    assert torch.equal(call(op, given, "triton"), call(op, given, "triton"))  # asked for by name: taken, unchecked
+    self_check._answers.clear()
+    with pytest.warns(UserWarning, match="disagree"):
+        assert torch.equal(call(op, given), expected)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("op", GRADIENT)
+def test_a_broken_gradient_is_found_where_gradients_are_wanted(op):
+    given = [tensor.requires_grad_() for tensor in tensors(op)]
+    with breaking(GRADIENT[op]):
+        with torch.no_grad():
+            assert torch.equal(call(op, given), call(op, given, "triton"))
+        with pytest.warns(UserWarning, match="gradient of"):
+            found = torch.autograd.grad(call(op, given).sum(), given)
+    expected = torch.autograd.grad(call(op, given, PLAIN[op]).sum(), given)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_program_that_does_not_compile_is_not_taken():
+    def refuse(*_):
+        raise ValueError("out of resources")
+
+    given = tensors("polynomial")
+    with launching(refuse), pytest.warns(UserWarning, match="out of resources"):
+        assert torch.equal(call("polynomial", given), call("polynomial", given, "blockwise"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 3}'])
+def test_a_file_that_somebody_spoilt_is_written_anew(text, asked):
+    self_check._file().parent.mkdir(parents=True)
+    self_check._file().write_text(text)
+    call("polynomial", tensors("polynomial"))
+    assert len(asked) == 1
+    assert isinstance(json.loads(self_check._file().read_text()), dict)
+
+
+@torch.no_grad()
+def test_a_folder_that_cannot_be_written_to_is_no_error(folder, asked):
+    (folder / "polysketch").write_text("a file where the folder should be")
+    call("polynomial", tensors("polynomial"))
+    assert len(asked) == 1
+
+
+@torch.no_grad()
+def test_other_programs_another_triton_or_device_are_asked_anew(monkeypatch, asked):
+    call("polynomial", tensors("polynomial"))
+    self_check._answers.clear()
+    monkeypatch.setattr(self_check, "_here", lambda device: "another")
+    call("polynomial", tensors("polynomial"))
+    assert len(asked) == 2
+    assert len(json.loads(self_check._file().read_text())) == 2
+
+
+def test_nothing_that_looks_on_sees_the_check():
+    """Operations that are counted, activations that are recomputed, the generator of random numbers."""
+    given = [tensor.requires_grad_() for tensor in tensors("polynomial")]
+    before = torch.get_rng_state()
+    counts = []
+    for _ in range(2):
+        with FlopCounterMode(display=False) as counter:
+            call("polynomial", given)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+    self_check._answers.clear()
+    self_check._file().unlink()
+    checkpoint(lambda *x: call("polynomial", list(x)), *given, use_reentrant=False).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize("bad", [False, True])
+def test_compiled_code_asks_nothing_and_takes_no_program_known_to_be_bad(bad, asked):
+    given = tensors("linear")
+    if bad:
+        with breaking("linear_outputs"), pytest.warns(UserWarning, match="disagree"):
+            call("linear", given)
+    asked.clear()
+    torch.compiler.reset()
+    found = torch.compile(lambda *x: call("linear", list(x)), fullgraph=True, backend="aot_eager")(*given)
+    assert asked == []
+    assert torch.equal(found, call("linear", given, "chunked" if bad else "triton"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("broken", [False, True])
+def test_decoded_tokens_are_checked_too_over_the_end_of_a_chunk(broken, asked):
+    """On a CPU, whose states count positions once, only what is picked is looked at."""
+    state = ops.LinearAttentionState.init(1, 1, 6, 3, power=2, local_chunk=8, local_dim=5)
+    query, value = torch.randn(1, 2, 1, 6), torch.randn(1, 1, 1, 3)
+    local = ops.LocalPolynomial(torch.randn(1, 2, 1, 5), torch.randn(1, 1, 1, 5), 4, 8)
+    pick = partial(decode._step_for, query, value, state, True, local, -torch.ones(1, 1, 1))
+    if broken:
+        with breaking("linear_extend"), pytest.warns(UserWarning, match="linear_attention_extend float32 features=6"):
+            picked = pick()
+    else:
+        picked = pick()
+    by_programs = getattr(picked, "args", (None,))[0] is decode.extend_one_by_triton_
+    assert by_programs is not broken
+    assert (decode.why_not_captured(state) is None) is not broken
+    assert len(asked) == 1
