@@ -21,13 +21,13 @@ _SIGNAL_STATUS = 128
 class ConvertFlags(ConversionConfig):
     """Give a softmax model of transformers another attention, and train back what that cost.
 
-    First attention transfer, layer by layer, with the model frozen; then fine-tuning on the text. Perplexity is
-    measured before, after replacement and after each stage, and the share of the gap that was regained is printed. It
-    may be stopped or killed at any moment: the same command with --resume goes on.
+    The first stage is attention transfer, layer by layer, with the model frozen. The second is fine-tuning on the text.
+    Perplexity is measured before, after replacement and after each stage. The share of the gap that was regained is
+    printed. A conversion may be stopped or killed at any moment: the same command with --resume goes on.
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """folder of a model of transformers (config.json, *.safetensors, tokenizer files)"""
+    """Folder of a model of transformers (config.json, *.safetensors, tokenizer files)."""
 
     attention_options: tuple[str, ...] = ()  # type: ignore[assignment]
     """Options of the mechanism as key=value pairs, for instance sketch_size=32 local_chunk=256. A misspelt one lists
@@ -37,7 +37,7 @@ class ConvertFlags(ConversionConfig):
     """Which layers: all, a negative number for the last so many, or indices with commas between."""
 
     json: bool = False
-    """print the report as one JSON object on the last line"""
+    """Print the report as one JSON object on the last line."""
 
 
 def run(flags: ConvertFlags) -> int:

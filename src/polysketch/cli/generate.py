@@ -22,30 +22,30 @@ __all__ = ["GenerateFlags", "run"]
 class GenerateFlags:
     """Continue one or several prompts with a trained model.
 
-    One prompt is continued on the screen as the tokens come; several are continued together and printed one after the
+    One prompt is continued on the screen as the tokens come. Several are continued together, and printed one after the
     other. A continuation ends at the end of a text or after --max-new-tokens.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """folder of the training run"""
+    """Folder of the training run."""
     prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """text to continue; give it several times for several texts; without it a new text is begun"""
+    """Text to continue. Give it several times for several texts. Without it a new text is begun."""
     max_new_tokens: int = 256
-    """stop after so many tokens"""
+    """Stop after so many tokens."""
     temperature: float = 0.8
-    """0 always takes the most probable token; 1 samples the model's own distribution; more is wilder"""
+    """0 takes the most probable token each time. 1 samples the model's own distribution. More is wilder."""
     top_k: int | None = None
-    """draw among the so many most probable tokens only"""
+    """Draw among so many most probable tokens only. Default: all."""
     top_p: float | None = None
-    """draw among the most probable tokens that together have this probability"""
+    """Draw among the most probable tokens that together have this probability. Default: all."""
     seed: int = 0
-    """another seed gives another continuation; the same one gives the same"""
+    """Seed of the draws. The same one gives the same continuation."""
     checkpoint: str = "latest"
-    """which checkpoint of the run: latest, or a name such as step-00000100"""
+    """Which checkpoint of the run: latest, or a name such as step-00000100."""
     device: str = "auto"
-    """cpu, cuda, ...; auto takes a GPU where there is one"""
+    """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     json: bool = False
-    """print everything as one JSON object on the last line"""
+    """Print everything as one JSON object on the last line."""
 
 
 def run(flags: GenerateFlags) -> int:

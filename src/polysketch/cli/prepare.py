@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class PrepareFlags:
     """Turn text into a folder of tokens, with a tokenizer and a train/validation/test split.
 
-    A SOURCE is a file, a folder (searched for text, code, .jsonl and .parquet files; .gz is read through), or a dataset
-    of the Hugging Face Hub, which is downloaded as it is read: pg19, wiki40b, c4, fineweb-edu, or hf:NAME or
-    hf:NAME:CONFIG. Every document (a file, a line of JSON, a row of a table) ends with an end-of-text token.
+    A SOURCE is a file, a folder or a dataset. A folder is searched for text, code, .jsonl and .parquet files; .gz is
+    read through. A dataset of the Hugging Face Hub is downloaded as it is read: pg19, wiki40b, c4, fineweb-edu, or
+    hf:NAME or hf:NAME:CONFIG. Every document (a file, a line of JSON, a row of a table) ends with an end-of-text token.
 
-    The split of a document comes from --split-table; else from subfolders train, validation and test of its source, or
-    the splits of its dataset; else from a hash of --seed and its text.
+    The split of a document comes from --split-table. Without one it comes from subfolders train, validation and test of
+    its source, or from the splits of its dataset. Where none of these says it, a hash of --seed and the text decides.
 
     Examples:
       polysketch prepare books/ --tokenizer bpe:8192 --out data/books
@@ -37,17 +37,17 @@ class PrepareFlags:
     """Folder to make. It appears when everything is written; an interrupted prepare leaves none."""
 
     tokenizer: str = "bytes"
-    """bytes, bpe:N or sentencepiece:N (N ids, trained); or the path of a tokenizer.json, of GPT-2's encoder.json, of a
-    sentencepiece .model, or of a folder: of a transformers model, a run, or prepared data."""
+    """A tokenizer to train: bytes, bpe:N or sentencepiece:N, with N ids. Or the path of one: a tokenizer.json, GPT-2's
+    encoder.json, a sentencepiece .model, or a folder of a transformers model, a run or prepared data."""
 
     end_of_text: str | None = None
-    """Token of such a file that ends a document, where neither its folder nor a usual name says it, or to overrule."""
+    """Token that ends a document, for a tokenizer from a file. Default: what its folder or a usual name says."""
 
     validation_share: float = 0.05
     """Share of the documents for validation where the hash decides; 0 for no such split."""
 
     test_share: float = 0.05
-    """Share of the documents for test, likewise."""
+    """Share of the documents for test where the hash decides; 0 for no such split."""
 
     split_table: Path | None = None
     """Tab-separated file with columns file (relative to the table) and split (train, validation or test)."""
@@ -62,7 +62,7 @@ class PrepareFlags:
     """Encoding of text files and JSON lines."""
 
     undecodable: Literal["error", "skip", "replace"] = "error"
-    """What to do with documents that are not in that encoding; skipped ones are counted in the summary."""
+    """What to do with documents that are not in that encoding. The summary counts skipped ones."""
 
     cut_text: int | None = None
     """Cut text files into documents of about this many bytes, at line ends: for few, long files."""
@@ -77,10 +77,10 @@ class PrepareFlags:
     """Read at most this many documents of each source, and of each split that a source comes in."""
 
     splits: tuple[Literal["train", "validation", "test"], ...] | None = None
-    """Keep only documents of these splits; other splits of a dataset are not downloaded."""
+    """Keep only documents of these splits. Other splits of a dataset are not downloaded."""
 
     mirror: Path | None = None
-    """Folder in which datasets lie under their names on the Hub (DIR/allenai/c4), read instead of the Hub."""
+    """Folder to read instead of the Hub. Datasets lie in it under their names on the Hub (DIR/allenai/c4)."""
 
     tokenizer_text_bytes: int = 500_000_000
     """Train the tokenizer on at most this much text."""

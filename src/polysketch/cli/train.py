@@ -22,9 +22,9 @@ _SIGNAL_STATUS = 128
 class TrainFlags(TrainingConfig):
     """Train a language model on a folder of prepared text; everything about the run goes into one run folder.
 
-    A run may be stopped or killed at any moment: the same command with --resume goes on from the last checkpoint and
-    ends as if nothing had happened. Exit status: 0 when the run is finished (or --max-minutes is reached), 130 after
-    Ctrl-C, 143 after SIGTERM, both saved.
+    A run may be stopped or killed at any moment. The same command with --resume goes on from the last checkpoint and
+    ends as if nothing had happened. The exit status is 0 when the run is finished or --max-minutes is reached, 130
+    after Ctrl-C and 143 after SIGTERM. All of these save the run first.
     """
 
     attention: str | None = None

@@ -15,7 +15,6 @@ import numpy as np
 ROUNDS = 6
 # Below this many bits a half the network has too few distinct permutations.
 FEWEST_HALF_BITS = 3
-WORD = 2**64 - 1
 
 
 class KeyedPermutation:

@@ -7,14 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polysketch.data.recall import recall_batch
+from polysketch.data.recall import IGNORED_LABEL, recall_batch
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
 
-__all__ = ["IGNORED_LABEL", "RecallResult", "recall_accuracy", "recall_grid"]
-
-IGNORED_LABEL = -100
-"""The label of a position that asks nothing."""
+__all__ = ["RecallResult", "recall_accuracy", "recall_grid"]
 
 
 def recall_accuracy(model: TransformerLM, batches: Iterable[tuple[Tensor, Tensor]]) -> float:

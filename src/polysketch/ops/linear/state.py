@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polysketch.extras import require
 from polysketch.ops.linear.tiles import expanded_size
 
 
@@ -152,7 +153,7 @@ class LinearAttentionState:
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file."""
-        _safetensors().save_file(
+        require("safetensors.torch").save_file(
             {name: tensor.contiguous() for name, tensor in self.tensors().items()},
             path,
             metadata={"power": str(self.power)},
@@ -161,7 +162,7 @@ class LinearAttentionState:
     @classmethod
     def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> "LinearAttentionState":
         """Read what `save` wrote; only tensors and one number are read, nothing is unpickled."""
-        with _safetensors().safe_open(path, framework="pt", device=str(device)) as file:
+        with require("safetensors").safe_open(path, framework="pt", device=str(device)) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             power = int(file.metadata()["power"])
         tensors["position"] = tensors["position"].cpu()
@@ -192,17 +193,3 @@ def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> Linea
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums are kept for inputs of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _safetensors():
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("saving a state needs safetensors: pip install 'polysketch[train]'") from error
-
-    class Files:
-        safe_open = safetensors.safe_open
-        save_file = staticmethod(safetensors.torch.save_file)
-
-    return Files
