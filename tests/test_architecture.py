@@ -58,7 +58,7 @@ OWNERS = {
     "tyro": {"cli"},
     "tensorboard": {"training"},
     "safetensors": {"ops", "models", "training", "integrations", "conversion"},
-    "matplotlib": {"training", "benchmarking", "conversion", "cli"},
+    "matplotlib": {""},  # polysketch/plotting.py
     "tqdm": {"data", "training", "integrations", "conversion", "cli"},
 }
 """Every third-party library beyond torch and numpy, and the packages that may import it."""

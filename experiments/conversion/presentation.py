@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study.presentation import markdown_table, number
-from polysketch.extras import require
+from polysketch.plotting import loss_by_position, picture
 from polysketch.storage import disk
 
 _HEADER = ("conversion", "replaced", "transferred", "tuned", "gap regained", "nats behind", "last positions", "recall")
@@ -65,22 +65,15 @@ def _share(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> st
 
 def _plot(ordered: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Loss by position on the left, recall on the right."""
-    figure = require("matplotlib.figure").Figure(figsize=(11, 4.5), layout="constrained")
-    by_position, recall = figure.subplots(1, 2, width_ratios=(3, 2))
     lines = [("softmax, before", ordered[0]["before"], ordered[0]["recall"]["before"])]
     lines += [(record["label"], _stage(record, "tuning"), record["recall"]["after"]) for record in ordered]
-    for index, (label, line, _) in enumerate(lines):
-        edges = line["position_edges"]
-        style = "--" if index == 0 else "-"
-        by_position.stairs(line["loss_by_position"], edges, baseline=None, linewidth=2, label=label, linestyle=style)
-    edges = lines[0][1]["position_edges"]
-    by_position.set_xscale("symlog", base=2, linthresh=max(1, edges[1]))
-    by_position.set_xticks(edges, [f"{edge:,}" for edge in edges])
-    by_position.set(xlabel="position in the context (tokens)", ylabel="loss (nats per token)", xlim=(0, edges[-1]))
-    by_position.grid(alpha=0.3)
-    by_position.legend(fontsize="small")
-    recall.barh(range(len(lines)), [accuracy for *_, accuracy in lines], color=[f"C{i}" for i in range(len(lines))])
-    recall.set_yticks(range(len(lines)), [label for label, *_ in lines])
-    recall.invert_yaxis()
-    recall.set(xlabel="share of recalled words", xlim=(0, 1))
-    figure.savefig(path, dpi=150)
+    with picture(path, (11, 4.5), columns=2) as ((by_position, recall),):
+        for index, (label, line, _) in enumerate(lines):
+            style = {"linewidth": 2, "label": label, "linestyle": "--" if index == 0 else "-"}
+            by_position.stairs(line["loss_by_position"], line["position_edges"], baseline=None, **style)
+        loss_by_position(by_position, lines[0][1]["position_edges"])
+        colours = [f"C{index}" for index in range(len(lines))]
+        recall.barh(range(len(lines)), [accuracy for *_, accuracy in lines], color=colours)
+        recall.set_yticks(range(len(lines)), [label for label, *_ in lines])
+        recall.invert_yaxis()
+        recall.set(xlabel="share of recalled words", xlim=(0, 1))

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polysketch.plotting import finish, picture, whole_numbers
+
 __all__ = ["plot_patching"]
 
 
@@ -22,22 +24,14 @@ def plot_patching(rows: Sequence[Mapping[str, Any]], attention: str, title: str,
     """
     if not rows:
         raise ValueError("expected measurements to plot, found none")
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     layers = [row["layers"] for row in rows]
-    figure = Figure(figsize=(11.0, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(layers, [row["perplexity"] for row in rows], "o-")
-    left.set(ylabel="perplexity", title="perplexity")
-    right.plot(layers, [row["attention_seconds"] for row in rows], "o-", label="attention of all layers")
-    right.plot(layers, [row["forward_seconds"] for row in rows], "s--", label="whole forward pass")
-    right.set(ylabel="seconds a window", title="time")
-    right.set_ylim(bottom=0)
-    right.legend()
-    for axes in (left, right):
-        axes.set_xlabel(f"layers replaced by {attention}, the last first")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=120)
+    with picture(path, (11.0, 4.2), columns=2, title=title, dpi=120) as ((left, right),):
+        left.plot(layers, [row["perplexity"] for row in rows], "o-")
+        right.plot(layers, [row["attention_seconds"] for row in rows], "o-", label="attention of all layers")
+        right.plot(layers, [row["forward_seconds"] for row in rows], "s--", label="whole forward pass")
+        right.set_ylim(bottom=0)
+        along = f"layers replaced by {attention}, the last first"
+        finish(left, legend=False, xlabel=along, ylabel="perplexity", title="perplexity")
+        finish(right, xlabel=along, ylabel="seconds a window", title="time")
+        whole_numbers(left)
+        whole_numbers(right)

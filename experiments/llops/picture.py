@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from polysketch.plotting import finish, picture
+
 __all__ = ["plot_approximation"]
 
 _WIDTH, _HEIGHT = 6.0, 4.5  # inches of a panel
@@ -28,8 +30,6 @@ def plot_approximation(measurements: Sequence[dict[str, Any]], title: str, path:
     """
     if not measurements:
         raise ValueError("expected measurements to plot, found none")
-    from matplotlib.figure import Figure
-
     maps = [one for one in measurements if one["kind"] == "map"]
     mechanisms = [one for one in measurements if one["kind"] == "mechanism"]
     rows: list[tuple[str, Any, list[dict[str, Any]]]] = [
@@ -38,16 +38,13 @@ def plot_approximation(measurements: Sequence[dict[str, Any]], title: str, path:
     ]
     if mechanisms:
         rows.append(("normalised weights", _draw_mechanisms, mechanisms))
-    figure = Figure(figsize=(2 * _WIDTH, _HEIGHT * len(rows)), layout="constrained")
-    for (name, draw, points), panels in zip(rows, figure.subplots(len(rows), 2, squeeze=False), strict=True):
-        for axes, along, fixed in zip(panels, ("features", "length"), ("length", "features"), strict=True):
-            most = max(one[fixed] for one in points)
-            draw(axes, [one for one in points if one[fixed] == most], along)
-            axes.set(xlabel=along, ylabel="relative Frobenius error", title=f"{name}, {fixed} {most:,}")
-            axes.grid(alpha=0.3, which="both")
-            axes.legend(fontsize="small")
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=120)
+    size = (2 * _WIDTH, _HEIGHT * len(rows))
+    with picture(path, size, rows=len(rows), columns=2, title=title, dpi=120) as places:
+        for (name, draw, points), panels in zip(rows, places, strict=True):
+            for axes, along, fixed in zip(panels, ("features", "length"), ("length", "features"), strict=True):
+                most = max(one[fixed] for one in points)
+                draw(axes, [one for one in points if one[fixed] == most], along)
+                finish(axes, xlabel=along, ylabel="relative Frobenius error", title=f"{name}, {fixed} {most:,}")
 
 
 def _draw_maps(axes: Any, points: list[dict[str, Any]], along: str) -> None:

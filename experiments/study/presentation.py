@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysketch.extras import require
+from polysketch.plotting import finish, picture
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -54,15 +54,12 @@ def plot_lines(path: Path, lines: Sequence[Line], *, xlabel: str, ylabel: str, *
     """
     if not lines:
         return
-    figure = require("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
     colours = {label: f"C{index}" for index, label in enumerate(dict.fromkeys(line.label for line in lines))}
     seen: set[str] = set()
-    for line in lines:
-        label = None if line.label in seen else line.label
-        seen.add(line.label)
-        axes.plot(line.x, line.y, "--" if line.dashed else "-", color=colours[line.label], label=label, linewidth=1.5)
-    axes.set(xlabel=xlabel, ylabel=ylabel, **axes_options)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    with picture(path, (8, 5)) as axes:
+        for line in lines:
+            label = None if line.label in seen else line.label
+            seen.add(line.label)
+            style = "--" if line.dashed else "-"
+            axes.plot(line.x, line.y, style, color=colours[line.label], label=label, linewidth=1.5)
+        finish(axes, xlabel=xlabel, ylabel=ylabel, **axes_options)

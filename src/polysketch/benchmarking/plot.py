@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from polysketch.plotting import picture
+
 Styles = dict[str, dict[str, Any]]
 
 _COLUMNS = 3
@@ -34,31 +38,28 @@ def plot_time_per_token(measurements: Sequence[dict[str, Any]], title: str, path
     drawn = [one for one in measurements if one["seconds"] is not None]
     if not drawn:
         raise ValueError("expected measurements to plot, found none")
-    from matplotlib.figure import Figure
-
     panels, styles = _panels(drawn), _styles(drawn)
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     many = len({one["series"] for one in drawn}) > _MANY
     size = (_WIDTH * columns + _LEGEND_WIDTH * many, _HEIGHT * rows * (1.3 if many else 1))
-    figure = Figure(figsize=size, layout="constrained")
-    places = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (name, draw, points) in zip(places, panels, strict=False):
-        draw(axes, points, styles)
-        axes.set_title(name)
-        if not many:
-            axes.legend()
-    for axes in places[len(panels) :]:
-        axes.remove()
-    if many:
-        named = {
-            label: line
-            for axes in places[: len(panels)]
-            for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(named.values(), named.keys(), loc="outside right center", fontsize="small")
-    figure.suptitle(title, fontsize=9)
-    figure.savefig(path, dpi=120)
+    with picture(path, size, rows=rows, columns=columns, title=title, dpi=120) as places:
+        places = list(np.ravel(places))
+        for axes, (name, draw, points) in zip(places, panels, strict=False):
+            draw(axes, points, styles)
+            axes.set_title(name)
+            if not many:
+                axes.legend()
+        for axes in places[len(panels) :]:
+            axes.remove()
+        if many:
+            _legend_beside(places[: len(panels)])
+
+
+def _legend_beside(places: Sequence[Any]) -> None:
+    """One legend for all panels, each series once."""
+    named = {label: line for axes in places for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    places[0].figure.legend(named.values(), named.keys(), loc="outside right center", fontsize="small")
 
 
 def _panels(measurements: list[dict[str, Any]]) -> list[tuple[str, Any, list[dict[str, Any]]]]:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-_SUFFIXES = (".png", ".pdf", ".svg")
+from polysketch.extras import how_to_install
+from polysketch.plotting import SUFFIXES, is_installed
 
 
 def check_plot(file: Path | None) -> None:
@@ -15,10 +16,11 @@ def check_plot(file: Path | None) -> None:
     """
     if file is None:
         return
-    if file.suffix not in _SUFFIXES:
-        raise ValueError(f"expected --plot to end in {', '.join(_SUFFIXES)}, found {file.name!r}")
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"expected --plot to end in {', '.join(SUFFIXES)}, found {file.name!r}")
     check_folder(file, "--plot")
-    import matplotlib  # noqa: F401  (the command line names the extra that brings it)
+    if not is_installed():
+        raise ImportError(how_to_install("matplotlib"))
 
 
 def check_folder(file: Path | None, flag: str) -> None:

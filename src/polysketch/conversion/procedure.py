@@ -1,6 +1,5 @@
 """`convert`: a softmax model in, the same model with another attention out, and what that cost."""
 
-import importlib.util
 import itertools
 import json
 import shutil
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polysketch import plotting
 from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.folder import ConversionFolder, claim, write_report
 from polysketch.conversion.report import build_report, plot_report
@@ -173,5 +173,5 @@ def _write_results(folder: ConversionFolder, config: ConversionConfig, model: An
             shutil.copyfile(config.model / name, temporary / name)
     disk.publish_folder(temporary, folder.model)
     write_report(folder, report)
-    if importlib.util.find_spec("matplotlib") is not None:
+    if plotting.is_installed():
         plot_report(report["stages"], folder.report_plot)

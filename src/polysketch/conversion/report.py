@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, TUNING
-from polysketch.extras import require
+from polysketch.plotting import loss_by_position, picture
 
 STAGES = (ORIGINAL, REPLACED, TRANSFER, TUNING)
 _LEAST_GAP = 0.01  # nats: dividing by less would make a share of noise
@@ -68,15 +68,8 @@ def plot_report(stages: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         ImportError: Matplotlib is missing; the message has the pip command.
     """
-    figure = require("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for line in stages:
-        edges = line["position_edges"]
-        axes.stairs(line["loss_by_position"], edges, baseline=None, linewidth=2, label=_TITLES[line["stage"]])
-    edges = stages[0]["position_edges"]
-    axes.set_xscale("symlog", base=2, linthresh=max(1, edges[1]))
-    axes.set_xticks(edges, [f"{edge:,}" for edge in edges])
-    axes.set(xlim=(0, edges[-1]), xlabel="position in the context (tokens)", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    with picture(path) as axes:
+        for line in stages:
+            values, edges, title = line["loss_by_position"], line["position_edges"], _TITLES[line["stage"]]
+            axes.stairs(values, edges, baseline=None, linewidth=2, label=title)
+        loss_by_position(axes, stages[0]["position_edges"])

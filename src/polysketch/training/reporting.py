@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from polysketch import plotting
 from polysketch.extras import require
 from polysketch.storage import disk
 
@@ -234,21 +235,14 @@ def plot_loss(lines: Sequence[Mapping[str, Any]], path: Path) -> bool:
         Whether a plot was made: False when Matplotlib is not installed or there is nothing to draw.
     """
     training = _points(lines, "train")
-    if importlib.util.find_spec("matplotlib") is None or not training:
+    if not plotting.is_installed() or not training:
         return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
-    axes.plot(*zip(*training, strict=True), color="C0", alpha=0.3, linewidth=0.8, label="training")
-    axes.plot(*zip(*_running_mean(training), strict=True), color="C0", label=f"training, mean of {_SMOOTHED} lines")
-    if validation := _points(lines, "evaluation"):
-        axes.plot(*zip(*validation, strict=True), "o-", color="C1", markersize=3, label="validation")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    with plotting.picture(path, (7, 4.5)) as axes:
+        axes.plot(*zip(*training, strict=True), color="C0", alpha=0.3, linewidth=0.8, label="training")
+        axes.plot(*zip(*_running_mean(training), strict=True), color="C0", label=f"training, mean of {_SMOOTHED} lines")
+        if validation := _points(lines, "evaluation"):
+            axes.plot(*zip(*validation, strict=True), "o-", color="C1", markersize=3, label="validation")
+        plotting.finish(axes, xlabel="step", ylabel="loss (nats per token)")
     return True
 
 
