@@ -47,7 +47,6 @@ PUBLIC_NAMES = {
         "squared_polynomial_attention_with_cache",
     ],
     "feature_maps": [
-        "FEATURE_MAPS",
         "Elementwise",
         "PerformerFeatures",
         "FeatureMap",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polysketch import attention, cli, feature_maps
+from polysketch import attention, cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -97,7 +97,7 @@ def run_page(page: Path) -> int:
     """
     namespace: dict = {"__name__": page.stem}
     blocks = [block for block in blocks_of(page) if block.runs]
-    with registries_restored():
+    with registry_restored():
         for block in blocks:
             _run_python(block, namespace) if block.language == "python" else _run_bash(block)
     return len(blocks)
@@ -126,16 +126,14 @@ def commands_of(code: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def registries_restored() -> Iterator[None]:
-    """Forget the mechanisms and feature maps that a page registers."""
-    tables = (attention.MECHANISMS, feature_maps.FEATURE_MAPS)
-    before = [dict(table) for table in tables]
+def registry_restored() -> Iterator[None]:
+    """Forget the mechanisms that a page registers."""
+    before = dict(attention.MECHANISMS)
     try:
         yield
     finally:
-        for table, entries in zip(tables, before, strict=True):
-            table.clear()
-            table.update(entries)
+        attention.MECHANISMS.clear()
+        attention.MECHANISMS.update(before)
 
 
 def on_path() -> str:
