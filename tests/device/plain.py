@@ -5,10 +5,7 @@ rounds where they round. Differentiated by autograd.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-from polysketch.ops.learned_sketch.weights import TENSORS
 
 
 def linear_attention(
@@ -63,20 +60,6 @@ def _weighed(weights: Tensor, value: Tensor, offset: float, normalize: bool) -> 
         return weights @ value
     mass = offset + weights.sum(-1, keepdim=True)
     return torch.where(mass == 0, 0.0, weights @ value / mass.masked_fill(mass == 0, 1.0))
-
-
-def learned_sketch(x: Tensor, *weights: Tensor) -> Tensor:
-    """phi(x) of degree 4: one network times the other, bounded; `weights` as in `ops.learned_sketch.weights`."""
-    left, right = (_network(x, weights[start : start + TENSORS]) for start in (0, TENSORS))
-    root = left.shape[-1] ** 0.5
-    return (left * right / root).tanh() * root
-
-
-def _network(x: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
-    for scale, bias, up, down in (weights[:4], weights[4:]):
-        normed = F.layer_norm(x, x.shape[-1:], scale, bias)
-        x = F.gelu(normed @ up.mT, approximate="tanh") @ down.mT
-    return x
 
 
 def softmax_attention(

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from device import plain
 from device.yardstick import DTYPES, Device, Named, assert_as_good_as_plain, refusal
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
@@ -27,7 +26,7 @@ def inputs(size: int, width: int, device: Device) -> Named:
 
 def formula(x: Tensor, **weights: Tensor) -> Tensor:
     """The plain one."""
-    return plain.learned_sketch(x, *weights.values())
+    return sketch("reference", x, **weights)
 
 
 def sketch(backend: str, x: Tensor, **weights: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops import learned_sketch as sketch_networks
+from polysketch.ops.learned_sketch.reference import learned_sketch
 from polysketch.ops.native import why_unavailable
 
 
@@ -25,22 +25,6 @@ def build(degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim:
     return sketch
 
 
-def network(x: Tensor, f: torch.nn.Module) -> Tensor:
-    x = layer_norm(x, x.shape[-1:], f.input_norm.weight, f.input_norm.bias, 1e-5)
-    x = gelu(x @ f.input_up.weight.T, approximate="tanh") @ f.input_down.weight.T
-    x = layer_norm(x, x.shape[-1:], f.middle_norm.weight, f.middle_norm.bias, 1e-5)
-    return gelu(x @ f.middle_up.weight.T, approximate="tanh") @ f.middle_down.weight.T
-
-
-def algorithm_2(x: Tensor, networks: list[torch.nn.Module]) -> Tensor:
-    values = [x] * (len(networks) // 2 + 1)
-    while len(values) > 1:
-        outputs = [network(value, f) for value, f in zip(values, networks, strict=False)]
-        networks, r = networks[len(values) :], outputs[0].shape[-1]
-        values = [r**0.5 * (r**-0.5 * a * b).tanh() for a, b in zip(outputs[::2], outputs[1::2], strict=True)]
-    return values[0]
-
-
 @pytest.mark.parametrize("share", ["layer", "head"])
 @pytest.mark.parametrize("degree", [4, 8, 16])
 @pytest.mark.usefixtures("small_pieces")
@@ -48,12 +32,8 @@ def test_features_and_gradients_are_those_of_the_formula(degree: int, share: str
     sketch = build(degree, share)
     x = torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(3, 4, 5, 5, dtype=torch.float64)
-    maps = (
-        [list(sketch.networks)] * 2
-        if share == "layer"
-        else [sketch.networks[: degree - 2], sketch.networks[degree - 2 :]]
-    )
-    expected = torch.cat([algorithm_2(part, list(nets)) for part, nets in zip(x.chunk(2, dim=1), maps, strict=True)], 1)
+    of_networks = [weight for network in sketch.networks for weight in network.weights()]
+    expected = sketch_networks.learned_sketch(x, of_networks, degree // 2, backend="reference")
     found = sketch.map_queries(x)
     torch.testing.assert_close(found, expected)
     tensors = [x, *sketch.parameters()]
@@ -61,6 +41,33 @@ def test_features_and_gradients_are_those_of_the_formula(degree: int, share: str
     found_grads = torch.autograd.grad((found * weights).sum(), tensors)
     for one, other in zip(found_grads, expected_grads, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_definition_multiplies_two_networks_and_bounds_them_at_degree_4():
+    """Algorithm 2 by hand, with modules of PyTorch's."""
+    one, other = build().networks
+    x, size = torch.randn(2, 3, 5, 6, dtype=torch.float64), 5
+
+    def network(f: torch.nn.Module) -> Tensor:
+        hidden = torch.nn.GELU(approximate="tanh")(f.input_up(f.input_norm(x)))
+        return f.middle_down(torch.nn.GELU(approximate="tanh")(f.middle_up(f.middle_norm(f.input_down(hidden)))))
+
+    expected = size**0.5 * torch.tanh(size**-0.5 * network(one) * network(other))
+    torch.testing.assert_close(learned_sketch(x, [*one.weights(), *other.weights()], 2), expected)
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+@pytest.mark.parametrize(("leaves", "maps"), [(2, 1), (2, 2), (4, 1)])
+def test_the_native_backend_is_the_definition_with_its_gradients(leaves: int, maps: int):
+    sketch = build(2 * leaves, "head" if maps == 2 else "layer").float()
+    weights = [weight for network in sketch.networks for weight in network.weights()]
+    x = torch.randn(3, 4, 45, 6, requires_grad=True)
+    results = []
+    for backend in ("native", "reference"):
+        output = sketch_networks.learned_sketch(x, weights, leaves, backend=backend)
+        results.append([output, *torch.autograd.grad(output.sin().sum(), [x, *weights])])
+    for found, expected in zip(*results, strict=True):
+        assert (found - expected).norm() < 1e-4 * expected.norm()  # measured: 1e-6
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -132,7 +132,8 @@ def arguments(case: Case, tensors: Tensors) -> dict:
 
 def run(case: Case, tensors: Tensors, *, backend: str = "chunked", state=None, return_state=False, **changes):
     """`ops.linear_attention` on a case."""
-    keywords = arguments(case, tensors) | {"causal": case.causal, "chunk_size": case.chunk_size} | changes
+    # No union by |: the compiler of older releases of PyTorch, with which tests trace this, does not know it.
+    keywords = {**arguments(case, tensors), "causal": case.causal, "chunk_size": case.chunk_size, **changes}
     return ops.linear_attention(
         tensors.query,
         tensors.key,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
-from polysketch.ops.learned_sketch import chunked, native, triton
+from polysketch.ops.learned_sketch import chunked, native, reference, triton
 from polysketch.ops.learned_sketch.self_check import programs_agree
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
 from polysketch.ops.triton.availability import AUTO_DEVICES
@@ -32,7 +32,7 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
         x: (batch, heads, length, head_dim), any strides.
         weights: a flat list, see `polysketch.ops.learned_sketch.weights`; computed with in the dtype of x.
         leaves: degree / 2, the number of networks that take x.
-        backend: "auto" (see `learned_sketch_backend`), "triton", "native" or "chunked".
+        backend: "auto" (see `learned_sketch_backend`), "triton", "native", "chunked" or "reference" (the definition).
 
     Returns:
         (batch, heads, length, sketch_size), dtype of x.
@@ -40,7 +40,10 @@ def learned_sketch(x: Tensor, weights: list[Tensor], leaves: int, *, backend: st
     Raises:
         ValueError: an unknown backend.
         RuntimeError: the backend that was asked for cannot run here, with the reason.
+        NotImplementedError: a tensor with a forward-mode tangent, except for "reference".
     """
+    if backend == "reference":
+        return reference.learned_sketch(x, weights, leaves)
     picked = learned_sketch_backend(x, backend)
     refuse_tangents("learned_sketch", x, weights)
     if backend == "auto" and picked == "triton" and not programs_agree(learned_sketch, x, weights, leaves):
@@ -62,8 +65,11 @@ def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
         if x.device.type in AUTO_DEVICES and triton.why_not(x) is None:
             return "triton"
         return "chunked" if native.why_not(x) else "native"
+    if backend == "reference":
+        return backend
     if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
+        known = ", ".join(map(repr, sorted([*BACKENDS, "reference"])))
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {known}")
     reason = _WHY_NOT[backend](x) if backend in _WHY_NOT else None
     if reason is not None:
         raise RuntimeError(reason)
