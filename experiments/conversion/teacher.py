@@ -13,6 +13,7 @@ from experiments.conversion.corpus import recall_passages
 from experiments.conversion.recall import labelled
 from polysketch.data import PreparedData, TrainingWindows
 from polysketch.integrations.language_model import HuggingFaceLM
+from polysketch.storage import whole_folder
 from polysketch.training.reporting import Progress
 from polysketch.training.step import build_optimizer, learning_rate_at
 
@@ -59,9 +60,8 @@ def teacher(settings: TeacherSettings, data: PreparedData, pairs: int, out: Path
     torch.manual_seed(settings.seed)
     model = LlamaForCausalLM(_config(settings, data.tokenizer.vocab_size))
     _train(HuggingFaceLM(model.train()), settings, data, pairs)
-    temporary = out.with_name(f".{out.name}.tmp")
-    model.save_pretrained(temporary)
-    temporary.rename(out)
+    with whole_folder(out) as temporary:
+        model.save_pretrained(temporary)
     return out
 
 
