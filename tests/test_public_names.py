@@ -117,7 +117,6 @@ PUBLIC_NAMES = {
         "column_alpha",
         "common_scale",
         "evaluate",
-        "factor_error",
         "feature_weights",
         "fit_feature_map",
         "loss_at_chunk_starts",

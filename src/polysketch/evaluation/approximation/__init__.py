@@ -1,25 +1,30 @@
 """How far a feature map or a mechanism is from what it approximates, and how near it could come."""
 
-from polysketch.evaluation.approximation.absolute import (
+from polysketch.evaluation.approximation.capture import AttentionInputs, attention_inputs
+from polysketch.evaluation.approximation.errors import (
+    column_alpha,
     mean_absolute_error_ratio,
     median_relative_error,
+    operator_norm,
+    operator_norm_error,
+    relative_frobenius_error,
     relative_mean_absolute_error,
+    sketch_error,
 )
-from polysketch.evaluation.approximation.capture import AttentionInputs, attention_inputs
-from polysketch.evaluation.approximation.factors import factor_error
 from polysketch.evaluation.approximation.fitting import common_scale, fit_feature_map
-from polysketch.evaluation.approximation.frobenius import relative_frobenius_error, sketch_error
-from polysketch.evaluation.approximation.mass import mass_beyond_window
 from polysketch.evaluation.approximation.optimum import optimal_features, optimal_frobenius_error
-from polysketch.evaluation.approximation.spectral import column_alpha, operator_norm, operator_norm_error
-from polysketch.evaluation.approximation.weights import feature_weights, mechanism_weights, polynomial_weights
+from polysketch.evaluation.approximation.weights import (
+    feature_weights,
+    mass_beyond_window,
+    mechanism_weights,
+    polynomial_weights,
+)
 
 __all__ = [
     "AttentionInputs",
     "attention_inputs",
     "column_alpha",
     "common_scale",
-    "factor_error",
     "feature_weights",
     "fit_feature_map",
     "mass_beyond_window",

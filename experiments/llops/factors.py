@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.evaluation.approximation.optimum import optimal_features
-from polysketch.evaluation.approximation.weights import polynomial_weights
+from polysketch.evaluation import optimal_features, polynomial_weights
 
 __all__ = ["factor_error"]
 
