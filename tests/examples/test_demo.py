@@ -1,5 +1,6 @@
 """The demo's yardstick is right, and the demo itself runs to its end."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
-from count_models import CountModel  # noqa: E402 - a script's neighbour, not a package
+import demo  # noqa: E402 - scripts, not a package
+from count_models import CountModel  # noqa: E402
 
 
 def test_a_count_model_gives_the_probabilities_of_its_formula():
@@ -32,10 +34,25 @@ def test_longer_contexts_compress_repetitive_text_better():
     assert bits == sorted(bits, reverse=True)
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_the_exit_status_says_whether_the_model_beats_the_counts(monkeypatch, tmp_path, better):
+    """0 or 1, as the demo's first lines promise; the steps before and after are others' tests."""
+    for name in ("prepare", "train", "compare_times", "command"):
+        monkeypatch.setattr(demo, name, lambda *_: None)
+    monkeypatch.setattr(demo, "evaluate", lambda *_: better)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "demo")])
+    assert demo.main() == (0 if better else 1)
+
+
 @pytest.mark.full
 def test_the_demo_reaches_its_end(tmp_path):
+    """Every step is made; after five steps of training the counts are better, and that alone is why it fails."""
     command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(tmp_path / "demo"), "--steps", "5"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode in (0, 1), done.stderr  # so short a training need not beat the counts
-    assert "Done in" in done.stdout
+    assert re.search(r"== Done in \d+ s, but the model is NOT below order 2\n", done.stdout), done.stderr
+    assert done.returncode == 1
+    assert "polysketch: " not in done.stderr
+    rows = re.findall(r"^  (count model, order \d|polysketch model) +([\d.]+) bits per byte", done.stdout, re.MULTILINE)
+    bits = {name: float(value) for name, value in rows}
+    assert bits["count model, order 3"] < bits["count model, order 2"] < bits["polysketch model"] < 8
     assert (tmp_path / "demo" / "forward_time.png").stat().st_size > 0

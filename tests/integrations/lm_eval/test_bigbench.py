@@ -90,8 +90,12 @@ def test_a_task_is_found_by_name_in_a_folder(tmp_path):
     [
         ({"examples": [{"input": "?"}]}, "expected target_scores or target in example 0"),
         ({"examples": [{"input": "?", "target_scores": {}}]}, "expected target_scores or target in example 0"),
-        ({"examples": []}, "expected a task of BIG-bench"),
-        ([1, 2], "expected a task of BIG-bench"),
+        ({"examples": []}, "expected questions in `examples` of .*sums.json, found an empty list: nothing can be"),
+        ({"examples": ["?"]}, "expected a field `input` in example 0 of .*sums.json, found '\\?'"),
+        ({"examples": [{"input": "?", "target": "!"}, {"target": "!"}]}, "`input` in example 1 of .*, found target"),
+        ({"questions": [], "name": "x"}, "an object with a list `examples`.* found one with questions, name"),
+        ({}, "found one with nothing in it"),
+        ([1, 2], "expected a task of BIG-bench .*sums.json, found list"),
     ],
 )
 def test_other_json_is_refused(tmp_path, contents, message):

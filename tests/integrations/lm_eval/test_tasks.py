@@ -168,6 +168,23 @@ def test_an_unknown_task_names_the_known_and_the_missing(tmp_path, task_folder):
         load_tasks(["hellaswag"], [tmp_path])
 
 
+@pytest.mark.parametrize(("name", "file"), [("piqa", "piqa_valid.jsonl"), ("cola", "a BIG-bench file cola.json")])
+def test_a_download_without_a_network_says_so_and_what_else_to_do(tmp_path, monkeypatch, name, file):
+    """In one line; a missing network is no mistake of the task's name."""
+
+    def unreachable(self, wanted):
+        raise ConnectionError(f"Couldn't reach '{wanted[0]}' on the Hub")
+
+    monkeypatch.setattr(TaskManager, "__init__", lambda self: None)
+    monkeypatch.setattr(TaskManager, "all_tasks", [name])
+    monkeypatch.setattr(TaskManager, "load", unreachable)
+    with pytest.raises(
+        ConnectionError, match=f"task {name} from the Hub.*check the network, or put {file} into"
+    ) as error:
+        load_tasks([name], [tmp_path], download=True)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("contents", "message"),
     [

@@ -11,17 +11,29 @@ import numpy as np
 from polysketch.integrations.lm_eval.fewshot import QUESTION, OtherQuestions
 from polysketch.integrations.lm_eval.files import read_json
 
-__all__ = ["bigbench_config", "is_bigbench"]
+__all__ = ["bigbench_config", "require_bigbench"]
 
 _SPLIT = "test"
 _NEW_TOKENS = 64
 
 
-def is_bigbench(file: Path) -> bool:
-    """Whether a .json file holds a task of BIG-bench: an object with `examples`, each with an `input`."""
+def require_bigbench(file: Path) -> None:
+    """Refuse a .json file that holds no task of BIG-bench: an object with `examples`, each with an `input`.
+
+    Raises:
+        ValueError: with what the file holds instead.
+    """
     task = read_json(file)
     examples = task.get("examples") if isinstance(task, dict) else None
-    return isinstance(examples, list) and all(isinstance(each, dict) and "input" in each for each in examples or [{}])
+    if not isinstance(examples, list):
+        found = f"one with {', '.join(task) or 'nothing in it'}" if isinstance(task, dict) else type(task).__name__
+        raise ValueError(f"expected a task of BIG-bench (an object with a list `examples`) in {file}, found {found}")
+    if not examples:
+        raise ValueError(f"expected questions in `examples` of {file}, found an empty list: nothing can be scored")
+    for number, example in enumerate(examples):
+        if not (isinstance(example, dict) and "input" in example):
+            found = ", ".join(example) or "nothing" if isinstance(example, dict) else repr(example)
+            raise ValueError(f"expected a field `input` in example {number} of {file}, found {found}")
 
 
 def bigbench_config(file: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from polysketch.integrations.lm_eval import layouts
-from polysketch.integrations.lm_eval.bigbench import bigbench_config, is_bigbench
+from polysketch.integrations.lm_eval.bigbench import bigbench_config, require_bigbench
 from polysketch.integrations.lm_eval.fewshot import QUESTION, OtherQuestions
 from polysketch.integrations.lm_eval.files import SUFFIXES, find_file, read_documents
 from polysketch.integrations.lm_eval.layouts import Document, Layout
@@ -100,6 +100,7 @@ def load_tasks(names: Sequence[str], folders: Sequence[str | Path], *, download:
         ValueError: a name that is not known, with those that are, a file that is not what its task needs, or two tasks
             of one name.
         FileNotFoundError: a task whose file is missing, with the names it may have.
+        ConnectionError: `download` without a network.
     """
     wanted = dict.fromkeys(each for name in names for each in ALIASES.get(name, (name,)))
     places = [Path(folder) for folder in folders]
@@ -172,8 +173,19 @@ def _downloaded(name: str) -> list[LoadedTask]:
     manager = TaskManager()
     if name not in manager.all_tasks:
         raise ValueError(f"expected the name of a task of lm_eval, found {name!r}: `lm_eval ls tasks` lists them")
-    loaded = manager.load([name])["tasks"]
+    try:
+        loaded = manager.load([name])["tasks"]
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"expected the data set of the task {name} from the Hub for --download, found no way there ({error}): "
+            f"check the network, or put {_own_file(name)} into the folder of --task-data and leave --download out"
+        ) from error
     return [LoadedTask(each, task, "downloaded", "lm_eval's choice") for each, task in loaded.items()]
+
+
+def _own_file(name: str) -> str:
+    """The file that makes a download needless, for a message."""
+    return f"{LOCAL_TASKS[name].files[0]}.jsonl" if name in LOCAL_TASKS else f"a BIG-bench file {name}.json"
 
 
 def _documents(file: Path, local: LocalTask) -> list[Document]:
@@ -206,8 +218,7 @@ def _bigbench_file(name: str, folders: list[Path]) -> Path | None:
         file = find_file(folders, (name, f"{name}/task"))
     if file is None or not file.name.removesuffix(".gz").endswith(".json"):
         return None
-    if not is_bigbench(file):
-        raise ValueError(f"expected a task of BIG-bench (an object with examples) in {file}, found something else")
+    require_bigbench(file)
     return file
 
 
