@@ -43,12 +43,12 @@ class CumulativeSumsSettings:
     """of queries, keys and values; at 32,768 tokens the features of 4 heads take 2.1 GB"""
     head_dim: int = 64
     """width of a value"""
-    chunk_size: int | None = None
+    compute_chunk: int | None = None
     """tokens of a chunk; default: the op's own choice"""
 
     def __post_init__(self) -> None:
         check_positive(lengths=self.lengths, features=self.features, batch=self.batch)
-        check_positive(heads=self.heads, head_dim=self.head_dim, chunk_size=self.chunk_size or 1)
+        check_positive(heads=self.heads, head_dim=self.head_dim, compute_chunk=self.compute_chunk or 1)
 
     def shape(self, length: int) -> Shape:
         """The shape at a length."""
@@ -90,12 +90,12 @@ def by_chunks(
     key_features: Tensor,
     value: Tensor,
     *,
-    chunk_size: int | None = None,
+    compute_chunk: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """The same by `ops.linear_attention`; shapes as for `token_by_token`."""
     tensors = (query_features, key_features, value)
-    return ops.linear_attention(*tensors, causal=True, chunk_size=chunk_size, backend=backend).output
+    return ops.linear_attention(*tensors, causal=True, compute_chunk=compute_chunk, backend=backend).output
 
 
 def time_cumulative_sums(bench: Workbench, settings: CumulativeSumsSettings) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def time_cumulative_sums(bench: Workbench, settings: CumulativeSumsSettings) -> 
     """
     ways: dict[str, Callable[..., Tensor]] = {
         TOKENS: token_by_token,
-        CHUNKS: partial(by_chunks, chunk_size=settings.chunk_size),
+        CHUNKS: partial(by_chunks, compute_chunk=settings.compute_chunk),
     }
     for name, way in ways.items():
         make = partial(_call, way, _CHECKED, settings.features, bench)

@@ -12,7 +12,7 @@ from attention.covering import Row, full_product, pairwise_covering
 from attention.plain import plain_output
 from polysketch import attention
 from polysketch.attention.linearized import LinearizedAttention
-from polysketch.ops.linear.aligned import COMPUTE_CHUNKS
+from polysketch.ops.linear.backends import BACKENDS
 
 KV_HEADS = 2
 FACTORS = {
@@ -104,7 +104,7 @@ def assert_accurate(case: Case, row: Row) -> None:
     rounding = ROUNDING[row["dtype"]] + getattr(mechanism, "degree", 0) * torch.finfo(torch.float32).eps
     allowed = dict.fromkeys(outputs, 2 * relative_error(plain, exact) + rounding)
     by_features = getattr(mechanism, "feature_map", None) is not None and mechanism.local_chunk is None
-    from_sums = {"decoding"} if row["length"] <= COMPUTE_CHUNKS["native"].single else {"decoding", "forward"}
+    from_sums = {"decoding"} if row["length"] <= BACKENDS["native"].compute_chunk.single else {"decoding", "forward"}
     for kind in allowed.keys() & from_sums if by_features else ():
         allowed[kind] += ROUNDING[torch.float32] * cancellation(wide_mechanism, wide_inputs, exact)
     errors = {kind: relative_error(output, exact) for kind, output in outputs.items()}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ops import spoiled
 from polysketch.attention import PolysketchAttention
 from polysketch.benchmarking import (
     AttentionSettings,
@@ -18,11 +19,11 @@ from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.ways import Sizes, way
-from polysketch.ops.linear import api
+from polysketch.ops import LocalPolynomial, linear_attention
+from polysketch.ops.linear.backends import BACKENDS
 
 CPU = torch.device("cpu")
 SMALL = {"lengths": (64, 96), "heads": 2, "head_dim": 16, "sketch_size": 8, "local": 16}
-INTACT = api.BACKENDS["chunked"]
 CHECKED = ["given", "learned", "random", "polynomial"]
 
 
@@ -47,10 +48,10 @@ def with_value_of_ones(call_shape: Shape, *, prefix: bool) -> torch.Tensor:
     sizes = Sizes(32, 32)
     call = way("given", sizes).prepare_check(call_shape, CPU, torch.float64)
     query_features, key_features, query, key, value = call.leaves
-    local = api.LocalPolynomial(query, key, 4, sizes.local)
+    local = LocalPolynomial(query, key, 4, sizes.local)
     shown = query_features if prefix else torch.zeros_like(query_features)
     options = {"power": 2, "causal": True, "normalize": False, "local": local}
-    return api.linear_attention(shown, key_features, torch.ones_like(value), **options).output.sum()
+    return linear_attention(shown, key_features, torch.ones_like(value), **options).output.sum()
 
 
 def test_sketched_weights_hold_a_fair_share_of_the_mass_in_the_check():
@@ -59,42 +60,37 @@ def test_sketched_weights_hold_a_fair_share_of_the_mass_in_the_check():
     assert 0.3 <= share <= 0.7
 
 
-def scaled(result, *_, **__):
-    return result._replace(output=result.output * 1.0003)
-
-
-def one_element_unwritten(result, *_, **__):
+def one_element_unwritten(result, _):
     output = result.output.clone()
     output[0, 0, 0, 0] = torch.nan
     return result._replace(output=output)
 
 
-def without_the_last_token(result, *_, **__):
+def without_the_last_token(result, _):
     output = result.output.clone()
     output[:, :, -1] = 0
     return result._replace(output=output)
 
 
-def broken(change):
-    """A backend whose results `change` spoils."""
-    return lambda *tensors, **options: change(INTACT(*tensors, **options), *tensors, **options)
+def without_prefix(inputs, plan):
+    return inputs._replace(query=torch.zeros_like(inputs.query)), plan
 
 
-def without_prefix(query, key, value, **options):
-    return INTACT(torch.zeros_like(query), key, value, **options)
+def without_chunks(inputs, plan):
+    return inputs._replace(local_query=None, local_key=None), plan
 
 
 def without_option(**changed):
     """A backend that ignores what it is asked for."""
-    return lambda query, key, value, **options: INTACT(query, key, value, **{**options, **changed})
+    return spoiled.with_other_call(lambda inputs, plan: (inputs, plan._replace(**changed)))
 
 
 WRONG = {
-    "scaled": broken(scaled),
-    "NaN": broken(one_element_unwritten),
-    "last token": broken(without_the_last_token),
-    "no prefix": without_prefix,
-    "no chunks": without_option(local=None),
+    "scaled": spoiled.scaled(1.0003),
+    "NaN": spoiled.with_other_result(one_element_unwritten),
+    "last token": spoiled.with_other_result(without_the_last_token),
+    "no prefix": spoiled.with_other_call(without_prefix),
+    "no chunks": spoiled.with_other_call(without_chunks),
     "not causal": without_option(causal=False),
     "not normalized": without_option(normalize=False),
     "another power": without_option(power=1),
@@ -104,7 +100,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_backend_that_disagrees_is_refused_before_anything_is_timed(wrong, bench, monkeypatch):
-    monkeypatch.setitem(api.BACKENDS, "wrong", wrong)
+    monkeypatch.setitem(BACKENDS, "wrong", wrong)
     monkeypatch.setattr(Clock, "alternate", lambda *_, **__: pytest.fail("timed"))
     settings = AttentionSettings(**SMALL, variants=("given",), backend="wrong")
     with pytest.raises(ValueError, match=r"'wrong'.* is off by (\S+) of its size .* expected at most 0.0001$"):
@@ -112,19 +108,18 @@ def test_a_backend_that_disagrees_is_refused_before_anything_is_timed(wrong, ben
 
 
 def test_the_intact_backend_in_the_same_place_is_timed(bench, monkeypatch):
-    monkeypatch.setitem(api.BACKENDS, "right", INTACT)
+    monkeypatch.setitem(BACKENDS, "right", spoiled.scaled(1.0))
     found = time_attention(bench, AttentionSettings(**SMALL, variants=("given",), backend="right"))
     assert {one["backend"] for one in found} == {None, "right"}
 
 
-def wrong_gradient(query, key, value, **options):
-    result = INTACT(query, key, value, **options)
-    extra = query.sum(-1, keepdim=True)
+def wrong_gradient(result, inputs):
+    extra = inputs.query.sum(-1, keepdim=True)
     return result._replace(output=result.output + 0.1 * (extra - extra.detach()))
 
 
 def test_a_wrong_gradient_is_refused_when_gradients_are_timed(bench, monkeypatch):
-    monkeypatch.setitem(api.BACKENDS, "wrong", wrong_gradient)
+    monkeypatch.setitem(BACKENDS, "wrong", spoiled.with_other_result(wrong_gradient))
     settings = {**SMALL, "variants": ("given",), "backend": "wrong"}
     time_attention(bench, AttentionSettings(**settings))
     with pytest.raises(ValueError, match="its gradient of input 1 is off by"):
@@ -134,14 +129,14 @@ def test_a_wrong_gradient_is_refused_when_gradients_are_timed(bench, monkeypatch
 @pytest.mark.parametrize("names", [("learned",), ("random",), ("given", "learned")])
 def test_the_backend_that_auto_means_at_the_timed_lengths_is_checked(names, bench, monkeypatch):
     """A wrong one behind "auto" is found too, whatever it picks at the small length of the check."""
-    monkeypatch.setitem(api.BACKENDS, "wrong", WRONG["scaled"])
+    monkeypatch.setitem(BACKENDS, "wrong", WRONG["scaled"])
     monkeypatch.setattr(attention_alone.ops, "linear_attention_backend", lambda *_, **__: "wrong")
     with pytest.raises(ValueError, match=r"'wrong'.* is not timed"):
         time_attention(bench, AttentionSettings(**SMALL, variants=names))
 
 
 def test_a_model_whose_attention_is_wrong_is_not_trained(bench, monkeypatch):
-    monkeypatch.setitem(api.BACKENDS, "wrong", WRONG["scaled"])
+    monkeypatch.setitem(BACKENDS, "wrong", WRONG["scaled"])
     monkeypatch.setattr(attention_alone.ops, "linear_attention_backend", lambda *_, **__: "wrong")
     with pytest.raises(ValueError, match="is not timed"):
         time_training(bench, TrainingSettings(preset="tiny", contexts=(64,), local=16))

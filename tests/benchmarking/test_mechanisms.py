@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ops import spoiled
 from polysketch import attention as library
 from polysketch import ops
 from polysketch.benchmarking import (
@@ -21,7 +22,7 @@ from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.ways import BASELINE, Sizes, expanded, parsed, way
-from polysketch.ops.linear import api
+from polysketch.ops.linear.backends import BACKENDS
 
 CPU = torch.device("cpu")
 SMALL = {"lengths": (32, 64), "heads": 2, "head_dim": 16, "local": 16}
@@ -111,13 +112,7 @@ def test_what_cannot_be_causal_is_timed_bidirectionally_and_says_so(bench):
 
 
 def test_a_wrong_backend_behind_a_mechanism_is_refused_before_anything_is_timed(bench, monkeypatch):
-    intact = api.BACKENDS["chunked"]
-
-    def wrong(*tensors, **options):
-        result = intact(*tensors, **options)
-        return result._replace(output=result.output * 1.001)
-
-    monkeypatch.setitem(api.BACKENDS, "wrong", wrong)
+    monkeypatch.setitem(BACKENDS, "wrong", spoiled.scaled(1.001))
     monkeypatch.setattr(ops, "linear_attention_backend", lambda *_, **__: "wrong")
     monkeypatch.setattr(Clock, "alternate", lambda *_, **__: pytest.fail("timed"))
     with pytest.raises(ValueError, match=r"linear \(backend 'wrong'\) is wrong and is not timed"):

@@ -11,12 +11,12 @@ from device.yardstick import DTYPES, Device, assert_as_good_as_plain, assert_wit
 from ops.linear_cases import Case, Tensors, arguments, assert_precision_agrees, empty_state, make, on, run
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from polysketch import ops
-from polysketch.ops.linear.api import BACKENDS
+from polysketch.ops.linear.backends import BACKENDS
 
 # Measured on a CPU: 2e-6, 3e-3 and 4e-4; a wrong algorithm is off by far more than any of these.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 USUAL = Case(
-    length=1_501, local_chunk=256, batch=1, key_heads=4, features=32, head_dim=64, value_dim=64, chunk_size=None
+    length=1_501, local_chunk=256, batch=1, key_heads=4, features=32, head_dim=64, value_dim=64, compute_chunk=None
 )
 SIZED = [
     *(replace(USUAL, features=size) for size in (16, 32, 64, 128)),

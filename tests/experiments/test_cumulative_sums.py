@@ -49,7 +49,7 @@ def test_sums_token_by_token_are_sums_by_chunks(length):
     value = torch.randn(2, 3, length, 5, dtype=torch.float64)
     expected = by_chunks(query, key, value, backend="reference")
     assert torch.allclose(token_by_token(query, key, value), expected)
-    assert torch.allclose(by_chunks(query, key, value, chunk_size=16), expected)
+    assert torch.allclose(by_chunks(query, key, value, compute_chunk=16), expected)
 
 
 def test_the_ablation_says_what_all_states_at_once_would_take(bench):

@@ -31,7 +31,7 @@ class Case:
     features: int = 20
     head_dim: int = 12
     value_dim: int = 9
-    chunk_size: int | None = 32
+    compute_chunk: int | None = 32
     dtype: torch.dtype = torch.float64
     seed: int = 0
 
@@ -133,7 +133,7 @@ def arguments(case: Case, tensors: Tensors) -> dict:
 def run(case: Case, tensors: Tensors, *, backend: str = "chunked", state=None, return_state=False, **changes):
     """`ops.linear_attention` on a case."""
     # No union by |: the compiler of older releases of PyTorch, with which tests trace this, does not know it.
-    keywords = {**arguments(case, tensors), "causal": case.causal, "chunk_size": case.chunk_size, **changes}
+    keywords = {**arguments(case, tensors), "causal": case.causal, "compute_chunk": case.compute_chunk, **changes}
     return ops.linear_attention(
         tensors.query,
         tensors.key,

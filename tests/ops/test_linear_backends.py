@@ -22,11 +22,11 @@ PAIRWISE = [
     Case(power=1, local_chunk=0, decays=True, padded=True, length=65),
     Case(power=2, local_chunk=40, degree=2, key_heads=4, length=65, normalize=False),
     Case(power=2, local_chunk=40, degree=6, key_heads=1, length=63, offset=0.0),
-    Case(power=1, local_chunk=0, key_heads=1, length=65, normalize=False, chunk_size=None),
+    Case(power=1, local_chunk=0, key_heads=1, length=65, normalize=False, compute_chunk=None),
     Case(power=2, local_chunk=16, features=16, length=1),
     Case(power=2, local_chunk=0, features=48, length=1),
     Case(power=2, local_chunk=256, features=32, head_dim=64, value_dim=64, length=1000, batch=1, heads=2),
-    Case(power=1, local_chunk=0, features=40, length=1000, batch=1, heads=2, chunk_size=None),
+    Case(power=1, local_chunk=0, features=40, length=1000, batch=1, heads=2, compute_chunk=None),
     Case(power=2, causal=False, local_chunk=16, length=65),
     Case(power=2, causal=False, local_chunk=16, padded=True, length=63),
     Case(power=1, causal=False, local_chunk=40, padded=True, length=63, offset=0.0),
@@ -79,7 +79,7 @@ def test_sketched_weights_hold_a_middling_share_of_the_mass(case):
     [
         Case(local_chunk=3, length=7, batch=1, heads=2, key_heads=1, features=3, head_dim=2, value_dim=2, decays=True),
         Case(local_chunk=3, length=4, history=5, batch=1, heads=2, features=3, head_dim=2, value_dim=2, decays=True),
-        Case(power=1, local_chunk=0, length=5, batch=1, heads=2, features=3, value_dim=2, decays=True, chunk_size=2),
+        Case(power=1, local_chunk=0, length=5, batch=1, heads=2, features=3, value_dim=2, decays=True, compute_chunk=2),
         Case(causal=False, local_chunk=3, length=7, batch=1, heads=2, features=3, head_dim=2, value_dim=2),
     ],
     ids=str,
@@ -132,18 +132,18 @@ def test_query_length_may_differ_when_not_causal(power):
     assert relative_error(run(case, mixed).output, run(case, mixed, backend="reference").output) < 1e-12
 
 
-def test_result_does_not_depend_on_chunk_size():
+def test_result_does_not_depend_on_compute_chunk():
     case = Case(local_chunk=0, length=100, decays=True)
-    whole = run(case, make(case), chunk_size=1000).output
+    whole = run(case, make(case), compute_chunk=1000).output
     for size in (1, 7, 64):
-        assert relative_error(run(case, make(case), chunk_size=size).output, whole) < 1e-12
+        assert relative_error(run(case, make(case), compute_chunk=size).output, whole) < 1e-12
 
 
 def test_lower_triangular_product_is_the_masked_matrix_product():
     a, b, c = (torch.randn(2, 3, 300, width, dtype=torch.float64) for width in (10, 10, 7))
     for power in (1, 2):
         expected = ((a @ b.mT) ** power).tril() @ c
-        found = ops.lower_triangular_multiply(a, b, c, power=power, chunk_size=64)
+        found = ops.lower_triangular_multiply(a, b, c, power=power, compute_chunk=64)
         assert relative_error(found, expected) < 1e-12
 
 
@@ -168,7 +168,7 @@ BACKENDS = ["reference", "chunked", *([] if why_unavailable() else ["native"])]
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_decay_of_minus_infinity_forgets_all_before(backend):
     """Later rows are those of a sequence that begins there."""
-    case = Case(local_chunk=0, decays=True, length=50, chunk_size=16, dtype=torch.float32)
+    case = Case(local_chunk=0, decays=True, length=50, compute_chunk=16, dtype=torch.float32)
     tensors = make(case)
     tensors.log_decay[:, :, 20] = -torch.inf
     whole, rest = run(case, tensors, backend=backend).output, tensors.span(20, 50)

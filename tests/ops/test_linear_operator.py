@@ -128,7 +128,7 @@ BAD_TENSORS = {
 }
 BAD_OPTIONS = {
     "power must be 1 or 2": {"power": 3},
-    "chunk_size must be at least 1": {"chunk_size": 0},
+    "compute_chunk must be at least 1": {"compute_chunk": 0},
     "log_decay needs causal=True": {"causal": False},
     "local.degree must be even": {"local": ops.LocalPolynomial(None, None, 3, 16)},
     "local.chunk must be at least 1": {"local": ops.LocalPolynomial(None, None, 4, 0)},

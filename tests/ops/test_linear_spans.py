@@ -6,7 +6,7 @@ import torch
 from ops.linear_cases import Case, assert_backends_agree, make, relative_error, run
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from ops.test_native import assert_native_agrees, needs_compiler
-from polysketch.ops.linear import aligned, spans
+from polysketch.ops.linear import spans
 
 CASES = [case for case in PAIRWISE + WITH_HISTORY if case.causal]
 
@@ -30,13 +30,13 @@ def cuts(request, monkeypatch) -> list[int]:
         return found[-1]
 
     monkeypatch.setattr(spans._Cut, "of", spy)
-    monkeypatch.setattr(aligned, "num_spans", lambda *_: request.param)
+    monkeypatch.setattr(spans, "num_spans", lambda *_: request.param)
     return found
 
 
 def assert_ran_in_spans(case: Case, cuts: list) -> None:
     """At least one call had as many spans as there are chunks for."""
-    chunk = case.local_chunk or case.chunk_size or case.length
+    chunk = case.local_chunk or case.compute_chunk or case.length
     assert max(cut.count for cut in cuts) >= min(2, -(-case.length // chunk))
 
 
@@ -54,12 +54,12 @@ def test_native_in_spans_agrees_with_the_reference(case, cuts):
 
 
 def test_strong_decay_over_many_spans_neither_overflows_nor_is_lost(monkeypatch):
-    case = Case(local_chunk=0, decays=True, length=200, chunk_size=8, batch=1)
+    case = Case(local_chunk=0, decays=True, length=200, compute_chunk=8, batch=1)
     tensors = make(case)
     tensors.log_decay *= 2000  # some spans are forgotten wholly, others hardly
     tensors.log_decay[:, :, 50:150] = -0.001
     expected = run(case, tensors, backend="reference").output
-    monkeypatch.setattr(aligned, "num_spans", lambda *_: 20)
+    monkeypatch.setattr(spans, "num_spans", lambda *_: 20)
     assert relative_error(run(case, tensors).output, expected) < 1e-10
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ops.linear_cases import Case, arguments, assert_same, empty_state, make, prefix_share, relative_error, run
 from polysketch import ops
-from polysketch.ops.linear import aligned
+from polysketch.ops.linear import spans as spans_of_calls
 from polysketch.ops.native import why_unavailable
 
 CASES = [
@@ -166,7 +166,7 @@ def held(tensor: torch.Tensor) -> int:
 @pytest.mark.parametrize("case", [*CASES, Case(length=70, local_chunk=0), Case(length=64)], ids=str)
 def test_a_state_keeps_no_more_alive_than_itself(case, spans, backend, monkeypatch):
     """Views of a sequence, even those without an entry, would keep all of it."""
-    monkeypatch.setattr(aligned, "num_spans", lambda *_: spans)
+    monkeypatch.setattr(spans_of_calls, "num_spans", lambda *_: spans)
     case = replace(case, dtype=torch.float32)
     tensors = make(case)
     state = run(case, tensors, backend=backend, return_state=True).state

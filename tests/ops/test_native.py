@@ -29,8 +29,8 @@ from polysketch.ops.native import build, library, why_unavailable
 SOURCE = Path(build.__file__).parent / "source"
 WIDE = [
     Case(local_chunk=300, length=700, features=33, head_dim=70, value_dim=64, batch=1, key_heads=1),
-    Case(local_chunk=0, length=700, features=33, value_dim=70, decays=True, chunk_size=None),
-    Case(local_chunk=0, length=1300, features=7, value_dim=5, chunk_size=None, batch=1),
+    Case(local_chunk=0, length=700, features=33, value_dim=70, decays=True, compute_chunk=None),
+    Case(local_chunk=0, length=1300, features=7, value_dim=5, compute_chunk=None, batch=1),
     Case(power=1, local_chunk=0, length=300, features=600, value_dim=64, batch=1, key_heads=4),
 ]
 

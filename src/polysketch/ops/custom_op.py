@@ -26,8 +26,10 @@ class Operator:
         compute: what it computes with, a plain function.
     """
 
-    def __init__(self, name: str, compute: Callable[..., Any], mutates_args: Sequence[str] = ()) -> None:
-        definition: Any = torch.library.custom_op(name, mutates_args=mutates_args)(compute)
+    def __init__(
+        self, name: str, compute: Callable[..., Any], mutates_args: Sequence[str] = (), schema: str | None = None
+    ) -> None:
+        definition: Any = torch.library.custom_op(name, mutates_args=mutates_args, schema=schema)(compute)
         self.name, self.compute = name, compute
         OPERATORS[name] = self
         self.register_fake = definition.register_fake
@@ -43,12 +45,12 @@ OPERATORS: dict[str, Operator] = {}
 """Every operator of ours whose module is imported, by name."""
 
 
-def custom_op(name: str) -> Callable[[Callable[..., Any]], Operator]:
-    """As `torch.library.custom_op(name, mutates_args=())`; its calls refuse tensors with tangents.
+def custom_op(name: str, schema: str | None = None) -> Callable[[Callable[..., Any]], Operator]:
+    """As `torch.library.custom_op(name, mutates_args=(), schema=schema)`; its calls refuse tensors with tangents.
 
     Calls by `torch.ops` are PyTorch's own and do not.
     """
-    return lambda compute: Operator(name, compute)
+    return lambda compute: Operator(name, compute, schema=schema)
 
 
 def refuse_tangents(name: str, *arguments: Any) -> None:

@@ -14,6 +14,7 @@ from polysketch.generation import captured
 from polysketch.generation.captured import CapturedStep
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.ops.linear import decode
+from polysketch.ops.linear.checks import checked
 from polysketch.ops.linear.triton_decode import extend_one_, linear_attention_extend_operator, why_not_extend
 from polysketch.ops.triton import forced
 from polysketch.ops.triton.launch import launching
@@ -53,9 +54,8 @@ def on_a_device(state: ops.LinearAttentionState) -> ops.LinearAttentionState:
 
 def step(case: Case, one: Tensors, state: ops.LinearAttentionState) -> Tensor:
     """One token by the programs."""
-    options = arguments(case, one)
-    del options["power"], options["key_mask"]
-    return extend_one_(one.query, one.key, one.value, state, **options)
+    call = {"causal": True, "state": state, "return_state": True, "compute_chunk": None}
+    return extend_one_(*checked(one.query, one.key, one.value, **arguments(case, one), **call), state)
 
 
 def started(case: Case) -> ops.LinearAttentionState:

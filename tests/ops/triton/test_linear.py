@@ -10,23 +10,25 @@ import torch
 
 from ops.linear_cases import Case, assert_precision_agrees, assert_same, gradients, make, run
 from polysketch import ops
-from polysketch.ops.linear import aligned, triton
-from polysketch.ops.linear.operators import linear_attention_operator
+from polysketch.ops.linear import spans, triton
+from polysketch.ops.linear.aligned_op import linear_attention_operator
 from polysketch.ops.triton import forced
 
 CASES = [
     Case(length=33, batch=1, heads=2),
     Case(length=37, decays=True, padded=True, batch=2, heads=2, key_heads=1),
-    Case(local_chunk=0, decays=True, length=37, batch=1, heads=2, key_heads=1, chunk_size=16),
-    Case(local_chunk=0, padded=True, length=33, heads=2, key_heads=1, chunk_size=16, features=16),
+    Case(local_chunk=0, decays=True, length=37, batch=1, heads=2, key_heads=1, compute_chunk=16),
+    Case(local_chunk=0, padded=True, length=33, heads=2, key_heads=1, compute_chunk=16, features=16),
     Case(power=1, local_chunk=16, decays=True, length=33, batch=1, heads=2, key_heads=1),
-    Case(power=1, local_chunk=0, decays=True, padded=True, length=33, heads=2, key_heads=2, chunk_size=16),
-    Case(power=1, local_chunk=0, features=40, length=40, batch=1, heads=1, key_heads=1, normalize=False, chunk_size=24),
+    Case(power=1, local_chunk=0, decays=True, padded=True, length=33, heads=2, key_heads=2, compute_chunk=16),
+    Case(
+        power=1, local_chunk=0, features=40, length=40, batch=1, heads=1, key_heads=1, normalize=False, compute_chunk=24
+    ),
     Case(local_chunk=20, degree=2, length=41, batch=1, heads=2, key_heads=2, normalize=False),
     Case(local_chunk=40, degree=6, length=63, batch=1, heads=2, key_heads=1, offset=0.0),
     Case(features=48, length=1, batch=1, heads=1, key_heads=1),
     Case(features=40, length=33, batch=1, heads=1, key_heads=1),
-    Case(power=1, local_chunk=0, features=150, length=33, batch=1, heads=1, key_heads=1, chunk_size=16),
+    Case(power=1, local_chunk=0, features=150, length=33, batch=1, heads=1, key_heads=1, compute_chunk=16),
     Case(causal=False, length=33, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, power=1, local_chunk=0, length=33, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1, normalize=False),
@@ -77,13 +79,13 @@ def test_programs_agree_with_the_reference(case):
     "case",
     [
         Case(length=70, batch=1, heads=2, key_heads=1, decays=True),
-        Case(length=60, batch=2, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, chunk_size=20),
+        Case(length=60, batch=2, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, compute_chunk=20),
     ],
     ids=str,
 )
 def test_a_sequence_in_spans_agrees_with_the_reference(case, monkeypatch):
     """The spans' own sums come from calls that are not causal, and decay."""
-    monkeypatch.setattr(aligned, "num_spans", lambda *_: 3)
+    monkeypatch.setattr(spans, "num_spans", lambda *_: 3)
     assert_triton_agrees(case)
 
 
@@ -131,7 +133,7 @@ def test_a_decay_of_minus_infinity_forgets_all_before():
 
 
 def test_sums_beyond_the_range_of_half_precision_stay_finite():
-    case = Case(length=40, batch=1, heads=1, key_heads=1, local_chunk=0, chunk_size=8, dtype=torch.float64)
+    case = Case(length=40, batch=1, heads=1, key_heads=1, local_chunk=0, compute_chunk=8, dtype=torch.float64)
     tensors = make(case)
     large = replace(tensors, query=tensors.query * 40, key=tensors.key * 40).map(torch.Tensor.half)
     doubled = large.map(torch.Tensor.double)

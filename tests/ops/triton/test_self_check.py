@@ -45,7 +45,7 @@ def tensors(op: str) -> list[Tensor]:
 
 def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
     if op == "linear":
-        return ops.linear_attention(*given, power=2, causal=True, offset=1.0, chunk_size=16, backend=backend).output
+        return ops.linear_attention(*given, power=2, causal=True, offset=1.0, compute_chunk=16, backend=backend).output
     if op == "sketch":
         return learned_sketch(given[0], given[1:], 2, backend=backend)
     return ops.polynomial_attention(*given, degree=2, causal=True, backend=backend)

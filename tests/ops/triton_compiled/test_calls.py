@@ -7,7 +7,7 @@ from polysketch.benchmarking import calls
 from polysketch.benchmarking.compiled import compile_call, complaints, inside_operators
 from polysketch.benchmarking.program_calls import ProgramCall, program_calls
 from polysketch.benchmarking.tuning_candidates import program_names, questions_asked
-from polysketch.ops.linear import aligned
+from polysketch.ops.linear import spans as spans_of_calls
 from polysketch.ops.triton.launch import launching
 
 META = torch.device("meta")
@@ -32,7 +32,7 @@ def launches(call: ProgramCall, *sizes: int) -> tuple[list, list]:
 @pytest.mark.parametrize("call", COMMON, ids=lambda call: call.name)
 def test_no_constant_and_no_property_depends_on_a_length_or_the_batch(call, spans, monkeypatch):
     """In one span or in several: how many there are does, and the sums of spans are calls of their own."""
-    monkeypatch.setattr(aligned, "num_spans", lambda *_: spans)
+    monkeypatch.setattr(spans_of_calls, "num_spans", lambda *_: spans)
     few, asked = launches(call, 1, 4, 3_000)
     many, asked_again = launches(call, 3, 4, 9_001)
     assert few

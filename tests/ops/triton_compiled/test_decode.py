@@ -6,6 +6,7 @@ import torch
 from polysketch import ops
 from polysketch.benchmarking.compiled import complaints
 from polysketch.ops.linear.triton_decode import extend_one_
+from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.triton.ahead_of_time import Compiled, compiling
 
 CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
@@ -31,9 +32,10 @@ def compiled_step(
     )
     local = ops.LocalPolynomial(empty(4 * shared, 1, 64), empty(4, 1, 64), 4, chunk) if chunk else None
     rows = (empty(4 * shared, 1, features), empty(4, 1, features), empty(4, 1, 64))
-    decay = empty(4, 1) if decays else None
+    local_query, local_key, degree, _ = local or (None, None, 2, 0)
+    inputs = Inputs(*rows, local_query, local_key, empty(4, 1) if decays else None)
     with compiling(capability) as found:
-        extend_one_(*rows, state, offset=1.0, normalize=True, local=local, log_decay=decay)
+        extend_one_(inputs, Plan(2, True, 1.0, True, degree, chunk, Diagonal.CAUSAL, True), state)
     return found
 
 

@@ -1,32 +1,16 @@
 """`linear_attention`: attention over features, the one op behind every linearised mechanism."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import native, reference, triton
-from polysketch.ops.linear.aligned import aligned_attention
-from polysketch.ops.linear.checks import check
+from polysketch.ops.linear.aligned import attend
+from polysketch.ops.linear.backends import BACKENDS
+from polysketch.ops.linear.checks import checked
 from polysketch.ops.linear.self_check import programs_agree
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
-BACKENDS: dict[str, Callable[..., LinearAttentionResult]] = {
-    "reference": reference.linear_attention,
-    "chunked": partial(aligned_attention, backend="chunked"),
-    "native": partial(aligned_attention, backend="native"),
-    "triton": partial(aligned_attention, backend="triton"),
-}
-_WHY_NOT: dict[str, Callable[[Tensor, Tensor | None], str | None]] = {
-    "native": lambda query, value: native.why_not(query),
-    "triton": triton.why_not,
-}
-"""Of backends that cannot run everywhere: the reason why one cannot here."""
-FORGOTTEN = -100.0
-"""exp of less is zero in float32, and differences of running totals keep their digits."""
 # Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
 # reference is up to three times as fast below, and slower above.
 _FEW_WEIGHTS = 65_536
@@ -46,7 +30,7 @@ def linear_attention(
     key_mask: Tensor | None = None,
     state: LinearAttentionState | None = None,
     return_state: bool = False,
-    chunk_size: int | None = None,
+    compute_chunk: int | None = None,
     backend: str = "auto",
 ) -> LinearAttentionResult:
     """Attention whose weights are products of features, in time linear in the length.
@@ -77,7 +61,7 @@ def linear_attention(
         key_mask: (batch, key_length) bool, true where a token is real.
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).
-        chunk_size: tokens worked on at once where there is no `local`; tuning only, the result does not depend on it.
+        compute_chunk: tokens worked on at once where there is no `local`; tuning only, no result depends on it.
         backend: "auto" (see `linear_attention_backend`), "triton" (programs for CUDA devices), "native" (a program in
             C++ for float32 on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic,
             the definition).
@@ -95,33 +79,26 @@ def linear_attention(
     + value_dim) / 2 inside chunks; the backward pass about 2.5 times the forward one. Memory beyond inputs and outputs
     does not grow with the length.
     """
-    local = None if local is None else LocalPolynomial(*local)
-    check(
-        query_features, key_features, value, power, causal, local, log_decay, key_mask, state, return_state, chunk_size
+    inputs, plan = checked(
+        query_features,
+        key_features,
+        value,
+        power=power,
+        causal=causal,
+        offset=offset,
+        normalize=normalize,
+        local=local,
+        log_decay=log_decay,
+        key_mask=key_mask,
+        state=state,
+        return_state=return_state,
+        compute_chunk=compute_chunk,
     )
-    log_decay = None if log_decay is None else log_decay.clamp(min=FORGOTTEN)
     picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
-    if backend == "auto" and picked == "triton":
-        given = {"power": power, "causal": causal, "normalize": normalize, "local": local, "log_decay": log_decay}
-        if not programs_agree(query_features, key_features, value, **given):
-            picked = "chunked"
-    options = {} if picked == "reference" else {"chunk_size": chunk_size}
+    if backend == "auto" and picked == "triton" and not programs_agree(inputs, plan):
+        picked = "chunked"
     with torch.autocast(value.device.type, enabled=False):
-        return BACKENDS[picked](
-            query_features,
-            key_features,
-            value,
-            power=power,
-            causal=causal,
-            offset=float(offset),
-            normalize=normalize,
-            local=local,
-            log_decay=log_decay,
-            key_mask=key_mask,
-            state=state,
-            return_state=return_state,
-            **options,
-        )
+        return attend(BACKENDS[picked], inputs, plan, key_mask, state)
 
 
 def linear_attention_backend(
@@ -148,7 +125,7 @@ def linear_attention_backend(
         return _picked(query_features, key_features, value, state)
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
-    reason = _WHY_NOT[backend](query_features, value) if backend in _WHY_NOT else None
+    reason = BACKENDS[backend].why_not(query_features, value)
     if reason is not None:
         raise RuntimeError(reason)
     return backend
@@ -158,17 +135,17 @@ def _picked(
     query_features: Tensor, key_features: Tensor, value: Tensor | None, state: LinearAttentionState | None
 ) -> str:
     if query_features.device.type in AUTO_DEVICES:
-        return "chunked" if triton.why_not(query_features, value) else "triton"
+        return "chunked" if BACKENDS["triton"].why_not(query_features, value) else "triton"
     if query_features.device.type != "cpu":
         return "chunked"
-    if native.why_not(query_features) is None:
+    if BACKENDS["native"].why_not(query_features, value) is None:
         return "native"
     weights = query_features.shape[0] * query_features.shape[1] * query_features.shape[2] * key_features.shape[2]
     return "reference" if weights <= _FEW_WEIGHTS and state is None else "chunked"
 
 
 def lower_triangular_multiply(
-    a: Tensor, b: Tensor, c: Tensor, *, power: int = 1, chunk_size: int | None = None
+    a: Tensor, b: Tensor, c: Tensor, *, power: int = 1, compute_chunk: int | None = None
 ) -> Tensor:
     """lt((A B^T)^power) C: row i sums (a_i . b_j)^power c_j over j <= i, without the n x n matrix.
 
@@ -178,9 +155,9 @@ def lower_triangular_multiply(
         a, b: (batch, heads, length, m).
         c: (batch, heads, length, width).
         power: 1 or 2, entrywise.
-        chunk_size: tokens worked on at once; the result does not depend on it.
+        compute_chunk: tokens worked on at once; the result does not depend on it.
 
     Returns:
         (batch, heads, length, width), dtype of c.
     """
-    return linear_attention(a, b, c, power=power, causal=True, normalize=False, chunk_size=chunk_size).output
+    return linear_attention(a, b, c, power=power, causal=True, normalize=False, compute_chunk=compute_chunk).output

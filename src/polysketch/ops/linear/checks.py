@@ -4,43 +4,58 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.state import LinearAttentionState
-from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.linear.types import Diagonal, Inputs, LocalPolynomial, Plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FORGOTTEN = -100.0
+"""exp of less is zero in float32, and differences of running totals keep their digits."""
 
 
-def check(
+def checked(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    *,
     power: int,
     causal: bool,
+    offset: float,
+    normalize: bool,
     local: LocalPolynomial | None,
     log_decay: Tensor | None,
     key_mask: Tensor | None,
     state: LinearAttentionState | None,
     return_state: bool,
-    chunk_size: int | None,
-) -> None:
-    """Raise a ValueError or TypeError that names the argument, what was expected and what came."""
+    compute_chunk: int | None,
+) -> tuple[Inputs, Plan]:
+    """The call of `linear_attention` with these arguments, if they fit together.
+
+    Raises:
+        ValueError, TypeError: they do not; with the argument's name, what was expected and what came.
+    """
     _check_kinds({"query_features": query, "key_features": key, "value": value})
     _check_shapes(query, key, value, causal)
     if power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power!r}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-    if local is not None:
-        _check_local(local, query, key, causal)
-    if log_decay is not None:
-        _expect_causal(causal, "log_decay")
-        _expect_shape("log_decay", log_decay, (*key.shape[:3],))
-        _check_kinds({"value": value, "log_decay": log_decay}, same_dtype=False)
+    if compute_chunk is not None and compute_chunk < 1:
+        raise ValueError(f"compute_chunk must be at least 1, got {compute_chunk}")
     if key_mask is not None:
         _check_mask(key_mask, key)
     if state is not None or return_state:
         _expect_causal(causal, "a state")
+    inputs, degree, chunk = Inputs(query, key, value), 2, compute_chunk or 0
+    if local is not None:
+        local_query, local_key, degree, chunk = LocalPolynomial(*local)
+        _check_local(LocalPolynomial(*local), query, key)
+        inputs = inputs._replace(local_query=local_query, local_key=local_key)
+    if log_decay is not None:
+        _expect_causal(causal, "log_decay")
+        _expect_shape("log_decay", log_decay, (*key.shape[:3],))
+        _check_kinds({"value": value, "log_decay": log_decay}, same_dtype=False)
+        inputs = inputs._replace(log_decay=log_decay.clamp(min=FORGOTTEN))
+    plan = Plan(power, causal, float(offset), normalize, degree, chunk, Diagonal.CAUSAL, return_state)
     if state is not None:
-        _check_state(state, key, value, power, local)
+        _check_state(state, inputs, plan)
+    return inputs, plan
 
 
 def _check_kinds(tensors: dict[str, Tensor], *, same_dtype: bool = True) -> None:
@@ -82,7 +97,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
         )
 
 
-def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor, causal: bool) -> None:
+def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor) -> None:
     if local.degree < 2 or local.degree % 2:
         raise ValueError(f"local.degree must be even and at least 2, got {local.degree}")
     if local.chunk < 1:
@@ -102,11 +117,10 @@ def _check_mask(key_mask: Tensor, key: Tensor) -> None:
         raise ValueError(f"key_mask is on {key_mask.device} but key_features is on {key.device}: move one of them")
 
 
-def _check_state(
-    state: LinearAttentionState, key: Tensor, value: Tensor, power: int, local: LocalPolynomial | None
-) -> None:
-    chunk, width = (0, 0) if local is None else (local.chunk, local.key.shape[3])
-    expected = (key.shape[0], key.shape[1], key.shape[3], value.shape[3], power, chunk, width)
+def _check_state(state: LinearAttentionState, inputs: Inputs, plan: Plan) -> None:
+    key, value, local_key = inputs.key, inputs.value, inputs.local_key
+    chunk, width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
+    expected = (key.shape[0], key.shape[1], key.shape[3], value.shape[3], plan.power, chunk, width)
     found = (
         state.sums.shape[0],
         state.sums.shape[1],

@@ -15,31 +15,15 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.piece import Group, Piece, shares
-from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
-from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
-from polysketch.ops.linear.tiles import expanded_size
+from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan, Stretch
 from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import run_in_parallel
 
 
-def empty_outputs(inputs: Inputs, plan: Plan) -> Outputs:
-    """Uninitialised results of a call; sums of no size where they are not asked for."""
-    (batch, heads, length, _), value = inputs.query.shape, inputs.value
-    key_heads, feature_dim = inputs.key.shape[1], inputs.key.shape[3]
-    expanded = expanded_size(feature_dim, plan.power) if plan.return_sums else 0
-    dtype = state_dtype(value.dtype)
-    return Outputs(
-        value.new_empty(batch, heads, length, value.shape[3]),
-        value.new_empty(batch, heads, length, dtype=dtype),
-        value.new_empty(batch, key_heads, expanded, value.shape[3], dtype=dtype),
-        value.new_empty(batch, key_heads, expanded, dtype=dtype),
-    )
-
-
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
-    outputs = empty_outputs(inputs, plan)
+    outputs = Outputs.empty(inputs, plan)
     run = _forward_causal if plan.causal else _forward_all
 
     def work(share: Sequence[Group]) -> None:
@@ -86,7 +70,7 @@ def _forward_causal(piece: Piece, outputs: Outputs) -> None:
         piece.write_sums(outputs.sums, outputs.normalizer, sums.packed())
 
 
-def _chunk_rows(piece: Piece, sums: Sums, chunk: Span, rows: Span) -> tuple[Tensor, Tensor]:
+def _chunk_rows(piece: Piece, sums: Sums, chunk: Stretch, rows: Stretch) -> tuple[Tensor, Tensor]:
     """Numerator (G, R, h) and denominator (G, R) of some queries of a chunk: from the sums and from inside it."""
     numerator, denominator = sums.read(piece.query(rows))
     factor = piece.read_factor(chunk, rows)
@@ -99,7 +83,7 @@ def _chunk_rows(piece: Piece, sums: Sums, chunk: Span, rows: Span) -> tuple[Tens
     return numerator.baddbmm_(weights, piece.value(keys)), denominator.add_(weights.sum(-1))
 
 
-def _weights(piece: Piece, keys: Span, rows: Span) -> Tensor:
+def _weights(piece: Piece, keys: Stretch, rows: Stretch) -> Tensor:
     """Weights inside a chunk (G, R, keys), masked and decayed."""
     query, key, exponent = piece.inner_operands(rows, keys)
     weights = piece.workspace.take("weights", (piece.size, query.shape[1], key.shape[1]), query)
@@ -110,7 +94,7 @@ def _weights(piece: Piece, keys: Span, rows: Span) -> Tensor:
     return piece.mask_(weights, rows)
 
 
-def _write_rows(piece: Piece, outputs: Outputs, rows: Span, numerator: Tensor, denominator: Tensor) -> None:
+def _write_rows(piece: Piece, outputs: Outputs, rows: Stretch, numerator: Tensor, denominator: Tensor) -> None:
     if piece.plan.normalize:
         denominator = denominator.add_(piece.plan.offset)
         numerator = numerator.mul_(piece.reciprocal(denominator)[..., None])

@@ -11,49 +11,46 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.chunked import power_
-from polysketch.ops.linear.decay_gradient import decay_gradient
 from polysketch.ops.linear.piece import Group, Piece, shares
-from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan, Span
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
+from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan, Stretch
 from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import run_in_parallel
 
 
 def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
-    """Gradients by the names of `Inputs`, of those inputs that are present (`length` has none).
+    """Gradients by the names of `Inputs`, in the dtype of sums; see `Backend`.
 
     Args:
         inputs, plan: of the forward call.
         outputs: what it gave.
         upstream: the gradients of its outputs.
     """
-    accumulate = state_dtype(inputs.value.dtype)
-    given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
-    gradients = {name: tensor.new_empty(tensor.shape, dtype=accumulate) for name, tensor in given.items()}
+    dtype = state_dtype(inputs.value.dtype)
+    given = inputs._replace(log_decay=None).differentiable()
+    gradients = {name: tensor.new_empty(tensor.shape, dtype=dtype) for name, tensor in given.items()}
 
     def work(share: Sequence[Group]) -> None:
         workspace = Workspace()
         for group in share:
-            call = _Call(Piece(inputs, plan, group, workspace), outputs, upstream, gradients)
+            task = _Task(Piece(inputs, plan, group, workspace), outputs, upstream, gradients)
             for run in (_queries_causal, _keys_causal) if plan.causal else (_all,):
-                run(call)
+                run(task)
 
     run_in_parallel(work, shares(inputs))
-    if inputs.log_decay is not None:
-        gradients["log_decay"] = decay_gradient(inputs, plan, outputs, upstream, gradients)
-    return {name: gradient.to(given[name].dtype) for name, gradient in gradients.items()}
+    return gradients
 
 
-class _Call(NamedTuple):
-    """A group of one call, and where its gradients come from and go to."""
+class _Task(NamedTuple):
+    """One group of a call, and where its gradients come from and go to."""
 
     piece: Piece
     outputs: Outputs
     upstream: Outputs
     gradients: dict[str, Tensor]
 
-    def rows(self, rows: Span) -> tuple[Tensor, Tensor]:
+    def rows(self, rows: Stretch) -> tuple[Tensor, Tensor]:
         """Gradients of the numerator (G, R, h) and of the denominator (G, R), from those of the output."""
         piece = self.piece
         numerator = piece.query_rows(self.upstream.output, rows)
@@ -64,78 +61,78 @@ class _Call(NamedTuple):
         numerator = numerator * piece.reciprocal(mass)[..., None]
         return numerator, mass_gradient - (numerator * piece.query_rows(self.outputs.output, rows)).sum(-1)
 
-    def decayed_rows(self, chunk: Span, rows: Span) -> tuple[Tensor, Tensor]:
+    def decayed_rows(self, chunk: Stretch, rows: Stretch) -> tuple[Tensor, Tensor]:
         """Gradients of what was read from the sums at the start of a chunk."""
         numerator, denominator = self.rows(rows)
         factor = self.piece.read_factor(chunk, rows)
         return (numerator, denominator) if factor is None else (numerator * factor[..., None], denominator * factor)
 
 
-def _all(call: _Call) -> None:
+def _all(task: _Task) -> None:
     """Not causal: every query has read the sums of all keys."""
-    piece, carried = call.piece, _upstream_sums(call)
-    _queries_all(call, carried)
+    piece, carried = task.piece, _upstream_sums(task)
+    _queries_all(task, carried)
     for chunk in reversed(piece.chunks()):
         key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
-        piece.write(call.gradients["key"], chunk, key_gradient)
-        piece.write(call.gradients["value"], chunk, value_gradient)
+        piece.write(task.gradients["key"], chunk, key_gradient)
+        piece.write(task.gradients["value"], chunk, value_gradient)
         _, decay = piece.fold_factors(chunk)
         if decay is not None:
             carried.decay(decay)
 
 
-def _queries_all(call: _Call, carried: Sums) -> None:
+def _queries_all(task: _Task, carried: Sums) -> None:
     """Query gradients, and the gradient of the sums that the queries have read, added to `carried`."""
-    piece = call.piece
+    piece = task.piece
     if not piece.inputs.query.shape[2]:
         return
     sums = piece.initial_sums()
     for chunk in piece.chunks():
         piece.fold(sums, chunk)
     for rows in piece.queries():
-        query, upstream = piece.query(rows), call.rows(rows)
-        piece.write_queries(call.gradients["query"], rows, sums.read_backward(query, *upstream))
+        query, upstream = piece.query(rows), task.rows(rows)
+        piece.write_queries(task.gradients["query"], rows, sums.read_backward(query, *upstream))
         carried.add_read_gradient(query, *upstream)
 
 
-def _upstream_sums(call: _Call) -> Sums:
+def _upstream_sums(task: _Task) -> Sums:
     """The gradient of the final sums."""
-    piece, carried = call.piece, call.piece.new_sums()
+    piece, carried = task.piece, task.piece.new_sums()
     if piece.plan.return_sums:
-        carried.load_gradient(piece.whole(call.upstream.sums), piece.whole(call.upstream.normalizer))
+        carried.load_gradient(piece.whole(task.upstream.sums), piece.whole(task.upstream.normalizer))
     return carried
 
 
-def _queries_causal(call: _Call) -> None:
+def _queries_causal(task: _Task) -> None:
     """In order: rebuild the sums; what reads them gets its gradient."""
-    piece, sums = call.piece, call.piece.initial_sums()
+    piece, sums = task.piece, task.piece.initial_sums()
     for chunk in piece.chunks():
         for rows in piece.short(chunk):
-            gradient = sums.read_backward(piece.query(rows), *call.decayed_rows(chunk, rows))
-            piece.write_queries(call.gradients["query"], rows, gradient)
+            gradient = sums.read_backward(piece.query(rows), *task.decayed_rows(chunk, rows))
+            piece.write_queries(task.gradients["query"], rows, gradient)
         if chunk.stop < piece.length:
             piece.fold(sums, chunk)
 
 
-def _keys_causal(call: _Call) -> None:
+def _keys_causal(task: _Task) -> None:
     """In reverse: carry the gradient of the sums; keys and values get theirs, from the sums and inside the chunk."""
-    piece, carried = call.piece, _upstream_sums(call)
+    piece, carried = task.piece, _upstream_sums(task)
     for chunk in reversed(piece.chunks()):
         key_gradient, value_gradient = _fold_backward(piece, carried, chunk)
         if piece.plan.diagonal != Diagonal.NONE:
-            _inner_backward(call, chunk, key_gradient, value_gradient)
-        piece.write(call.gradients["key"], chunk, key_gradient)
-        piece.write(call.gradients["value"], chunk, value_gradient)
+            _inner_backward(task, chunk, key_gradient, value_gradient)
+        piece.write(task.gradients["key"], chunk, key_gradient)
+        piece.write(task.gradients["value"], chunk, value_gradient)
         _, decay = piece.fold_factors(chunk)
         if decay is not None:
             carried.decay(decay)
         for rows in piece.short(chunk):
-            carried.add_read_gradient(piece.query(rows), *call.decayed_rows(chunk, rows))
+            carried.add_read_gradient(piece.query(rows), *task.decayed_rows(chunk, rows))
     if piece.inputs.sums is not None:
-        piece.write_sums(call.gradients["sums"], call.gradients["normalizer"], carried.packed_gradient())
+        piece.write_sums(task.gradients["sums"], task.gradients["normalizer"], carried.packed_gradient())
 
 
-def _fold_backward(piece: Piece, carried: Sums, chunk: Span) -> tuple[Tensor, Tensor]:
+def _fold_backward(piece: Piece, carried: Sums, chunk: Stretch) -> tuple[Tensor, Tensor]:
     """Gradients of a chunk's key features (G, T, r) and values (G, T, h) through the sums they were folded into."""
     factor, _ = piece.fold_factors(chunk)
     parts = [
@@ -148,27 +145,29 @@ def _fold_backward(piece: Piece, carried: Sums, chunk: Span) -> tuple[Tensor, Te
     return torch.cat(keys, 1), torch.cat(values, 1)
 
 
-def _inner_backward(call: _Call, chunk: Span, key_gradient: Tensor, value_gradient: Tensor) -> None:
+def _inner_backward(task: _Task, chunk: Stretch, key_gradient: Tensor, value_gradient: Tensor) -> None:
     """Gradients of the weights inside a chunk; those of sketched keys and of values are added to what is given."""
-    piece, local_key = call.piece, call.piece.inputs.local_key
+    piece, local_key = task.piece, task.piece.inputs.local_key
     if local_key is None:
         inner, target = key_gradient, "query"
     else:
         inner, target = key_gradient.new_zeros(piece.size, chunk.size, local_key.shape[3]), "local_query"
     for rows in piece.short(chunk):
         keys = piece.visible(chunk, rows)
-        numerator, denominator = call.rows(rows)
+        numerator, denominator = task.rows(rows)
         query, key, exponent = piece.inner_operands(rows, keys)
         weight, slope = _weight_and_slope(piece, torch.bmm(query, key.mT), exponent, keys, rows)
         value_gradient[:, : keys.size].baddbmm_(weight.mT, numerator)
         change = torch.baddbmm(denominator[..., None], numerator, piece.value(keys).mT).mul_(slope)
-        piece.write_queries(call.gradients[target], rows, torch.bmm(change, key), add=local_key is None)
+        piece.write_queries(task.gradients[target], rows, torch.bmm(change, key), add=local_key is None)
         inner[:, : keys.size].baddbmm_(change.mT, query)
     if local_key is not None:
-        piece.write(call.gradients["local_key"], chunk, inner)
+        piece.write(task.gradients["local_key"], chunk, inner)
 
 
-def _weight_and_slope(piece: Piece, score: Tensor, exponent: int, keys: Span, rows: Span) -> tuple[Tensor, Tensor]:
+def _weight_and_slope(
+    piece: Piece, score: Tensor, exponent: int, keys: Stretch, rows: Stretch
+) -> tuple[Tensor, Tensor]:
     """score^exponent and its derivative, masked and decayed; `score` is used up."""
     # s^(p-1) for even p is (s^2)^((p-2)/2) s; at p = 1 it is 1.
     slope = power_(score * score, (exponent - 2) // 2).mul_(score) if exponent > 1 else torch.ones_like(score)

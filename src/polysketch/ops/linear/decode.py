@@ -1,21 +1,22 @@
 """Decoding: a few new tokens against a state that is updated in place, without gradients."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.api import FORGOTTEN, linear_attention
-from polysketch.ops.linear.checks import check
-from polysketch.ops.linear.native_decode import can_extend, extend_one_
+from polysketch.ops.linear import native_decode, triton_decode
+from polysketch.ops.linear.api import linear_attention
+from polysketch.ops.linear.checks import checked
 from polysketch.ops.linear.self_check import steps_agree, why_no_steps
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.tiles import expand_tiles, pad_features
-from polysketch.ops.linear.triton_decode import extend_one_ as extend_one_by_triton_
-from polysketch.ops.linear.triton_decode import why_not_extend
-from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.linear.types import Inputs, LocalPolynomial, Plan
 from polysketch.ops.triton.availability import AUTO_DEVICES
+
+Step = Callable[[Inputs, Plan, LinearAttentionState], Tensor]
+"""One token of every row: its output (batch, heads, 1, value_dim); the state moves on."""
+
 
 # Longer spans go through the chunked backend: one call for all of them costs less than this many single steps.
 STEPS_AT_MOST = 4
@@ -46,7 +47,6 @@ def linear_attention_extend_(
     Cost of one token, per key head: reading `state.sums` once, and the tokens of the open chunk. When a chunk is full
     it is folded into the sums, at the cost of about one forward pass over that chunk.
     """
-    local = None if local is None else LocalPolynomial(*local)
     length = key_features.shape[2]
     if length > STEPS_AT_MOST or key_mask is not None:
         result = linear_attention(
@@ -66,36 +66,44 @@ def linear_attention_extend_(
         assert result.state is not None
         state.copy_(result.state)
         return result.output
-    check(query_features, key_features, value, power, True, local, log_decay, None, state, True, None)
-    log_decay = None if log_decay is None else log_decay.clamp(min=FORGOTTEN)
-    step = _step_for(query_features, value, state, normalize, local, log_decay)
+    inputs, plan = checked(
+        query_features,
+        key_features,
+        value,
+        power=power,
+        causal=True,
+        offset=offset,
+        normalize=normalize,
+        local=local,
+        log_decay=log_decay,
+        key_mask=None,
+        state=state,
+        return_state=True,
+        compute_chunk=None,
+    )
+    step = _step_for(inputs, plan, state)
     with torch.autocast(value.device.type, enabled=False):
-        steps = [
-            step(query_features, key_features, value, state, offset, normalize, local, log_decay, slice(i, i + 1))
-            for i in range(length)
-        ]
-    return steps[0] if length == 1 else torch.cat(steps, 2)
+        if length == 1:
+            return step(inputs, plan, state)
+        return torch.cat([step(_token(inputs, index), plan, state) for index in range(length)], 2)
 
 
-def _step_for(
-    query: Tensor,
-    value: Tensor,
-    state: LinearAttentionState,
-    normalize: bool,
-    local: LocalPolynomial | None,
-    log_decay: Tensor | None,
-) -> Callable[..., Tensor]:
+def _token(inputs: Inputs, index: int) -> Inputs:
+    """The inputs of one token."""
+    return Inputs(**{name: tensor[:, :, index : index + 1] for name, tensor in inputs.differentiable().items()})
+
+
+def _step_for(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Step:
     """The fastest step that these tensors allow."""
-    if _by_triton(value, state) and steps_agree(
-        query, value, state, normalize=normalize, local=local, log_decay=log_decay
-    ):
-        return partial(_program_step, extend_one_by_triton_)
-    return partial(_program_step, extend_one_) if can_extend(query, state) else _step
+    if _by_triton(inputs.value, state) and steps_agree(inputs, plan, state):
+        return triton_decode.extend_one_
+    return native_decode.extend_one_ if native_decode.can_extend(inputs.query, state) else _extend_one
 
 
 def _by_triton(value: Tensor, state: LinearAttentionState) -> bool:
     """Whether Triton's programs take the step; under its interpreter they run only when called directly."""
-    return (value.device.type in AUTO_DEVICES or value.is_meta) and why_not_extend(value, state) is None
+    on_a_device = value.device.type in AUTO_DEVICES or value.is_meta
+    return on_a_device and triton_decode.why_not_extend(value, state) is None
 
 
 def why_not_captured(state: LinearAttentionState) -> str | None:
@@ -108,53 +116,37 @@ def why_not_captured(state: LinearAttentionState) -> str | None:
         return None
     if _by_triton(state.sums, state):
         return why_no_steps(state.sums.device)
-    return why_not_extend(state.sums, state) or "Triton's interpreter decodes on no device"
+    return triton_decode.why_not_extend(state.sums, state) or "Triton's interpreter decodes on no device"
 
 
-def _program_step(program, query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
-    """One token of every row, by a program."""
-    if local is not None:
-        local = local._replace(query=local.query[:, :, here], key=local.key[:, :, here])
-    return program(
-        query[:, :, here],
-        key[:, :, here],
-        value[:, :, here],
-        state,
-        offset=offset,
-        normalize=normalize,
-        local=local,
-        log_decay=None if log_decay is None else log_decay[:, :, here],
-    )
-
-
-def _step(query, key, value, state, offset, normalize, local, log_decay, here: slice) -> Tensor:
-    """One token of every row."""
-    dtype, (batch, key_heads) = state.sums.dtype, key.shape[:2]
-    lead = (batch, key_heads, query.shape[1] // key_heads)
-    rows = query[:, :, here].reshape(*lead, query.shape[3]).to(dtype)
-    key, value_now = key[:, :, here].to(dtype), value[:, :, here].to(dtype)
-    decay = None if log_decay is None else log_decay[:, :, here].to(dtype)
-    if local is None:
-        _fold_token(state, key, value_now, decay)
+def _extend_one(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
+    """A step in plain PyTorch."""
+    dtype, (batch, key_heads) = state.sums.dtype, inputs.key.shape[:2]
+    lead = (batch, key_heads, inputs.query.shape[1] // key_heads)
+    rows = inputs.query.reshape(*lead, inputs.query.shape[3]).to(dtype)
+    key, value = inputs.key.to(dtype), inputs.value.to(dtype)
+    decay = None if inputs.log_decay is None else inputs.log_decay.to(dtype)
+    if inputs.local_query is None or inputs.local_key is None:
+        _fold_token(state, key, value, decay)
         numerator, denominator = _read(state, rows)
     else:
         fill = state.fill.tolist()
-        local_query = local.query[:, :, here].reshape(*lead, local.query.shape[3]).to(dtype)
-        _open_token(state, fill, key, value_now, local.key[:, :, here].to(dtype), decay)
+        local_query = inputs.local_query.reshape(*lead, inputs.local_query.shape[3]).to(dtype)
+        _open_token(state, fill, key, value, inputs.local_key.to(dtype), decay)
         numerator, denominator = _read(state, rows)
         if decay is not None:
             factor = state.open_log_decay.sum(-1).exp()[..., None]
             numerator, denominator = numerator * factor[..., None], denominator * factor
         used = max(fill, default=0) + 1
-        exact = (local_query @ state.open_key[:, :, :used].mT).pow_(local.degree)
+        exact = (local_query @ state.open_key[:, :, :used].mT).pow_(plan.degree)
         numerator = numerator + exact @ state.open_value[:, :, :used]
         denominator = denominator + exact.sum(-1)
-        _fold_full_chunks(state, [row for row, tokens in enumerate(fill) if tokens + 1 == local.chunk])
+        _fold_full_chunks(state, [row for row, tokens in enumerate(fill) if tokens + 1 == plan.chunk])
     state.advance_()
-    if normalize:
-        mass = (denominator + offset)[..., None]
+    if plan.normalize:
+        mass = (denominator + plan.offset)[..., None]
         numerator = torch.where(mass == 0, 0.0, numerator / mass)
-    return numerator.reshape(batch, query.shape[1], 1, value.shape[3]).to(value.dtype)
+    return numerator.reshape(batch, inputs.query.shape[1], 1, value.shape[3]).to(inputs.value.dtype)
 
 
 def _expand(x: Tensor, state: LinearAttentionState, *, query: bool) -> Tensor:

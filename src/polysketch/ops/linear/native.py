@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear import pairs
-from polysketch.ops.linear.decay_gradient import decay_gradient
-from polysketch.ops.linear.plan import Inputs, Outputs, Plan
-from polysketch.ops.native import TensorPointer, library, run_in_threads, why_not
-
-__all__ = ["backward", "forward", "why_not"]
+from polysketch.ops.linear.types import Inputs, Outputs, Plan
+from polysketch.ops.native import TensorPointer, library, run_in_threads
+from polysketch.ops.native import why_not as why_no_program
 
 _SIZES = ("heads", "key_heads", "queries", "keys", "features", "value_width", "local_width")
 _OPTIONS = ("power", "causal", "normalize", "degree", "chunk", "diagonal", "return_sums")
@@ -37,6 +35,11 @@ class _Call(ctypes.Structure):
         *((name, TensorPointer) for name in _GRADIENTS),
         *((name, ctypes.c_void_p) for name in ("sums_in_gradient", "normalizer_in_gradient")),
     )
+
+
+def why_not(query: Tensor, value: Tensor | None = None) -> str | None:
+    """Why the programs cannot take a call with tensors like these; None where they can."""
+    return why_no_program(query)
 
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
@@ -61,7 +64,7 @@ def forward(inputs: Inputs, plan: Plan) -> Outputs:
 
 
 def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
-    """Gradients by the names of `Inputs`, of those inputs that are present (`length` has none).
+    """Gradients by the names of `Inputs`; see `Backend`.
 
     Args:
         inputs, plan: of the forward call.
@@ -69,8 +72,10 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
         upstream: the gradients of its outputs.
     """
     layout = _Layout(inputs.key.shape[3], plan.power)
-    given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
-    gradients = {name: torch.empty_like(given[name], memory_format=torch.contiguous_format) for name in given}
+    given = inputs._replace(log_decay=None).differentiable()
+    gradients = {
+        name: torch.empty_like(tensor, memory_format=torch.contiguous_format) for name, tensor in given.items()
+    }
     call = _Arguments(inputs, plan, layout)
     call.rows(output=outputs.output, denominator=outputs.denominator)
     call.rows(output_gradient=upstream.output, denominator_gradient=upstream.denominator)
@@ -85,9 +90,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
     call.run(library().linear_attention_backward)
     if inputs.sums is not None:
         gradients["sums"], gradients["normalizer"] = layout.from_public_backward(sums, normalizer)
-    if inputs.log_decay is not None:
-        gradients["log_decay"] = decay_gradient(inputs, plan, outputs, upstream, gradients)
-    return {name: gradients[name] for name in given}
+    return gradients
 
 
 class _Layout:

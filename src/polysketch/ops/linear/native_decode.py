@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.state import LinearAttentionState
-from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.linear.types import Inputs, Plan
 from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program, why_not
 
 _SIZES = ("heads", "key_heads", "features", "value_width", "local_width")
@@ -35,30 +35,21 @@ def can_extend(query: Tensor, state: LinearAttentionState) -> bool:
     return all(tensor.is_contiguous() for tensor in state.tensors().values())
 
 
-def extend_one_(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    state: LinearAttentionState,
-    *,
-    offset: float,
-    normalize: bool,
-    local: LocalPolynomial | None,
-    log_decay: Tensor | None,
-) -> Tensor:
-    """One token; arguments as in `linear_attention_extend_`, already checked, features and value float32.
+def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
+    """One token, already checked, features and value float32; the state moves on.
 
     A decay may come in another dtype: the program reads everything as float32.
     """
+    query, key, value, local_query, local_key, log_decay, *_ = inputs
     (batch, heads, _, features), key_heads, width = query.shape, key.shape[1], value.shape[3]
     output = value.new_empty(batch, heads, 1, width)
-    chunk, local_width, degree = (0, 0, 2) if local is None else (local.chunk, local.key.shape[3], local.degree)
-    rows = [query, key, value, *((None, None) if local is None else (local.query, local.key)), log_decay, output]
+    chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
+    rows = [query, key, value, local_query, local_key, log_decay, output]
     kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
     call = _Call(
         *(heads, key_heads, features, width, local_width),
-        *(state.power, normalize, degree, chunk, state.sums.shape[2]),
-        offset,
+        *(state.power, plan.normalize, plan.degree, chunk, state.sums.shape[2]),
+        plan.offset,
         *(TensorPointer() if tensor is None else TensorPointer.of(tensor) for tensor in kept),
         *(getattr(state, name).data_ptr() for name in _STATE),
     )

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.plan import Diagonal, Inputs, Plan, Span
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.tiles import TILE
+from polysketch.ops.linear.types import Diagonal, Inputs, Plan, Stretch
 from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import deal, num_workers
 
@@ -78,26 +78,26 @@ class Piece:
     # Rows in and out. Every call on a tensor, a mere view included, passes the interpreter lock from thread to thread:
     # views of the group are made once, and rows of them with as few calls as possible.
 
-    def rows(self, tensor: Tensor, span: Span) -> Tensor:
+    def rows(self, tensor: Tensor, span: Stretch) -> Tensor:
         """Tokens of a tensor (batch, key_heads, L, ...), as (G, T, ...)."""
         view = self._view(tensor, queries=False).narrow(2, span.start, span.size)
         return self._widened(view.reshape(self.size, *view.shape[2:]))
 
-    def query_rows(self, tensor: Tensor, span: Span) -> Tensor:
+    def query_rows(self, tensor: Tensor, span: Stretch) -> Tensor:
         """Tokens of a tensor (batch, heads, L, ...), as (G, R, ...), query heads of a key head one after another."""
         view = self._view(tensor, queries=True).narrow(3, span.start, span.size)
         return self._widened(view.reshape(self.size, self.shared * span.size, *view.shape[4:]))
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All of a tensor (batch, key_heads, rows, ...), as (G, rows, ...)."""
-        return self.rows(tensor, Span(0, tensor.shape[2]))
+        return self.rows(tensor, Stretch(0, tensor.shape[2]))
 
-    def write(self, target: Tensor, span: Span, rows: Tensor) -> None:
+    def write(self, target: Tensor, span: Stretch, rows: Tensor) -> None:
         """The inverse of `rows`."""
         view = self._view(target, queries=False).narrow(2, span.start, span.size)
         view.copy_(self._cut(rows, target).view(view.shape))
 
-    def write_queries(self, target: Tensor, span: Span, rows: Tensor, *, add: bool = False) -> None:
+    def write_queries(self, target: Tensor, span: Stretch, rows: Tensor, *, add: bool = False) -> None:
         """The inverse of `query_rows`; `add` adds to what is there."""
         view = self._view(target, queries=True).narrow(3, span.start, span.size)
         rows = self._cut(rows, target).view(view.shape)
@@ -108,8 +108,8 @@ class Piece:
 
     def write_sums(self, sums: Tensor, normalizer: Tensor, found: tuple[Tensor, Tensor]) -> None:
         """Write sums and normalizer in the public layout."""
-        self.write(sums, Span(0, sums.shape[2]), found[0])
-        self.write(normalizer, Span(0, normalizer.shape[2]), found[1])
+        self.write(sums, Stretch(0, sums.shape[2]), found[0])
+        self.write(normalizer, Stretch(0, normalizer.shape[2]), found[1])
 
     def _view(self, tensor: Tensor, *, queries: bool) -> Tensor:
         """The group's part of a tensor: (batch, key_heads, ...), or (batch, key_heads, shared, ...) of queries."""
@@ -129,19 +129,19 @@ class Piece:
 
     # Operands.
 
-    def query(self, span: Span) -> Tensor:
+    def query(self, span: Stretch) -> Tensor:
         """Query features (G, R, r), padded to whole tiles at power 2."""
         return self._padded(self.query_rows(self.inputs.query, span))
 
-    def key(self, span: Span) -> Tensor:
+    def key(self, span: Stretch) -> Tensor:
         """Key features (G, T, r), padded like the query's."""
         return self._padded(self.rows(self.inputs.key, span))
 
-    def value(self, span: Span) -> Tensor:
+    def value(self, span: Stretch) -> Tensor:
         """Values (G, T, h)."""
         return self.rows(self.inputs.value, span)
 
-    def inner_operands(self, rows: Span, keys: Span) -> tuple[Tensor, Tensor, int]:
+    def inner_operands(self, rows: Stretch, keys: Stretch) -> tuple[Tensor, Tensor, int]:
         """Query rows, keys and exponent of the weights inside a chunk."""
         inputs = self.inputs
         if inputs.local_query is not None and inputs.local_key is not None:
@@ -153,25 +153,24 @@ class Piece:
 
     # Spans.
 
-    def chunks(self) -> list[Span]:
+    def chunks(self) -> list[Stretch]:
         """Every chunk of keys."""
-        return [
-            Span(start, min(start + self.plan.chunk, self.length)) for start in range(0, self.length, self.plan.chunk)
-        ]
+        size, length = self.plan.chunk, self.length
+        return [Stretch(start, min(start + size, length)) for start in range(0, length, size)]
 
-    def short(self, span: Span) -> Iterator[Span]:
+    def short(self, span: Stretch) -> Iterator[Stretch]:
         """Short rows that make up a span."""
         rows = max(16, ROWS_PER_PIECE // self.shared)
         for first in range(span.start, span.stop, rows):
-            yield Span(first, min(first + rows, span.stop))
+            yield Stretch(first, min(first + rows, span.stop))
 
-    def queries(self) -> Iterator[Span]:
+    def queries(self) -> Iterator[Stretch]:
         """Short rows that make up all queries."""
-        return self.short(Span(0, self.inputs.query.shape[2]))
+        return self.short(Stretch(0, self.inputs.query.shape[2]))
 
-    def visible(self, chunk: Span, rows: Span) -> Span:
+    def visible(self, chunk: Stretch, rows: Stretch) -> Stretch:
         """The keys of a chunk that some of these queries may see."""
-        return Span(chunk.start, rows.stop if self.plan.diagonal == Diagonal.CAUSAL else chunk.stop)
+        return Stretch(chunk.start, rows.stop if self.plan.diagonal == Diagonal.CAUSAL else chunk.stop)
 
     def reciprocal(self, mass: Tensor) -> Tensor:
         """1 / mass, and zero for a row without any mass: its output is zero."""
@@ -179,7 +178,7 @@ class Piece:
             return mass.reciprocal()  # weights are not negative, so there is mass in every row
         return torch.where(mass == 0, 0.0, 1.0 / mass)
 
-    def mask_(self, weights: Tensor, rows: Span) -> Tensor:
+    def mask_(self, weights: Tensor, rows: Stretch) -> Tensor:
         """Zero what a query may not see, in weights (G, R, keys) whose last keys are the rows' own."""
         if self.plan.diagonal == Diagonal.CAUSAL:
             weights[..., weights.shape[-1] - rows.size :].mul_(self._causal_mask(rows.size))
@@ -206,7 +205,7 @@ class Piece:
             sums.load(self.whole(self.inputs.sums), self.whole(self.inputs.normalizer))
         return sums
 
-    def fold(self, sums: Sums, chunk: Span) -> None:
+    def fold(self, sums: Sums, chunk: Stretch) -> None:
         """Fold the tokens of a chunk into the sums before it."""
         if self.nothing_folded(chunk):
             return
@@ -217,11 +216,11 @@ class Piece:
             part = None if factor is None else factor[:, rows.within(chunk)]
             sums.fold(self.key(rows), self.value(rows), part)
 
-    def nothing_folded(self, chunk: Span) -> bool:
+    def nothing_folded(self, chunk: Stretch) -> bool:
         """Whether the chunk stays open in every row."""
         return self.local and self.inputs.length is None and chunk.size < self.plan.chunk
 
-    def fold_factors(self, chunk: Span) -> tuple[Tensor | None, Tensor | None]:
+    def fold_factors(self, chunk: Stretch) -> tuple[Tensor | None, Tensor | None]:
         """How a chunk is folded: factor of each token (G, T), factor of the sums before it (G,); None for 1."""
         folded = self._folded(chunk)
         if self.decay is None:
@@ -232,14 +231,14 @@ class Piece:
         factor = (since[:, -1:] - since).clamp_(max=0).exp_()
         return factor if folded is None else factor * folded, since[:, -1].exp()
 
-    def read_factor(self, chunk: Span, rows: Span) -> Tensor | None:
+    def read_factor(self, chunk: Stretch, rows: Stretch) -> Tensor | None:
         """(G, R): the decay from the start of a chunk to its queries; None for 1."""
         if self.decay is None:
             return None
         since = self.decay[:, chunk.start : rows.stop].cumsum(1)
         return since[:, rows.start - chunk.start :].exp_().repeat(1, self.shared)
 
-    def decay_between(self, keys: Span, rows: Span) -> Tensor | None:
+    def decay_between(self, keys: Stretch, rows: Stretch) -> Tensor | None:
         """(G, R, keys): decay from each key to each query inside a chunk; None where weights do not decay."""
         if self.decay is None or self.local:
             return None
@@ -258,7 +257,7 @@ class Piece:
             return None
         return torch.full((self.size, 1), self.length - self.length % chunk, device=self.inputs.key.device)
 
-    def _folded(self, chunk: Span) -> Tensor | None:
+    def _folded(self, chunk: Stretch) -> Tensor | None:
         """(G, T): one where a token is folded, zero elsewhere; None where all are."""
         if self._boundary is None:
             return None

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.aligned import aligned_attention
+from polysketch.ops.linear.aligned import attend
+from polysketch.ops.linear.backends import BACKENDS
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.triton_decode import extend_one_
-from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
+from polysketch.ops.linear.types import Diagonal, Inputs, LinearAttentionResult, Plan
 from polysketch.ops.triton import self_check
 
 _LENGTH, _CHUNK = 150, 64  # chunks before, and a last one that is not full
@@ -17,56 +18,32 @@ _STEPS = 6  # tokens decoded, over the end of a chunk
 _EXTEND = "linear_attention_extend"
 
 
-def programs_agree(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    power: int,
-    causal: bool,
-    normalize: bool,
-    local: LocalPolynomial | None,
-    log_decay: Tensor | None,
-) -> bool:
+def programs_agree(inputs: Inputs, plan: Plan) -> bool:
     """Whether the programs may be taken for calls with these widths and options; see `ops.triton.self_check`."""
-    call = {
-        "features": query.shape[3],
-        "width": value.shape[3],
-        "inner": 0 if local is None else local.query.shape[3],
-        "degree": 0 if local is None else local.degree,
-        "grouped": query.shape[1] != key.shape[1],
-        "power": power,
-        "causal": causal,
-        "normalize": normalize,
-        "decays": log_decay is not None,
-    }
-    return self_check.passed("linear_attention", value, call, partial(_errors, call, value))
+    call = _described(inputs, plan)
+    return self_check.passed("linear_attention", inputs.value, call, partial(_errors, call, inputs.value))
 
 
-def steps_agree(
-    query: Tensor,
-    value: Tensor,
-    state: LinearAttentionState,
-    *,
-    normalize: bool,
-    local: LocalPolynomial | None,
-    log_decay: Tensor | None,
-) -> bool:
+def steps_agree(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> bool:
     """Whether the programs may be taken for tokens decoded on states like this one."""
-    call = {
-        "features": query.shape[3],
-        "width": value.shape[3],
-        "inner": state.open_key.shape[3],
-        "degree": 0 if local is None else local.degree,
-        "grouped": query.shape[1] != state.sums.shape[1],
-        "power": state.power,
-        "causal": True,
-        "normalize": normalize,
-        "decays": log_decay is not None,
-        "chunk": state.local_chunk,
-    }
+    call = {**_described(inputs, plan), "chunk": state.local_chunk}
     with torch.no_grad():
-        return self_check.passed(_EXTEND, value, call, lambda _: _step_errors(call, value))
+        return self_check.passed(_EXTEND, inputs.value, call, lambda _: _step_errors(call, inputs.value))
+
+
+def _described(inputs: Inputs, plan: Plan) -> dict[str, Any]:
+    local_key = inputs.local_key
+    return {
+        "features": inputs.key.shape[3],
+        "width": inputs.value.shape[3],
+        "inner": 0 if local_key is None else local_key.shape[3],
+        "degree": 0 if local_key is None else plan.degree,
+        "grouped": inputs.query.shape[1] != inputs.key.shape[1],
+        "power": plan.power,
+        "causal": plan.causal,
+        "normalize": plan.normalize,
+        "decays": inputs.log_decay is not None,
+    }
 
 
 def why_no_steps(device: torch.device) -> str | None:
@@ -110,41 +87,20 @@ def _inputs(call: dict[str, Any], length: int) -> dict[str, Tensor]:
     return inputs
 
 
+def _plan(call: dict[str, Any], *, return_state: bool = False) -> Plan:
+    chunk = call.get("chunk") or _CHUNK
+    options = (call["power"], call["causal"], 1.0, call["normalize"], call["degree"], chunk)
+    return Plan(*options, Diagonal.CAUSAL, return_state)
+
+
 def _attend(call: dict[str, Any], backend: str, **given: Tensor) -> Tensor:
     return _attended(call, backend, **given).output
 
 
 def _attended(
-    call: dict[str, Any],
-    backend: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    return_state: bool = False,
-    **given: Tensor,
+    call: dict[str, Any], backend: str, *, return_state: bool = False, **given: Tensor
 ) -> LinearAttentionResult:
-    return aligned_attention(
-        query,
-        key,
-        value,
-        power=call["power"],
-        causal=call["causal"],
-        offset=1.0,
-        normalize=call["normalize"],
-        local=_local(call, **given),
-        log_decay=given.get("log_decay"),
-        key_mask=None,
-        state=None,
-        return_state=return_state,
-        chunk_size=_CHUNK,
-        backend=backend,
-    )
-
-
-def _local(call: dict[str, Any], **given: Tensor) -> LocalPolynomial | None:
-    if not call["inner"]:
-        return None
-    return LocalPolynomial(given["local_query"], given["local_key"], call["degree"], call.get("chunk", _CHUNK))
+    return attend(BACKENDS[backend], Inputs(**given), _plan(call, return_state=return_state), None, None)
 
 
 def _decode(call: dict[str, Any], before: int, **given: Tensor) -> Tensor:
@@ -155,8 +111,6 @@ def _decode(call: dict[str, Any], before: int, **given: Tensor) -> Tensor:
     state.device_position = state.position.to(state.sums.device, copy=True)  # the programs' own, on a CPU too
     outputs = []
     for token in range(before, before + _STEPS):
-        one = {name: x[:, :, token : token + 1] for name, x in given.items()}
-        local, decay = _local(call, **one), one.get("log_decay")
-        options = {"offset": 1.0, "normalize": call["normalize"], "local": local, "log_decay": decay}
-        outputs.append(extend_one_(one["query"], one["key"], one["value"], state, **options))
+        one = Inputs(**{name: x[:, :, token : token + 1] for name, x in given.items()})
+        outputs.append(extend_one_(one, _plan(call), state))
     return torch.cat(outputs, 2)

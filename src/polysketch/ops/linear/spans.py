@@ -6,12 +6,12 @@ these sums gives what comes before each span; then all spans attend at the same 
 half as much work again, spread over as many times more workers.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.linear.aligned_op import fold, run
+from polysketch.ops.linear.backends import Backend
+from polysketch.ops.linear.types import Inputs, Outputs, Plan
 from polysketch.ops.parallel import num_workers
 
 _SHORTEST_ON_A_CPU = 4096
@@ -21,7 +21,12 @@ _SHORTEST_ON_A_DEVICE = 1024
 _UNITS_ON_A_DEVICE = 256
 """Pieces of work that keep a GPU busy, two for each multiprocessor; not measured yet, like the length above."""
 
-Call = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+def run_in_spans(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
+    """What the backend gives for a causal, aligned sequence, in as many spans as there are workers for."""
+    pieces = backend.pieces(inputs.key.shape[3], plan.power)
+    count = num_spans(inputs.key, plan.chunk, pieces)
+    return run(inputs, plan, backend) if count == 1 else _run_together(inputs, plan, backend, count)
 
 
 def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
@@ -41,46 +46,33 @@ def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
     return max(1, min(workers // units, key.shape[2] // shortest))
 
 
-def attend_in_spans(
-    call: Call,
-    count: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    local: LocalPolynomial | None,
-    log_decay: Tensor | None,
-    *,
-    chunk: int,
-    sums: Tensor | None,
-    normalizer: Tensor | None,
-    length: Tensor | None,
-    return_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `call` gives for a causal sequence, in at most `count` spans that are worked on together.
-
-    Args:
-        call: the operator on aligned inputs; the other arguments are its own.
-        count: of spans, at least 2; fewer where they would be shorter than a chunk.
-    """
-    tokens = key.shape[2]
-    cut = _Cut.of(tokens, count, chunk)
-    real = _lengths(cut, tokens, length, key)
-    log_decay = None if log_decay is None else log_decay[..., None]
-    query, key, value = cut.split(query), cut.split(key), cut.split(value)
-    if local is not None:
-        local = local._replace(query=cut.split(local.query), key=cut.split(local.key))
-    decay = None if log_decay is None else cut.split(log_decay)[..., 0]
-    folded = real if real is None or local is None else real - real % chunk
-    own = call(query[:, :, :0], key, value, None, decay, causal=False, chunk=chunk, length=folded, return_sums=True)[2:]
-    totals = None if decay is None else _total_decay(decay, folded)
-    before = (_before(cut, x, y, totals) for x, y in zip(own, (sums, normalizer), strict=True))
-    options = dict(zip(("sums", "normalizer"), before, strict=True))
-    found = call(
-        query, key, value, local, decay, causal=True, chunk=chunk, length=real, return_sums=return_sums, **options
+def _run_together(inputs: Inputs, plan: Plan, backend: Backend, count: int) -> Outputs:
+    """At most `count` spans, at least 2 if there are as many chunks, as rows of one batch."""
+    tokens = inputs.key.shape[2]
+    cut = _Cut.of(tokens, count, plan.chunk)
+    spans = _split(inputs, cut)
+    real = spans.length
+    folded = real if real is None or spans.local_key is None else real - real % plan.chunk
+    own = fold(spans._replace(length=folded), plan, backend)
+    totals = None if spans.log_decay is None else _total_decay(spans.log_decay, folded)
+    sums, normalizer = (
+        _before(cut, x, initial, totals) for x, initial in zip(own, (inputs.sums, inputs.normalizer), strict=True)
     )
-    output, denominator = cut.join(found[0])[:, :, :tokens], cut.join(found[1])[:, :, :tokens]
-    last = (cut.last(x) if return_sums else x for x in found[2:])
-    return output, denominator, *last
+    found = run(spans._replace(sums=sums, normalizer=normalizer), plan, backend)
+    return Outputs(
+        cut.join(found.output)[:, :, :tokens],
+        cut.join(found.denominator)[:, :, :tokens],
+        cut.last(found.sums) if plan.return_sums else found.sums,
+        cut.last(found.normalizer) if plan.return_sums else found.normalizer,
+    )
+
+
+def _split(inputs: Inputs, cut: "_Cut") -> Inputs:
+    """Spans as rows of the batch, each with its own real tokens, and no sums yet."""
+    given = inputs._replace(sums=None, normalizer=None, log_decay=None).differentiable()
+    decay = None if inputs.log_decay is None else cut.split(inputs.log_decay[..., None])[..., 0]
+    length = _lengths(cut, inputs.key.shape[2], inputs.length, inputs.key)
+    return Inputs(**{name: cut.split(tensor) for name, tensor in given.items()}, log_decay=decay, length=length)
 
 
 class _Cut:

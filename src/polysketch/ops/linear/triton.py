@@ -14,16 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.chunked import empty_outputs
-from polysketch.ops.linear.decay_gradient import decay_gradient
-from polysketch.ops.linear.plan import Diagonal, Inputs, Outputs, Plan
 from polysketch.ops.linear.tiles import TILE, expanded_size, on_diagonal, symmetrize
+from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan
 from polysketch.ops.triton import availability, configuration, launch, precision
-
-__all__ = ["backward", "forward", "why_not"]
 
 WIDEST_VALUE = 128
 """Gradients are made of whole rows of values, in registers."""
+
+ROWS_OF_A_PROGRAM = 128
+"""About so many rows of the sums are one program."""
 
 SCRATCH_BYTES = 2**30
 """Of the sums before every chunk, kept at once; more heads than fit take turns."""
@@ -36,23 +35,28 @@ def why_not(query: Tensor, value: Tensor | None = None) -> str | None:
     return availability.why_not(query)
 
 
+def pieces(feature_dim: int, power: int) -> int:
+    """Into how many programs the sums of one head are cut."""
+    return _blocks(expanded_size(feature_dim, power), ROWS_OF_A_PROGRAM)
+
+
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
-    outputs = empty_outputs(inputs, plan)
+    outputs = Outputs.empty(inputs, plan)
     for part in _parts(inputs, plan):
         _forward(_Call(part.inputs(inputs), plan), Outputs(*(part.of(tensor) for tensor in outputs)))
     return outputs
 
 
 def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
-    """Gradients by the names of `Inputs`, of those inputs that are present (`length` has none).
+    """Gradients by the names of `Inputs`; see `Backend`.
 
     Args:
         inputs, plan: of the forward call.
         outputs: what it gave.
         upstream: the gradients of its outputs, contiguous.
     """
-    given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
+    given = inputs._replace(log_decay=None).differentiable()
     # The gradient of the decay adds up products with these over the whole sequence: no rounding before.
     exact = ("query", "key") if inputs.log_decay is not None else ()
     gradients = {
@@ -66,9 +70,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
             Outputs(*(part.of(tensor) for tensor in upstream)),
             {name: part.of(tensor) for name, tensor in gradients.items()},
         )
-    if inputs.log_decay is not None:
-        gradients["log_decay"] = decay_gradient(inputs, plan, outputs, upstream, gradients)
-    return {name: gradients[name].to(tensor.dtype) for name, tensor in given.items()}
+    return gradients
 
 
 _Pair = tuple[Tensor | None, Tensor | None]  # sums and normalizer, where there are any
@@ -89,9 +91,10 @@ class _Part(NamedTuple):
 
     def inputs(self, inputs: Inputs) -> Inputs:
         """This part of every input."""
-        given = {name: tensor for name, tensor in inputs._asdict().items() if tensor is not None and name != "length"}
         length = None if inputs.length is None else inputs.length[self.rows]
-        return inputs._replace(**{name: self.of(tensor) for name, tensor in given.items()}, length=length)
+        return inputs._replace(
+            **{name: self.of(tensor) for name, tensor in inputs.differentiable().items()}, length=length
+        )
 
 
 def _parts(inputs: Inputs, plan: Plan) -> Iterator[_Part]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polysketch.ops.custom_op import Operator
 from polysketch.ops.linear.state import LinearAttentionState
-from polysketch.ops.linear.types import LocalPolynomial
+from polysketch.ops.linear.types import Inputs, Plan
 from polysketch.ops.triton import configuration, launch, precision, why_not
 
 _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
@@ -26,27 +26,16 @@ def why_not_extend(value: Tensor, state: LinearAttentionState) -> str | None:
     return why_not(value)
 
 
-def extend_one_(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    state: LinearAttentionState,
-    *,
-    offset: float,
-    normalize: bool,
-    local: LocalPolynomial | None,
-    log_decay: Tensor | None,
-) -> Tensor:
-    """One token; arguments as in `linear_attention_extend_`, already checked. Two launches whatever the positions."""
-    queries = (None, None) if local is None else (local.query, local.key)
-    tensors: list[Any] = [None if x is None else _one_token(x) for x in (query, key, value, *queries, log_decay)]
-    sizes: tuple[int, int] = (state.power, 2 if local is None else local.degree)
+def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
+    """One token, already checked; the state moves on. Two launches whatever the positions."""
+    tensors: list[Any] = [None if x is None else _one_token(x) for x in inputs[:6]]  # up to the decay
     kept: list[Tensor] = [getattr(state, name) for name in _STATE]
     # An operator's call takes as long as several launches; it is for those who trace.
     extend: Callable[..., Tensor] = _extend_one
     if torch.compiler.is_compiling():
         extend = linear_attention_extend_operator
-    output = extend(*[*tensors, *kept, state.device_position, *sizes, offset, normalize])
+    options = (state.power, plan.degree, plan.offset, plan.normalize)
+    output = extend(*tensors, *kept, state.device_position, *options)
     if state.device_position is not state.position:
         state.position += 1
     return output[:, :, None]

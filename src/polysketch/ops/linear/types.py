@@ -1,10 +1,11 @@
-"""Named arguments and results of `linear_attention`."""
+"""What travels through a call of `linear_attention`: its local part, inputs, plan, outputs and result."""
 
 from typing import NamedTuple
 
 from torch import Tensor
 
-from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state import LinearAttentionState, state_dtype
+from polysketch.ops.linear.tiles import expanded_size
 
 
 class LocalPolynomial(NamedTuple):
@@ -33,3 +34,102 @@ class LinearAttentionResult(NamedTuple):
 
     output: Tensor
     state: LinearAttentionState | None
+
+
+class Diagonal:
+    """Which weights inside a chunk count: names of a number, which is what operators and programs take."""
+
+    NONE = 0
+    CAUSAL = 1
+    FULL = 2
+
+
+class Plan(NamedTuple):
+    """Everything about a call that is not a tensor.
+
+    Attributes:
+        power, causal, offset, normalize: as in `linear_attention`.
+        degree: of the exact weights; means nothing without a local part.
+        chunk: tokens of a chunk: of the local part if there is one, else those worked on at once (0: not decided yet).
+        diagonal: of `Diagonal`, which weights inside a chunk count; causal calls only.
+        return_sums: whether the sums after the last token are wanted.
+    """
+
+    power: int
+    causal: bool
+    offset: float
+    normalize: bool
+    degree: int
+    chunk: int
+    diagonal: int
+    return_sums: bool
+
+
+class Inputs(NamedTuple):
+    """Tensors of a call.
+
+    Attributes:
+        query, key, value, log_decay: as in `linear_attention`, `query` and `key` being features.
+        local_query, local_key: of the local part, both or none.
+        sums, normalizer: of a state, what was folded before the first token; both or none.
+        length: (batch,) int64, tokens of each row of *aligned* inputs; None where all rows are full.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    local_query: Tensor | None = None
+    local_key: Tensor | None = None
+    log_decay: Tensor | None = None
+    sums: Tensor | None = None
+    normalizer: Tensor | None = None
+    length: Tensor | None = None
+
+    def differentiable(self) -> dict[str, Tensor]:
+        """Name -> tensor, of those that are given and have a gradient."""
+        return {name: x for name, x in self._asdict().items() if x is not None and name != "length"}
+
+
+class Outputs(NamedTuple):
+    """What a backend gives for aligned inputs.
+
+    Attributes:
+        output: (batch, heads, length, value_dim).
+        denominator: (batch, heads, length), the offset included where the call normalizes.
+        sums, normalizer: of the folded tokens, in the layout of a state; of no size where they are not asked for.
+    """
+
+    output: Tensor
+    denominator: Tensor
+    sums: Tensor
+    normalizer: Tensor
+
+    @classmethod
+    def empty(cls, inputs: Inputs, plan: Plan) -> "Outputs":
+        """Uninitialised outputs of a call."""
+        (batch, heads, length, _), value = inputs.query.shape, inputs.value
+        key_heads, feature_dim = inputs.key.shape[1], inputs.key.shape[3]
+        expanded = expanded_size(feature_dim, plan.power) if plan.return_sums else 0
+        dtype = state_dtype(value.dtype)
+        return cls(
+            value.new_empty(batch, heads, length, value.shape[3]),
+            value.new_empty(batch, heads, length, dtype=dtype),
+            value.new_empty(batch, key_heads, expanded, value.shape[3], dtype=dtype),
+            value.new_empty(batch, key_heads, expanded, dtype=dtype),
+        )
+
+
+class Stretch(NamedTuple):
+    """Tokens `start`..`stop` of an aligned sequence."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.stop - self.start
+
+    def within(self, outer: "Stretch") -> slice:
+        """Where these tokens stand among those of `outer`."""
+        return slice(self.start - outer.start, self.stop - outer.start)

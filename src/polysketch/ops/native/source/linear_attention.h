@@ -1,5 +1,5 @@
 // One call of linear attention on aligned inputs, and what forward and backward share. Names and meanings are those of
-// polysketch/ops/linear/plan.py; the structures here are mirrored in polysketch/ops/linear/native.py.
+// polysketch/ops/linear/types.py; the structures here are mirrored in polysketch/ops/linear/native.py.
 #pragma once
 
 #include "sums.h"
