@@ -6,7 +6,7 @@ table lists are names of this package too.
 """
 
 from polysketch.attention.base import Mechanism
-from polysketch.attention.convolved_state import ConvolvedState
+from polysketch.attention.convolved import ConvolvedState
 from polysketch.attention.heavy_state import HeavyState
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.linearized import LinearizedAttention

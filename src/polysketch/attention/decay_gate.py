@@ -13,7 +13,8 @@ _BIAS_RANGE = (3.0, 8.0)  # heads forget over about e^3 = 20 to e^8 = 3,000 toke
 class DecayGate(nn.Module):
     """log_decay = log sigmoid(w . hidden + b) for each key/value head.
 
-    An extension of the papers. The biases are spread over the heads from 3 (fast) to 8 (slow).
+    The papers have no such gate. Its biases are spread over the heads from 3 (fast) to 8 (slow). Logits are float32 or
+    better, whatever the dtype of the weights.
 
     Args:
         hidden_size: width of the layer's input.

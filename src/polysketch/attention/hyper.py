@@ -13,14 +13,14 @@ from polysketch.ops.hyper import check_capping, check_hyperplanes, check_options
 class HyperAttention(AllTokensAttention):
     """o_i = sum_j softmax_j(scale q_i . k_j) v_j: near keys exactly, the others from samples (arXiv:2310.05869).
 
-    Keys are near a query where they share its chunk of `chunk_size` in the order of their hashes (sortLSH); each of
+    Keys are sorted by their hashes (sortLSH). Those in a query's chunk of `chunk_size` are near it. Each of
     `sample_size` sampled keys stands for many of the others. Causal attention is exact inside blocks of `min_length`
-    tokens and goes back to earlier ones by spans of 1, 2, 4, ... blocks. Time n log n, memory n. See
-    `ops.hyper_attention` for formulas, for what is exact and for where this departs from the paper.
+    tokens. It reaches earlier tokens by spans of 1, 2, 4, ... blocks. Time is n log n, memory n. `ops.hyper_attention`
+    says what is exact, and where this departs from the paper.
 
-    Decoding keeps every key and value and attends to them exactly. So on sequences beyond `min_length`, `forward`
-    approximates what `extend` computes, and up to there they agree. A mechanism to patch into trained models:
-    it has no parameters, and approximates softmax attention whatever the queries and keys are.
+    Decoding keeps every key and value and attends to them exactly. So `forward` agrees with `extend` up to `min_length`
+    tokens, and approximates it beyond. The mechanism has no parameters and approximates softmax attention whatever the
+    queries and keys are: it can be patched into trained models.
 
     Cost: 2 (chunk_size + sample_size) (head_dim + value_dim) operations a token and head, half of that for every
     doubling of `min_length` when causal, and exact attention to min_length / 2 tokens on average then.

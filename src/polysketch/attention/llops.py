@@ -7,11 +7,12 @@ from polysketch.feature_maps import LowRankSketch
 class LlopsAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j, w_ij = phi_Q(q_i) . phi_K(k_j), with phi products of `degree` learned projections.
 
-    As in the paper (LLOPS, equations 2 and 17), by default there is no denominator: weights are of either sign, and
-    their sum may be anything, zero too; outputs beyond the range of a float16 value are infinite. With `nonnegative`
-    features are squared entrywise, so that weights are never negative and may be normalised: with `normalize`, o_i =
-    sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys are taken as they are, without layer norm or 1 / sqrt(head_dim).
-    Each key/value head has factors of its own (`LowRankSketch`).
+    By default there is no denominator, as in the paper (LLOPS, equations 2 and 17). Weights are of either sign, and
+    their sum may be anything, zero too. Outputs beyond the range of a float16 value are infinite. `nonnegative` squares
+    the features entrywise: weights are then never negative and may be normalised. `normalize` divides: o_i =
+    sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys have no layer norm and no factor 1 / sqrt(head_dim).
+
+    The paper does not say whether heads share the factors. Here each key/value head has its own (`LowRankSketch`).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

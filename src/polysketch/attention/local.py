@@ -15,9 +15,9 @@ _OFFSET = 1.0
 class LocalAttention(RecentTokensAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk.
 
-    The local part of polysketch attention (PolySketchFormer, section 3.2) alone: what the sketched prefix adds is
-    measured against it. Nothing crosses a chunk boundary, in any layer. Layer norms as in `PolynomialAttention`.
-    Linear in the length; when decoding it keeps the keys and values of one chunk.
+    This is the local part of polysketch attention (PolySketchFormer, section 3.2) alone. What the sketched prefix adds
+    is measured against it. Nothing crosses a chunk boundary, in any layer. Layer norms are as in `PolynomialAttention`.
+    Time is linear in the length. Decoding keeps the keys and values of one chunk.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

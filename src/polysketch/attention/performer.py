@@ -19,13 +19,13 @@ class PerformerAttention(LinearizedAttention):
     Choromanski and others, "Rethinking Attention with Performers" (ICLR 2021), sections 2.2 to 2.4; phi, its constants
     and where they depart from published code: `PerformerFeatures`. One W a layer, for all heads.
 
-    W is redrawn only where that is asked for: by `redraw_interval` in training, by `mechanism.feature_map.resample()`,
-    the next draw of its seed, or by `.resample(generator)`. Draw number k depends on the seed and k, never on a
-    generator that others use, and the seed of the next one is saved with W: a resumed run draws as one left alone.
+    W is redrawn only where that is asked for: by `redraw_interval` in training, by `mechanism.feature_map.resample()`
+    (the next draw of its seed), or by `.resample(generator)`. Draw number k depends on the seed and k alone. The seed
+    of the next draw is saved with W, so that a resumed run draws as one left alone.
 
-    With `local_chunk`, weights are exp(q_i . k_j / sqrt(head_dim)) exactly where i and j share an aligned chunk, and
-    estimated elsewhere: one numerator, one denominator. Both are on one scale, for what a query's and the keys'
-    constants took from the estimates is given back (as a logarithm, so that nothing overflows).
+    With `local_chunk`, weights are exp(q_i . k_j / sqrt(head_dim)) exactly where i and j share an aligned chunk. They
+    are estimated elsewhere. There is one numerator and one denominator. Both kinds of weights are on one scale: what a
+    query's and the keys' constants took from the estimates is given back, as a logarithm, so that nothing overflows.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

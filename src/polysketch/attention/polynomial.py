@@ -12,9 +12,11 @@ _OFFSET = 1.0  # added to the sum of weights: a row that sees only zero weights 
 class PolynomialAttention(AllTokensAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = <LN(q_i), LN(k_j)>^degree, without a factor 1/sqrt(head_dim).
 
-    PolySketchFormer, section 2.1. The two layer norms (one for queries, one for keys, shared by the heads) have a
-    learned scale and bias. Weights and sums are float32 or better. Quadratic in the length; when decoding it keeps
-    every key and value.
+    PolySketchFormer, section 2.1. There are two layer norms, one for queries and one for keys. Each has a learned scale
+    and bias, shared by the heads. Departure: the paper's formula has one rescaling for both. In this library's models
+    the norms come after the rotary positions, so that a weight depends on both positions, not on their distance alone.
+
+    Weights and sums are float32 or better. Time is quadratic in the length. Decoding keeps every key and value.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

@@ -22,8 +22,11 @@ class PolysketchAttention(LinearizedAttention):
 
     PolySketchFormer, sections 2.2 to 3.2. w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk of
     `local_chunk` tokens, and (phi(q_i) . phi(k_j))^2 elsewhere. The random sketch takes the layer-normed queries and
-    keys, the learned one takes them as they are, for it begins with a norm of its own. One norm for queries and one for
-    keys, shared by the heads.
+    keys. The learned sketch takes them as they are, for it begins with a norm of its own.
+
+    Departures. There are two layer norms, one for queries and one for keys, where the paper's formula has one rescaling
+    for both. In this library's models the norms come after the rotary positions, so that a weight depends on both
+    positions, not on their distance alone. `prefix_gain` and `decay_gate` are this library's.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`. Heads of 64 or wider: the contrast of a degree-4 weight

@@ -22,18 +22,18 @@ _ROUNDING = 1e-5
 class PolysketchHeavyAttention(PolysketchAttention):
     """o_i = (N_i + sum_{j in C_i} (e_ij - s_ij) v_j) / (1 + D_i + sum_{j in C_i} (e_ij - s_ij)).
 
-    N_i and D_i are the numerator and the sum of weights of `PolysketchAttention`, s_ij its sketched weight, gain
-    included, and e_ij = <LN(q_i), LN(k_j)>^degree the exact one. C_i, the heavy entries: the last `heavy_size` tokens
-    before i's aligned local chunk whose keys are in the bucket of q_i. So weights are exact inside the chunk and on
-    C_i, and sketched elsewhere. A sketch errs most on the largest weights, and keys close to the query are likely in
+    N_i and D_i are the numerator and the sum of weights of `PolysketchAttention`. s_ij is its sketched weight, gain
+    included. e_ij = <LN(q_i), LN(k_j)>^degree is the exact weight. C_i are the heavy entries: the last `heavy_size`
+    tokens before i's aligned local chunk whose keys are in the bucket of q_i. Weights are exact inside the chunk and on
+    C_i, and sketched elsewhere. A sketch errs most on the largest weights, and a key close to the query is likely in
     its bucket. Without `causal`, C_i also holds the first `heavy_size` such tokens behind the chunk.
 
-    A bucket is a cell of random hyperplanes for the lines along LN(q) and LN(k): an even power cannot tell q from -q,
-    nor does the bucket, so `hash_bits` hyperplanes make 2^(hash_bits - 1) buckets. A key at the angle a to the query
+    A bucket is a cell of random hyperplanes. It holds lines, not directions: an even power cannot tell q from -q, nor
+    does the bucket. So `hash_bits` hyperplanes make 2^(hash_bits - 1) buckets. A key at the angle a to the query
     shares its bucket with probability (1 - a / pi)^bits + (a / pi)^bits. There is no gradient through the choice.
 
-    This combines sketches with HyperAttention's hashing (arXiv:2310.05869), which PolySketchFormer (arXiv:2310.01655)
-    names as future work; the choice of C_i, which lets it decode with a state of constant size, is this library's.
+    PolySketchFormer (arXiv:2310.01655) names sketches with HyperAttention's hashing (arXiv:2310.05869) as future work.
+    The choice of C_i is this library's; it makes the state of decoding constant in size.
 
     Args:
         num_heads, head_dim, num_kv_heads, degree, sketch_size, learned, projection, share, prefix_gain: as for

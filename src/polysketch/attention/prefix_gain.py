@@ -13,9 +13,9 @@ _GATED_SPREAD = 9.0  # gated heads: gains spread over e^0 to e^-9
 class PrefixGain(nn.Module):
     """A positive factor on the sketched weights of each key/value head, kept as its logarithm.
 
-    At initialisation exact polynomial weights are four orders of magnitude above learned-sketched ones, so that the
-    prefix is not heard. `calibrate` sets the gains so that it holds given shares of the attention mass. With a decay
-    gate the gains are spread over nine powers of e besides, the fastest-decaying head strongest.
+    At initialisation an exact polynomial weight is four orders of magnitude above a learned-sketched one, and the
+    prefix has almost no mass. `calibrate` sets the gains so that it holds given shares of the mass. With a decay gate
+    the gains are also spread over nine powers of e; the fastest-decaying head has the largest.
 
     Args:
         num_kv_heads: key and value heads.

@@ -11,9 +11,9 @@ from polysketch.ops.arguments import check_at_least_one
 class SlidingWindowAttention(RecentTokensAttention):
     """o_i = sum_j softmax_j(q_i . k_j / sqrt(head_dim)) v_j over the last `window` tokens, j = i - window + 1 .. i.
 
-    A token thus depends on the last layers * (window - 1) tokens of a model, and on nothing before. Linear in the
-    length; when decoding it keeps the keys and values of `window` tokens. Without `causal`, |i - j| < window.
-    A baseline of the papers (Based, arXiv:2402.18668; there too beside linear attention).
+    In a model a token depends on the last layers * (window - 1) tokens, and on nothing before them. Without `causal`,
+    |i - j| < window. Time is linear in the length. Decoding keeps the keys and values of `window` tokens. It is a
+    baseline of the papers, and stands beside linear attention in BASED (arXiv:2402.18668).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

@@ -9,8 +9,8 @@ from polysketch.attention.kept_tokens import AllTokensAttention
 class SoftmaxAttention(AllTokensAttention):
     """o_i = sum_j softmax_j(q_i . k_j / sqrt(head_dim)) v_j, by PyTorch's scaled_dot_product_attention.
 
-    Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Quadratic in the length; when
-    decoding it keeps every key and value. Sizes as for `Mechanism`; no options.
+    Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Time is quadratic in the length.
+    Decoding keeps every key and value. Sizes are as for `Mechanism`; there are no options.
 
     Cost: 2 (head_dim + value_dim) operations a token and head for each token it sees; the state is head_dim + value_dim
     numbers a token and key/value head.

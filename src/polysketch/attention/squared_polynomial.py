@@ -21,14 +21,15 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = (a_0 + a_1 s + ... + a_D s^D)^2, s = <LN(q_i), LN(k_j)>.
 
     Reizin, "Fast Algorithms for Attention Mechanism" (2024), sections 4.3 and 5.2 to 5.4. No weight is negative,
-    whatever the coefficients. Layer norms and the 1 as in `PolynomialAttention`, which the coefficients 0, ..., 0, 1
-    give, of degree 2 D; the thesis has no 1, and its encoder no norm of queries and keys. One polynomial for all heads.
+    whatever the coefficients. All heads share one polynomial. The coefficients 0, ..., 0, 1 give `PolynomialAttention`
+    of degree 2 D. Departures: the layer norms and the 1 are those of `PolynomialAttention`. The thesis has no 1, and
+    its encoder norms neither queries nor keys.
 
-    Quadratic in the length, and every key and value kept when decoding. With `linear` the same function, exactly, in
-    linear time and with a state of constant size, for small heads: with the features phi(x) = [1, x, packed x (x) x,
-    ...] up to D factors, w_ij = ((a * phi(q_i)) . phi(k_j))^2, squared inside the op. Written out that is the thesis's
-    sum_r b_r <q^(x)r, k^(x)r> up to r = 2 D, b the coefficients of the squared polynomial; but there are C(h + D, D)
-    features in place of C(h + 2 D, 2 D), and no weight is below zero by rounding where some b_r are.
+    Time is quadratic in the length, and decoding keeps every key and value. `linear` computes the same function exactly
+    in linear time, with a state of constant size, for small heads. Its features are phi(x) = [1, x, packed x (x) x,
+    ...] up to D factors, and w_ij = ((a * phi(q_i)) . phi(k_j))^2, squared inside the op. That equals the thesis's
+    sum_r b_r <q^(x)r, k^(x)r> up to r = 2 D, b being the coefficients of the squared polynomial. It takes
+    C(h + D, D) features in place of C(h + 2 D, 2 D), and rounding makes no weight negative where some b_r are.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

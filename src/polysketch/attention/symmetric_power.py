@@ -16,8 +16,9 @@ _MAPS: dict[int, type[FeatureMap]] = {2: Identity, 4: SymmetricSquare}
 class SymmetricPowerAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), w_ij = <LN(q_i), LN(k_j)>^degree, exactly, in time linear in the length.
 
-    The same function as `PolynomialAttention` (PolySketchFormer, section 2.1), norms and parameters included, by the
-    features x (degree 2) or packed x (x) x (degree 4), squared by the op. No 1/sqrt(head_dim).
+    The function, its norms and its parameters are those of `PolynomialAttention` (PolySketchFormer, section 2.1). The
+    features are x at degree 2 and packed x (x) x at degree 4; the op squares their products. There is no
+    1/sqrt(head_dim).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

@@ -10,8 +10,8 @@ from polysketch.ops.arguments import check_at_least_one
 class TokenConvolution(nn.Module):
     """y_i = b + sum_t w_t v_{i + t}: over neighbours in the sequence, or in a picture; one filter for each channel.
 
-    All heads share the filters, as in the papers' codes. Linear attention's output has a rank of head_dim at most; the
-    convolution of values adds the rest (FLatten, section 3.4). Weights and biases start uniform within 1 / sqrt(taps).
+    All heads share the filters, as in the papers' code. The output of linear attention has a rank of head_dim at most;
+    the convolution of values adds to it (FLatten, section 3.4). Weights and biases start uniform within 1 / sqrt(taps).
 
     Args:
         head_dim: channels. In a value of another width, channel c takes the filter of channel c modulo head_dim.

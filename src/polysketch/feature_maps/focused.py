@@ -34,12 +34,11 @@ class FocusedFeatures(FeatureMap):
     """phi(x) = |y| y^p / |y^p|, y = (relu(x) + 1e-6) / softplus(s), y^p entry by entry.
 
     FLatten (Han, Pan, Han, Song and Huang, "FLatten Transformer", ICCV 2023), section 3.3. phi keeps the length of y
-    and turns it towards its largest entries, the more the larger p is. The norms are over all channels of all heads of
-    a token together, as in the paper, whose phi comes before the heads are split: a head whose entries are small beside
-    those of the others is made smaller still. With grouped queries the heads of a token fall into as many vectors as
-    there are query heads to a key/value head, each with one query head of every key/value head, so that a vector has
-    the channels that the key's has. (The length of a query's vector cancels in a normalized output but for the 1e-6 in
-    its denominator.)
+    and turns it towards its largest entries; a larger p turns it more. The norms are over all channels of all heads of
+    a token together: the paper applies phi before it splits the heads. A head whose entries are smaller than those of
+    the others is made smaller still. Grouped queries make as many vectors of a token as there are query heads to a
+    key/value head. Each has one query head of every key/value head, and so the channels of the key's vector. (The
+    length of a query's vector cancels in a normalized output but for the 1e-6 in its denominator.)
 
     Not taken over: learned position embeddings added to keys, which tie a layer to one length.
 

@@ -1,20 +1,18 @@
 """The initialisation of every dense layer here."""
 
-import torch
 from torch import Tensor, nn
 
 # Standard deviation of a unit normal cut at -2 and 2: dividing by it restores the variance asked for.
 _TRUNCATED_STD = 0.87962566103423978
 
 
-def lecun_normal_(weight: Tensor, fan_in: int, *, scale: float = 1.0, generator: torch.Generator | None = None) -> None:
+def lecun_normal_(weight: Tensor, fan_in: int, *, scale: float = 1.0) -> None:
     """Fill with a normal of variance scale^2 / fan_in, truncated at two standard deviations, in place.
 
     Args:
         weight: any shape.
         fan_in: number of inputs each output sums over.
         scale: factor on the standard deviation.
-        generator: source of the random numbers; PyTorch's default one when None.
     """
     deviation = scale * fan_in**-0.5 / _TRUNCATED_STD
-    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
+    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)

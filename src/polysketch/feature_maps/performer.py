@@ -29,15 +29,15 @@ class PerformerFeatures(FeatureMap):
     (Haar, by a QR whose signs are restored) and independent norms of Gaussian vectors: each row is Gaussian still, the
     estimate unbiased still, its variance smaller. One W for queries, keys and all heads.
 
-    The constant c keeps exp in range. A query's is its own largest exponent, which cancels when weights are normalised.
-    All keys have one, max(0, max |w|^2 / 2 - 40), which depends on W alone, for an exponent never exceeds |w|^2 / 2;
-    their 1e-6 is scaled by exp(-c), so that c cancels exactly. Published code subtracts the largest exponent over all
-    keys, later ones too, so that with its 1e-6 causal attention sees the future. In heads wider than about 140, whose
-    |w|^2 / 2 span more than float32 does, c stops at 60 and exponents beyond 100 count as 100: those of keys both far
-    longer than usual and aligned with a row.
+    The constant c keeps exp in range. A query's c is its own largest exponent; it cancels when weights are normalised.
+    All keys share one c, max(0, max |w|^2 / 2 - 40). It depends on W alone, for an exponent never exceeds |w|^2 / 2.
+    The keys' 1e-6 is scaled by exp(-c), so that c cancels exactly. Published code subtracts the largest exponent over
+    all keys, later ones too; with its 1e-6 causal attention then sees the future. In heads wider than about 140,
+    |w|^2 / 2 spans more than float32 does. There c stops at 60, and an exponent beyond 100 counts as 100: that of a key
+    far longer than usual and aligned with a row.
 
-    W is a buffer, saved with the model, and so is the seed of the next draw: a reloaded map computes the same and is
-    redrawn alike. After construction nothing is drawn but by `resample`.
+    W and the seed of the next draw are buffers, saved with the model: a reloaded map computes the same and is redrawn
+    alike. Only construction and `resample` draw.
 
     Args:
         head_dim: width of one head.

@@ -22,8 +22,9 @@ class TransformerLM(nn.Module):
     The factor is that of Vaswani et al. (2017, section 3.4), whom the paper follows here; its published code leaves it
     out, and positions of amplitude 1 then drown embeddings of 1 / sqrt(hidden_size): small models learn far slower.
 
-    Initialisation: embedding N(0, 1 / hidden_size); projections truncated normal of variance 1 / fan_in, those that
-    add to the residual stream divided by sqrt(2 num_layers) besides; norms 1 and 0; output bias 0.
+    Initialisation: the embedding is N(0, 1 / hidden_size). Projections are truncated normals of variance 1 / fan_in.
+    Those that add to the residual stream are divided by sqrt(2 num_layers), as in GPT-2; the paper does not say. Norms
+    start at 1 and 0, the output bias at 0.
 
     Args:
         config: sizes and mechanisms.

@@ -14,6 +14,8 @@ from polysketch.nn.rope import Rotation, apply_rotation
 class MultiHeadAttention(TokenMixer):
     """Projections to query, key and value, rotary positions, a mechanism, and the output projection; no biases.
 
+    Rotary positions come before the mechanism, and so before its layer norms of queries and keys, if it has any.
+
     Args:
         hidden_size: width of input and output.
         mechanism: what attends; the numbers of heads and their width are its own.

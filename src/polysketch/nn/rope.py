@@ -43,7 +43,10 @@ def rotation_at(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rota
 
 
 def apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate the pairs (x[i], x[i + head_dim / 2]); products of a query and a key then depend on their distance alone.
+    """Rotate the pairs (x[i], x[i + head_dim / 2]).
+
+    A product of a rotated query and a rotated key depends on their distance alone. A mechanism that norms them
+    afterwards, with a scale and a bias, makes it depend on both positions.
 
     Args:
         x: (batch, heads, length, head_dim).
