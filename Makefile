@@ -3,11 +3,12 @@
 #   make demo       prepare, train, evaluate and generate on text that is on every machine; minutes, no download
 #   make test       the tests, with the slowest of them; then, in a process of their own, programs in Triton's interpreter
 #   make test-full  the full product of combinations; programs by the newest Triton too
+#   make test-oldest  the core by the oldest PyTorch that is supported, in an environment of its own, .venv-oldest
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
 #   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
 #
-# A machine without a GPU can be spared PyTorch's CUDA packages:
+# A machine without a GPU can be spared PyTorch's CUDA packages, of several GB, which PyPI's build of torch brings:
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 PYTHON ?= python3
@@ -34,7 +35,10 @@ ifneq ($(POLYSKETCH_DATA),)
 export POLYSKETCH_DATA
 endif
 
-.PHONY: setup demo test test-full lint docs format bench clean
+OLDEST := .venv-oldest
+CORE := $(addprefix tests/,ops feature_maps attention nn models training)
+
+.PHONY: setup demo test test-full test-oldest lint docs format bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -65,6 +69,15 @@ test-full: $(READY) $(NEWEST)
 	PYTHONPATH=$(NEWEST) $(INTERPRETED) --timeout 3600
 	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest tests/ops/triton_compiled --timeout 3600
 
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest $(CORE) -m "not full and not alone" $(PARALLEL)
+
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints-oldest.txt)
+	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[train]' hypothesis pytest pytest-timeout pytest-xdist
+	touch $@
+
 $(NEWEST): | $(READY)
 	rm -rf $@.partial
 	$(BIN)/python -m pip install --quiet --no-deps --target $@.partial triton==$(NEWEST_TRITON)
@@ -86,4 +99,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
