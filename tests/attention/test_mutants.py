@@ -46,8 +46,8 @@ from polysketch.feature_maps.symmetric_powers import SymmetricPowers
 from polysketch.ops import heavy as heavy_ops
 from polysketch.ops import landmark, softmax, window
 from polysketch.ops.heavy import candidates as heavy_candidates
-from polysketch.ops.heavy import operators as heavy_operators
-from polysketch.ops.heavy import pairs as heavy_pairs
+from polysketch.ops.heavy import correction as heavy_correction
+from polysketch.ops.heavy import tile_pairs as heavy_tile_pairs
 from polysketch.ops.hyper import approximate as hyper_approximate
 from polysketch.ops.hyper import capping as hyper_capping
 from polysketch.ops.hyper import part as hyper_part
@@ -278,7 +278,7 @@ MUTANTS = {
         ),
     ),
     "polysketch-heavy: exact weights beside the sketched ones": Mutant(
-        heavy_operators._weights,
+        heavy_correction._weights,
         "weights.sub_(sketched)",
         "weights",
         (partial(heavy_op.test_output_and_gradients_are_those_of_the_definition, 333, 16, 4, 11, True, True),),
@@ -290,7 +290,7 @@ MUTANTS = {
         (partial(heavy_op.test_output_and_gradients_are_those_of_the_definition, 333, 16, 4, 11, True, False),),
     ),
     "polysketch-heavy: neighbouring tiles of keys share a rank": Mutant(
-        heavy_pairs.make_pairs,
+        heavy_tile_pairs.make_pairs,
         "(pair - (total - counts)[tile]) * KEYS",
         "(pair - (total - counts)[tile]) * (KEYS - 1)",
         (partial(heavy_op.test_every_candidate_is_in_one_pair_and_nothing_else_is, 2, 500, 900, 3, 1000, False, True),),

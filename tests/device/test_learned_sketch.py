@@ -9,7 +9,7 @@ from torch import Tensor
 from device.yardstick import DTYPES, Device, Named, assert_as_good_as_plain, refusal
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
-from polysketch.ops.learned_sketch.operators import BACKENDS
+from polysketch.ops.learned_sketch.api import BACKENDS
 
 SIZES = [(32, 64), (64, 64), (32, 128)]
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes, reference, sort_keys
-from polysketch.ops.heavy import operators as heavy_operators
+from polysketch.ops.heavy import chunk_edges, correction, heavy_correction, line_codes, reference, sort_keys
 from polysketch.ops.heavy.candidates import windows
-from polysketch.ops.heavy.pairs import KEYS, make_pairs, pairs_at_most
+from polysketch.ops.heavy.tile_pairs import KEYS, make_pairs, pairs_at_most
 
 BATCH, HEADS, KEY_HEADS = 2, 4, 2
 WIDTHS = {"query": 8, "key": 8, "query_features": 6, "key_features": 6, "value": 5}
@@ -93,7 +92,7 @@ def test_every_candidate_is_in_one_pair_and_nothing_else_is(leads, queries, keys
     cut = windows(query_codes, sort_keys(key_codes), edges, size, behind=behind)
     pairs, seen = make_pairs(cut, size, count=count), torch.zeros(leads * queries, leads * keys, dtype=torch.int64)
     for number in range(len(pairs.tile)):
-        part = heavy_operators._part(pairs, cut.key_rows, slice(number, number + 1))
+        part = correction._part(pairs, cut.key_rows, slice(number, number + 1))
         for row, hidden in zip(part.queries[0], part.hidden[0], strict=True):
             seen[row].index_add_(0, part.keys[0][~hidden], torch.ones(KEYS, dtype=torch.int64)[~hidden])
     shaped = (x[:, None] for x in (query_codes, key_codes))
@@ -130,7 +129,7 @@ def test_superfluous_pairs_add_nothing(causal, monkeypatch):
     options = {**places(tensors, 16, 3, mask, causal=causal), "size": 9}
     expected = heavy_correction(*_ordered(tensors), **options)
     padded = lambda windows, size, count: make_pairs(windows, size, count=False)  # noqa: E731
-    monkeypatch.setattr(heavy_operators, "make_pairs", padded)
+    monkeypatch.setattr(correction, "make_pairs", padded)
     assert torch.equal(heavy_correction(*_ordered(tensors), **options), expected)
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors
-from polysketch.ops.heavy.operators import heavy_correction_operator
+from polysketch.ops.heavy.correction import heavy_correction_operator
 
 
 def heavy_correction(

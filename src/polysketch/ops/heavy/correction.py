@@ -9,7 +9,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.heavy.candidates import sort_keys, windows
-from polysketch.ops.heavy.pairs import KEYS, QUERIES, Pairs, make_pairs, pairs_at_most
+from polysketch.ops.heavy.tile_pairs import KEYS, QUERIES, Pairs, make_pairs, pairs_at_most
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.polynomial.blockwise import odd_power, power_
 
