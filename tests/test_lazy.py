@@ -79,6 +79,12 @@ for package in (polysketch, polysketch.conversion, polysketch.data, polysketch.t
 """
 
 
+def test_the_compiler_is_loaded_by_those_who_compile():
+    """It takes as long as all of torch besides."""
+    code = "import sys, polysketch.ops, polysketch.training.trainer; assert 'torch._dynamo' not in sys.modules"
+    assert "torch" in loaded_by(code)
+
+
 @pytest.mark.parametrize("code", [NAMES, CONVERSION])
 def test_every_way_of_asking_for_a_name_finds_it(code):
     assert "torch" in loaded_by(code)

@@ -18,7 +18,7 @@ from polysketch.ops.native import build
 SOURCE = Path(polysketch.__file__).parent
 GUARDED = {
     ("ops/custom_op.py", "torch.utils._python_dispatch"),
-    ("ops/native/build.py", "why_unavailable._dynamo_marked_constant"),
+    ("ops/compiling.py", "function._dynamo_marked_constant"),
     ("integrations/replacement/function.py", "torch._assert_async"),
     # A tool for developers that stands for what PyTorch's own operators do with tensors without a device.
     ("benchmarking/compiled.py", "torch.utils._python_dispatch"),

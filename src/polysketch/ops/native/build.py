@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from polysketch.ops.compiling import asked_once
+
 _SOURCE = Path(__file__).parent / "source"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-w")
@@ -42,17 +44,12 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(compiled(_SOURCE, _folder())))
 
 
+@asked_once  # torch.compile does not trace into subprocesses
 def why_unavailable() -> str | None:
     """Why the native programs cannot run here; None where they can. The first question compiles them."""
     if not _found:
         _found.append(_reason())
     return _found[0]
-
-
-# What torch.compiler.assume_constant_result does, which would import all of the compiler for it: torch.compile asks
-# once, while it traces, and does not trace into subprocesses. A PyTorch that does not know the mark breaks the graph
-# here, unless the answer has been found before.
-why_unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 _found: list[str | None] = []

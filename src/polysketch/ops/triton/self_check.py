@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.compiling import asked_once
 from polysketch.ops.triton import provenance
 from polysketch.ops.triton.launch import precision
 from polysketch.ops.triton.tuned import cache_folder
@@ -158,7 +159,7 @@ def _apart(attempt: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
     return found[0]
 
 
-@torch.compiler.assume_constant_result
+@asked_once
 def known_bad(device: str, key: str) -> bool:
     """Whether calls that begin so have disagreed before: all that can be asked while a compiler or a graph looks on."""
     kept = _kept(torch.device(device))
