@@ -9,7 +9,6 @@ a plot of the time per token beside it where matplotlib is installed.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -26,20 +25,19 @@ from polysketch.benchmarking import measure_rates
 from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.storage import disk
+from polysketch.benchmarking.workbench import save
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sections asked for; returns the exit status: 1 if a section failed, not if a target was missed."""
     arguments = _parse(argv)
     path = arguments.out or RESULTS / stamped("cpu-quick" if arguments.quick else "cpu", ".json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     bench = _bench(QUICK if arguments.quick else FULL)
     report = _report(bench, arguments.quick)
     _print_machine(report)
     for name in arguments.only or SECTIONS:
         report["sections"][name] = _run_section(name, bench)
-        _write(report, path)
+        save(report, path)
     drawn = _plot(report, path.with_suffix(".png"))
     print(f"\nwrote {path}" + (f" and {path.with_suffix('.png')}" if drawn else ""))
     return 1 if any("error" in section for section in report["sections"].values()) else 0
@@ -97,10 +95,6 @@ def _print_machine(report: dict[str, Any]) -> None:
         f"float32 product {rates['operations'] / 1e9:.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:.1f} GB/s,"
         f" load {load() or 0:.1f}: floors are operations over the first, or bytes over the second if that is longer"
     )
-
-
-def _write(report: dict[str, Any], path: Path) -> None:
-    disk.replace_file(path, json.dumps(report, indent=1).encode() + b"\n")
 
 
 def _plot(report: dict[str, Any], path: Path) -> bool:

@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "feature_maps",
         "ops",
         "data",
+        "storage",
     },
     "cli": {
         *("ops", "feature_maps", "attention", "nn", "models", "data"),

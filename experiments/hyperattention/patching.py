@@ -27,6 +27,7 @@ from experiments.hyperattention.replacing import PatchingSettings, measure_patch
 from experiments.study.command import run_command
 from polysketch.attention import mechanism_class
 from polysketch.benchmarking.environment import environment, load
+from polysketch.benchmarking.workbench import save
 from polysketch.cli.attention_options import parse_attention_options
 from polysketch.cli.benchmark.common import (
     Row,
@@ -130,7 +131,8 @@ def run(flags: PatchingFlags) -> int:
 
         def keep(row: dict[str, Any]) -> None:
             found["measurements"].append(row)
-            _write_json(flags.out, found)
+            if flags.out is not None:
+                save(found, flags.out)
 
         found["measurements"] = list(done)
         rows = measure_patching(model, tokens, settings, done=done, on_row=keep, progress=show_progress)
@@ -233,11 +235,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         }
         for row in rows
     ]
-
-
-def _write_json(out: Path | None, found: Mapping[str, Any]) -> None:
-    if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _write(found: Mapping[str, Any], flags: PatchingFlags) -> None:

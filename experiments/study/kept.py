@@ -1,7 +1,6 @@
 """Records: one JSON file for each finished variant, with what is needed to judge or repeat it."""
 
 import json
-import math
 import os
 import platform
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from polysketch.benchmarking.environment import processor
-from polysketch.storage import disk
+from polysketch.benchmarking.workbench import save
 from polysketch.training.environment import describe_environment
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -42,20 +41,6 @@ def commit() -> str:
     return result.stdout.strip()
 
 
-def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record atomically; folders are made, and numbers that are not finite become null: JSON has none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    disk.replace_file(path, json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def read(path: Path) -> dict[str, Any]:
     """Read a record.
 
@@ -81,7 +66,7 @@ def kept_or_made(path: Path, settings: Mapping[str, Any], make: Callable[[], Map
     """
     settings = json.loads(json.dumps(settings))
     if not path.is_file():
-        write(path, {"settings": settings, **make()})
+        save({"settings": settings, **make()}, path)
         return read(path)
     record = read(path)
     _check_settings(path, record["settings"], settings)
@@ -97,5 +82,5 @@ def _check_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
 
 def publish(record: Mapping[str, Any], name: str, folder: Path) -> list[dict[str, Any]]:
     """Write a record into the results folder as NAME.json, and return all records there, sorted by name."""
-    write(folder / f"{name}.json", record)
+    save(record, folder / f"{name}.json")
     return [read(path) for path in sorted(folder.glob("*.json"))]

@@ -11,6 +11,8 @@ from experiments.foundation.recall_training import RecallRun, RecallTask
 from experiments.foundation.variants import VARIANTS
 from experiments.study import kept
 
+from polysketch.benchmarking.workbench import save
+
 SMOKE = recall.SIZES["smoke"]
 
 
@@ -103,7 +105,7 @@ def test_a_finished_run_of_other_settings_is_neither_kept_nor_overwritten(tmp_pa
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path):
-    kept.write(tmp_path / "record.json", {"loss": [float("nan"), 1.0], "steps": 3})
+    save({"loss": [float("nan"), 1.0], "steps": 3}, tmp_path / "record.json")
     assert kept.read(tmp_path / "record.json") == {"loss": [None, 1.0], "steps": 3}
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from polysketch.benchmarking.program_calls import ProgramCall
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.tuning_candidates import Configuration, Question, candidates, questions_asked
+from polysketch.benchmarking.workbench import save
 from polysketch.ops.triton import forced
 from polysketch.ops.triton.configurations import forget_tuned
 from polysketch.ops.triton.launch import launching
@@ -87,10 +88,7 @@ def write_entries(path: Path, generation: str, entries: Sequence[Mapping[str, An
     before = json.loads(path.read_text()) if path.is_file() else {}
     replaced = [_place(entry) for entry in entries]
     kept = [entry for entry in before.get(generation, []) if _place(entry) not in replaced]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**before, generation: [*entries, *kept]}, indent=1) + "\n")
-    partial.replace(path)
+    save({**before, generation: [*entries, *kept]}, path)
     forget_tuned()
 
 

@@ -181,7 +181,9 @@ def _write(found: dict[str, Any], flags: CommonFlags) -> None:
 def write_record(found: dict[str, Any], flags: Any) -> None:
     """Into the file of `--out`, and as the last line with `--json`."""
     if flags.out is not None:
-        flags.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        from polysketch.benchmarking.workbench import save
+
+        save(found, flags.out)
         print(f"record: {flags.out}")
     if flags.json:
         print(json.dumps(found))
