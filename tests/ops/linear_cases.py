@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.ops.linear.tiles import expand_tiles, pad_features, symmetrize
+from polysketch.ops.linear.tiles import expand_tiles, pad_features
 
 CPU = torch.device("cpu")
 
@@ -184,10 +184,13 @@ _SUMS = ("final sums", "final normalizer")
 
 
 def _fit_for_a_state(cotangent: Tensor, case: Case) -> Tensor:
-    """Zero where features are padding and symmetric like every state: a backend may keep nothing else."""
-    real = expand_tiles(pad_features(torch.ones(case.features)), double_off_diagonal=False)[:, None]
+    """Zero where features are padding, where every state is zero and a backend need keep nothing.
+
+    Not symmetric: a state stands for the mean of x_a x_b and x_b x_a, so that the gradient is symmetric all the same.
+    """
+    real = expand_tiles(pad_features(torch.ones(case.features)), double_off_diagonal=False)[:, None] > 0
     wide = cotangent if cotangent.dim() == 4 else cotangent[..., None]
-    return (symmetrize(wide, case.features) * real).to(cotangent.dtype).reshape(cotangent.shape)
+    return torch.where(real, wide, 0.0).to(cotangent.dtype).reshape(cotangent.shape)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -8,6 +8,7 @@ import torch
 
 from ops.linear_cases import Case, assert_backends_agree, gradients, make, prefix_share, relative_error, run
 from polysketch import ops
+from polysketch.ops.linear.tiles import symmetrize
 from polysketch.ops.native import why_unavailable
 
 # Each pair of option values occurs together in some row; the full product runs under the marker `full`.
@@ -186,3 +187,17 @@ def test_half_precision_stays_finite_in_both_directions():
     found = run(case, large, backend="chunked").output
     assert found.dtype == torch.float16
     assert relative_error(found, expected) < 2e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gradient_of_a_state_is_symmetric_whatever_its_cotangent(backend):
+    """A state is read as the mean of x_a x_b and x_b x_a: what only moves one against the other changes nothing."""
+    case = Case(length=20, history=37, dtype=torch.float32)
+    state = run(case, make(case, case.history), backend="reference", return_state=True).state
+    found = gradients(case, make(case), backend, state)
+    for name in ("sums", "normalizer"):
+        gradient = found[f"gradient of state {name}"]
+        wide = gradient if gradient.dim() == 4 else gradient[..., None]
+        symmetric = symmetrize(wide, case.features)
+        torch.testing.assert_close(wide, symmetric, rtol=1e-4, atol=1e-6)
+        assert symmetric.count_nonzero() > 100

@@ -20,7 +20,8 @@ def linear_attention(
     aligned local chunk. Arguments as in `polysketch.ops.linear_attention`, already checked.
     """
     if state is not None and plan.power == 2:
-        state = replace(state, sums=symmetrize(state.sums, state.feature_dim))
+        mass = symmetrize(state.normalizer[..., None], state.feature_dim)[..., 0]
+        state = replace(state, sums=symmetrize(state.sums, state.feature_dim), normalizer=mass)
     keys, position = _keys(inputs, key_mask, state)
     length, group = inputs.query.shape[2], inputs.query.shape[1] // inputs.key.shape[1]
 

@@ -44,7 +44,7 @@ class Sums:
         """Start from sums (G, e, h) and normalizer (G, e) in the public layout."""
         if self.power == 2:
             sums = triangle.from_tiles(sums, self.feature_dim)
-            normalizer = tiles.unpack_matrix(normalizer, self.feature_dim)
+            normalizer = tiles.unpack_matrix(self._symmetric(normalizer), self.feature_dim)
         self._set(sums, normalizer)
 
     def packed(self) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,11 @@ class Sums:
         if self.power == 1:
             return self.sums, self.normalizer
         sums = triangle.from_tiles_backward(self._readable(), self.feature_dim)
-        return sums, tiles.unpack_matrix_backward(self.normalizer)
+        return sums, self._symmetric(tiles.unpack_matrix_backward(self.normalizer))
+
+    def _symmetric(self, packed: Tensor) -> Tensor:
+        """z (G, e) with the mean of x_a x_b and x_b x_a; its own adjoint."""
+        return tiles.symmetrize(packed[..., None], self.feature_dim)[..., 0]
 
     def _set(self, sums: Tensor, normalizer: Tensor) -> None:
         self.sums.copy_(sums)
