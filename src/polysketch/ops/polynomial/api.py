@@ -186,8 +186,8 @@ def _attend(
     _check_polynomial(degree, scale, offset)
     picked = polynomial_attention_backend(query, key, value, backend=backend)
     if backend == "auto" and picked == "triton":
-        options = {"degree": degree, "causal": first_position is not None, "masked": key_mask is not None}
-        if not programs_agree(polynomial_attention, query, key, value, **options):
+        causal, masked = first_position is not None, key_mask is not None
+        if not programs_agree(polynomial_attention, query, key, value, degree=degree, causal=causal, masked=masked):
             picked = "blockwise"
     attend = POLYNOMIAL_BACKENDS[picked]
     return attend(
