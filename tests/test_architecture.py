@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from polysketch.extras import EXTRA_OF
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "polysketch"
 
 MAY_IMPORT = {
@@ -67,7 +69,7 @@ OWNERS = {
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 """Modules that run whatever a file tells them to."""
 
-EXTRAS = sorted(OWNERS)
+EXTRAS = sorted({*EXTRA_OF, "triton"})  # torch brings triton, where it does
 BASE = {"torch", "numpy"}
 
 
@@ -131,6 +133,11 @@ def test_every_module_can_be_imported_by_statement():
     """No file has the name of a word of Python's."""
     parts = {part for file in source_files() for part in file.relative_to(SOURCE).with_suffix("").parts}
     assert not [part for part in parts if keyword.iskeyword(part) or not part.isidentifier()]
+
+
+def test_every_optional_package_is_one_of_an_extra():
+    """Owners are of packages that the table of extras has, and of Triton."""
+    assert OWNERS.keys() <= {*EXTRAS}
 
 
 def test_every_package_has_a_line_in_the_table():

@@ -63,10 +63,10 @@ def _adapter(evaluated: EvaluatedModel, flags: EvaluateFlags) -> Any:
     """lm_eval's class for models of transformers, or that class with one of ours."""
     from polysketch.integrations.lm_eval import PolysketchLM, transformers_model
 
-    sizes = {"batch_size": flags.batch_size, "max_length": flags.max_length}
+    size, longest = flags.batch_size, flags.max_length
     if evaluated.original is None:
-        return PolysketchLM(evaluated.model, tokenizer=evaluated.tokenizer, **sizes)
-    return transformers_model(evaluated.original, evaluated.tokenizer, **sizes)
+        return PolysketchLM(evaluated.model, tokenizer=evaluated.tokenizer, batch_size=size, max_length=longest)
+    return transformers_model(evaluated.original, evaluated.tokenizer, batch_size=size, max_length=longest)
 
 
 def _say_what_is_read(evaluated: EvaluatedModel, model: Any) -> None:
