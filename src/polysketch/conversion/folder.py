@@ -62,8 +62,7 @@ def claim(folder: ConversionFolder, config: ConversionConfig, say: Callable[[str
     """
     new = {"conversion": as_json(config), "sources": _sources(config)}
     if not folder.has_run():
-        if foreign := folder.foreign_files():
-            raise ValueError(f"{folder.path}: expected an empty folder, found {foreign[0]!r}: give another --out")
+        folder.require_free()
         folder.write_config(new)
         return
     old = folder.read_config()

@@ -11,6 +11,7 @@ from polysketch.data import PreparedData
 from polysketch.evaluation import evaluate
 from polysketch.integrations.language_model import HuggingFaceLM
 from polysketch.models.modes import evaluation_mode
+from polysketch.training.diagnostics import figures
 
 _SPLIT = "validation"
 
@@ -32,14 +33,11 @@ def measure(model: Any, data: PreparedData, config: ConversionConfig) -> dict[st
         token_bytes=data.tokenizer.token_bytes(),
         max_tokens=config.eval_tokens,
     )
-    return {
-        "loss": result.loss,
-        "perplexity": result.perplexity,
-        "bits_per_byte": result.bits_per_byte,
-        "tokens": result.num_tokens,
+    by_position = {
         "position_edges": result.position_edges.tolist(),
         "loss_by_position": result.loss_by_position.tolist(),
     }
+    return figures(result) | by_position
 
 
 def transfer_error(model: Any, data: PreparedData, config: ConversionConfig) -> dict[str, float]:

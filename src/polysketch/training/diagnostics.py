@@ -42,10 +42,11 @@ def measure(model: Any, data: PreparedData, *, context: int, batch_size: int, ma
             max_tokens=max_tokens,
         )
         shares = _prefix_shares(model, tokens[:context])
-    return _figures(result) | shares | _chunk_starts(model, result)
+    return figures(result) | shares | _chunk_starts(model, result)
 
 
-def _figures(result: Evaluation) -> dict[str, Any]:
+def figures(result: Evaluation) -> dict[str, Any]:
+    """What an evaluation amounts to, as JSON values for a line of metrics."""
     return {
         "loss": result.loss,
         "perplexity": result.perplexity,

@@ -50,9 +50,18 @@ class LoopFolder:
         """Whether a run was started here: its configuration is the first thing a run writes."""
         return self.config.is_file()
 
-    def foreign_files(self) -> list[str]:
-        """What is in the folder although no run was started: not the lock, and no leftovers."""
-        return sorted(p.name for p in self.path.iterdir() if p != self.lock and not disk.is_temporary(p))
+    def require_free(self) -> None:
+        """Refuse a folder in which no run was started and which holds something else than the lock and leftovers.
+
+        Raises:
+            ValueError: names what it holds.
+        """
+        foreign = sorted(p.name for p in self.path.iterdir() if p != self.lock and not disk.is_temporary(p))
+        if foreign:
+            raise ValueError(
+                f"{self.path}: expected an empty folder or a run folder, found {foreign[0]!r} and no config.json: "
+                "give another --out"
+            )
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json atomically."""

@@ -134,7 +134,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
         FileNotFoundError: the checkpoint asked for is not there.
     """
     if not run.has_run():
-        _refuse_foreign(run)
+        run.require_free()
         return None
     if not plan.config.resume:
         raise ValueError(
@@ -144,15 +144,6 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
     if not list_checkpoints(run.checkpoints) and plan.config.checkpoint == "latest":
         return None  # killed before the first checkpoint was complete
     return find_checkpoint(run.checkpoints, plan.config.checkpoint)
-
-
-def _refuse_foreign(run: RunFolder) -> None:
-    foreign = run.foreign_files()
-    if foreign:
-        raise ValueError(
-            f"{run.path}: expected an empty folder or a run folder, found {foreign[0]!r} and no config.json: "
-            "give another --out"
-        )
 
 
 def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
