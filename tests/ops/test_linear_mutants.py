@@ -1,9 +1,12 @@
 """The comparison with the reference turns red when the chunked algorithm is broken on purpose, one part at a time."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from ops.linear_cases import Case, assert_backends_agree
+from ops.test_native import MUTANTS as NATIVE_MUTANTS
 from polysketch.ops.linear import chunked
 from polysketch.ops.linear.piece import Piece
 from polysketch.ops.linear.sums import Sums
@@ -78,3 +81,24 @@ def test_a_broken_algorithm_is_caught(name, monkeypatch):
     mutate(monkeypatch)
     with pytest.raises(AssertionError, match="relative errors beyond"):
         assert_backends_agree(case)
+
+
+ELSEWHERE = {
+    "prefix zeroed": ("prefix zeroed", "the prefix is not read"),
+    "state one chunk late": ("first chunk never folded", "a chunk is folded before it is kept"),
+    "denominator dropped": ("denominator dropped", "the denominator is not added up"),
+    "diagonal counted twice": ("inside counted twice", "weights in a chunk count twice"),
+    "off-diagonal tiles not doubled": ("pairs counted once", "off-diagonal products count once"),
+    "no causal mask": ("no causal mask", "what a query sees ends one early"),
+    "decay forgotten between chunks": ("decay forgotten between chunks", "sums do not decay"),
+    "gradient of the sums dropped": ("gradient of the sums dropped", "gradients of denominators are lost"),
+}
+"""What breaks the same part of the native and of the Triton backend, in their own tests (marker `full`)."""
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(", ")[0] for name in MUTANTS}))
+def test_the_same_part_is_broken_in_the_other_backends_too(name):
+    by_programs = (Path(__file__).parent / "triton" / "test_linear.py").read_text()
+    native, triton = ELSEWHERE[name]
+    assert native in NATIVE_MUTANTS
+    assert f'"{triton}":' in by_programs

@@ -148,6 +148,7 @@ MUTANTS = {
         "{keys_gradient_ + key * row, row}, true)",
         "{keys_gradient_ + key * row, row}, false)",
     ),
+    "decay forgotten between chunks": (SHARED, "sums.scale(chunk.decay.carried());", "sums.scale(1.0f);"),
 }
 
 
@@ -155,7 +156,8 @@ MUTANTS = {
 @pytest.mark.full
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
-    case, (file, old, new) = Case(length=100), MUTANTS[name]
+    case = Case(length=300, local_chunk=0, decays=True) if "decay" in name else Case(length=100)
+    file, old, new = MUTANTS[name]
     assert_native_agrees(case)
     source = tmp_path / "source"
     shutil.copytree(SOURCE, source)

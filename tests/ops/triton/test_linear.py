@@ -175,6 +175,7 @@ MUTANTS = {
     "the prefix is not read": ("linear_outputs", "if not (SKIP_FIRST and index == 0)", "if False", PLAIN),
     "the first chunk reads sums of nothing": ("linear_outputs", "index == 0", "index == 1", PLAIN),
     "what a query sees ends one early": ("linear_outputs", "[:, None] >= key_place", "[:, None] > key_place", PLAIN),
+    "weights in a chunk count twice": ("linear_outputs", "L), weight, 0.0)", "L), weight * 2, 0.0)", PLAIN),
     "the denominator is not added up": ("linear_outputs", "denominator += tl.sum(weight, 1)", "pass", PLAIN),
     "off-diagonal products count once": (
         "linear_fold",
