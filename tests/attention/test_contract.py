@@ -84,6 +84,7 @@ def test_the_last_token_sees_every_token_it_should_and_no_other(complete_causal_
     seen = grad.abs().sum(-1) > 0
     assert seen[:, :, LENGTH - complete_causal_case.last_sees :].all()
     assert not seen[:, :, : LENGTH - complete_causal_case.last_sees].any()
+    assert mechanism.reach is None or not seen[:, :, : -mechanism.reach].any()
 
 
 def test_without_causal_the_first_token_sees_later_ones(complete_case: Case):

@@ -163,9 +163,9 @@ def test_half_precision_is_computed_in_single():
 
 def test_what_does_not_fit_is_refused_in_one_line():
     query, key, value = tensors()
-    with pytest.raises(ValueError, match="num_landmarks must be an integer, 1 or more, got 0"):
+    with pytest.raises(ValueError, match="num_landmarks must be at least 1, got 0"):
         ops.nystrom_attention(query, key, value, num_landmarks=0)
-    with pytest.raises(ValueError, match="num_landmarks must be an integer, 1 or more, got 0"):
+    with pytest.raises(ValueError, match="num_landmarks must be at least 1, got 0"):
         ops.skyformer_attention(query, key, value, samples=SAMPLES[:0])
     with pytest.raises(ValueError, match="of the same tokens, got 5 queries and 37 keys"):
         ops.nystrom_attention(query[:, :, :5], key, value, num_landmarks=3)

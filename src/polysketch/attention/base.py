@@ -55,6 +55,11 @@ class Mechanism(nn.Module):
         return False
 
     @property
+    def reach(self) -> int | None:
+        """How many tokens, the last ones, a causal token sees at most, itself included; None for all of them."""
+        return None
+
+    @property
     def reads_hidden(self) -> bool:
         """Whether it needs `hidden`, the layer's input, beside query, key and value."""
         return False

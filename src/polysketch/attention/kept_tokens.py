@@ -94,7 +94,7 @@ class RecentTokensAttention(KeptTokensAttention):
 
     @property
     def reach(self) -> int:
-        """Tokens of a row to keep."""
+        """As `Mechanism.reach`: the tokens of a row to keep."""
         raise NotImplementedError(f"{type(self).__name__} does not say how many tokens it keeps")
 
     def attend_to_kept(self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors
+from polysketch.ops.arguments import check_at_least_one, check_attention_tensors
 from polysketch.ops.polynomial.reference import real_tokens, working_dtype
 from polysketch.ops.softmax import masked_attention
 
@@ -42,7 +42,7 @@ def nystrom_attention(
 
     Raises:
         ValueError: shapes or devices that disagree, queries not as many as keys, or a number below 1.
-        TypeError: dtypes that are not floating point or not alike, or a mask that is not bool.
+        TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
 
     Cost: 2 * length * num_landmarks * (3 head_dim + 2 value_dim) operations a head, and
     iterations * 8 * num_landmarks^3.
@@ -98,7 +98,7 @@ def skyformer_attention(
 
     Raises:
         ValueError: shapes or devices that disagree, queries not as many as keys, or no samples.
-        TypeError: dtypes that are not floating point or not alike, or a mask that is not bool.
+        TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
 
     Cost: 2 * length * num_landmarks * (2 head_dim + 2 value_dim) operations a head, and
     iterations * 8 * num_landmarks^3.
@@ -168,8 +168,7 @@ def _take(source: Tensor, index: Tensor) -> Tensor:
 def _check(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, num_landmarks: int) -> Tensor:
     """Refuse what does not fit; the mask of real tokens."""
     check_attention_tensors(query, key, value, key_mask)
-    if isinstance(num_landmarks, bool) or not isinstance(num_landmarks, int) or num_landmarks < 1:
-        raise ValueError(f"num_landmarks must be an integer, 1 or more, got {num_landmarks!r}")
+    check_at_least_one(num_landmarks=num_landmarks)
     if query.shape[2] != key.shape[2]:
         raise ValueError(
             f"landmarks are taken from queries and keys of the same tokens, got {query.shape[2]} queries and"

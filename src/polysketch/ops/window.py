@@ -6,7 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.arguments import (
+    check_at_least_one,
+    check_attention_tensors,
+    check_cache_lengths,
+    check_causal_lengths,
+)
 from polysketch.ops.linear.alignment import Alignment, align, leading_padding
 from polysketch.ops.polynomial import polynomial_attention
 from polysketch.ops.softmax import masked_attention
@@ -57,7 +62,7 @@ def sliding_window_attention(
 
     Raises:
         ValueError: a window below 1, shapes or devices that disagree, queries not as many as keys.
-        TypeError: dtypes that are not floating point or not alike, or a mask that is not bool.
+        TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
 
     Cost: 2 * length * (window + 255) * (head_dim + value_dim) operations a head; memory linear in the length.
     """
@@ -126,14 +131,14 @@ def local_attention(
 
     Raises:
         ValueError: a chunk below 1, `opened` without `causal`, or as in `polynomial_attention`.
-        TypeError: as in `polynomial_attention`.
+        TypeError: a chunk that is no integer, or as in `polynomial_attention`.
 
     Cost: 2 * length * chunk * (head_dim + value_dim) operations a head, half of it when causal; memory linear in the
     length. Queries that follow an open chunk cost as much as those of the whole chunk.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_causal_lengths(query, key)
-    _check_at_least_one("chunk", chunk)
+    check_at_least_one(chunk=chunk)
     if opened is not None and not causal:
         raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
     options = {"degree": degree, "offset": offset, "causal": causal}
@@ -152,7 +157,7 @@ def _sliding_window(
     query: Tensor, key: Tensor, value: Tensor, window: int, ahead: int, key_mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Rows of `_ROWS` queries at a time, each over the span of keys that some row of it sees."""
-    _check_at_least_one("window", window)
+    check_at_least_one(window=window)
     length, earlier = query.shape[2], key.shape[2] - query.shape[2]
     behind, ahead = min(window - 1, key.shape[2] - 1), min(ahead, length - 1)
     rows = min(_ROWS, length)
@@ -185,8 +190,3 @@ def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, chunk: int, opt
     chunks = (F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (query, key, value))
     output = polynomial_attention(*(x.transpose(1, 2).flatten(0, 1) for x in chunks), **options)
     return output.unflatten(0, (query.shape[0], -(-length // chunk))).transpose(1, 2).flatten(2, 3)[:, :, :length]
-
-
-def _check_at_least_one(name: str, size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} must be an integer, 1 or more, got {size!r}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from polysketch.attention import LocalAttention, Mechanism, SlidingWindowAttention
+from polysketch.attention import Mechanism
 from polysketch.integrations.replacement.bookkeeping import IMPLEMENTATION, LayerRecord, Replacement, record_of
 from polysketch.integrations.replacement.cache import StateLayer, mechanism_of, state_layer_of
 from polysketch.integrations.replacement.call import AttentionCall, own_attention
@@ -196,9 +196,7 @@ def _check_window(
 
 def _stays_in(mechanism: Mechanism, window: int) -> bool:
     """Whether it never looks beyond the window anyway."""
-    if isinstance(mechanism, SlidingWindowAttention):
-        return mechanism.window <= window
-    return isinstance(mechanism, LocalAttention) and mechanism.local_chunk <= window
+    return mechanism.reach is not None and mechanism.reach <= window
 
 
 def register() -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors, check_causal_lengths
+from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
 from polysketch.ops.hyper.approximate import Options, attend_approximately, attend_by_halves
 from polysketch.ops.hyper.capping import check_capping
 from polysketch.ops.hyper.exact_keys import check_heavy_mask
@@ -199,11 +199,8 @@ def check_options(chunk_size: int, sample_size: int, min_length: int, sampling: 
         TypeError: a size or a seed that is not an integer.
     """
     sizes = {"chunk_size": chunk_size, "sample_size": sample_size, "min_length": min_length}
-    for name, number in {**sizes, "seed": seed}.items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name} must be an integer, got {number!r}")
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+    check_at_least_one(**sizes)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
     if sampling not in SAMPLING:
         raise ValueError(f"unknown sampling {sampling!r}; known samplings: {', '.join(SAMPLING)}")
