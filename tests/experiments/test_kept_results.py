@@ -1,0 +1,48 @@
+"""The records in the repository, made by earlier commits, are read and drawn by the code as it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from experiments.hyperattention.picture import plot_patching
+from experiments.llops.picture import plot_approximation
+from experiments.study.command import RESULTS
+
+from polysketch.benchmarking.plot import plot_time_per_token
+
+TIMES = RESULTS.parents[1] / "benchmarks" / "results"
+FIRST = "cpu-20261120-131246"  # does not say of how many tokens a time is
+
+
+@pytest.fixture(autouse=True)
+def _needs_plots():
+    pytest.importorskip("matplotlib")
+
+
+def measurements(path: Path) -> list[dict]:
+    """Of a record of one benchmark, or of every section of one."""
+    record = json.loads(path.read_text())
+    sections = record["sections"].values() if "sections" in record else [record]
+    return [one for section in sections for one in section["measurements"]]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("patching-*.json")), ids=lambda path: path.stem)
+def test_a_record_of_patching_is_drawn(path, tmp_path):
+    plot_patching(measurements(path), "hyper", path.stem, tmp_path / "plot.svg")
+    assert "<!-- layers replaced by hyper, the last first -->" in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("approximation-*.json")), ids=lambda path: path.stem)
+def test_a_record_of_approximation_is_drawn(path, tmp_path):
+    plot_approximation(measurements(path), path.stem, tmp_path / "plot.svg")
+    assert "<!-- truncated SVD of rank m -->" in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for path in TIMES.glob("*-2*.json") if path.stem != FIRST), ids=lambda path: path.stem
+)
+def test_a_record_of_times_is_drawn(path, tmp_path):
+    found = [one for one in measurements(path) if "direction" in one]
+    plot_time_per_token(found, path.stem, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert all(f"<!-- {one['series']} -->" in drawn for one in found)
