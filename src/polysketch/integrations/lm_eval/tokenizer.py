@@ -1,6 +1,5 @@
 """A run's tokenizer where lm_eval expects one of transformers: the same ids for every text."""
 
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -47,7 +46,13 @@ class RunTokenizer(PreTrainedTokenizer):
     def _convert_id_to_token(self, index: int) -> str:
         return str(index)
 
-    def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **kwargs: Any) -> str:
+    def _decode(
+        self,
+        token_ids: int | list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **kwargs: Any,
+    ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else [int(index) for index in token_ids]
         end = self._tokenizer.end_of_text
         ended = "" if skip_special_tokens else END_OF_TEXT
