@@ -1,5 +1,6 @@
 """What every attention mechanism is: a module from query, key and value to an output, with a state for decoding."""
 
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -192,7 +193,8 @@ class Mechanism(nn.Module):
         self._check_kinds(query, key, value)
 
     def _check_kinds(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        parameter = next(self.parameters(), query)
+        # Older compilers of PyTorch do not trace next with a default.
+        parameter = next(chain(self.parameters(), (query,)))
         if not query.device == key.device == value.device == parameter.device:
             raise ValueError(
                 "query, key, value and the mechanism must be on one device, got "

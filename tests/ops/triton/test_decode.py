@@ -15,7 +15,7 @@ from polysketch.generation.captured import CapturedStep
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.ops.linear import decode
 from polysketch.ops.linear.checks import checked
-from polysketch.ops.linear.triton_decode import extend_one_, linear_attention_extend_operator, why_not_extend
+from polysketch.ops.linear.triton_decode import extend_one_, why_not_extend
 from polysketch.ops.triton import forced
 from polysketch.ops.triton.launch import launching
 
@@ -126,7 +126,7 @@ def test_the_operator_says_what_it_changes():
     vectors = [x[:, :, 0] for x in (one.query, one.key, one.value, one.local_query, one.local_key)]
     kept = list(state.tensors().values())[:7]
     torch.library.opcheck(
-        linear_attention_extend_operator,
+        torch.ops.polysketch.linear_attention_extend.default,
         (*vectors, None, *kept, state.device_position, 2, 4, 1.0, True),
         test_utils=("test_schema", "test_faketensor"),
     )

@@ -11,7 +11,6 @@ import torch
 from ops.linear_cases import Case, assert_precision_agrees, assert_same, gradients, make, run
 from polysketch import ops
 from polysketch.ops.linear import spans, triton
-from polysketch.ops.linear.aligned_op import linear_attention_operator
 from polysketch.ops.triton import forced
 
 CASES = [
@@ -157,7 +156,7 @@ def test_it_is_an_operator():
     """Schema, fake kernel and gradients as torch.library promises them."""
     query, key, value = (torch.randn(1, 2, 20, width).requires_grad_() for width in (5, 5, 3))
     arguments = (query, key, value, *[None] * 6, 2, True, 1.0, True, 2, 16, 1, False, "triton")
-    torch.library.opcheck(linear_attention_operator, arguments)
+    torch.library.opcheck(torch.ops.polysketch.linear_attention.default, arguments)
 
 
 def test_it_is_refused_where_it_cannot_run():
