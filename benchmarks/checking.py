@@ -16,7 +16,7 @@ from benchmarks.budget import Section
 from benchmarks.journal import Journal
 from benchmarks.processes import end_group, last_lines
 
-FOLDERS = ("tests/device", "tests/ops/triton")
+FOLDERS = ("tests/device",)
 _MOST_PROCESSES = 12
 _LONGEST_TEST = 120  # seconds, where pytest-timeout is installed
 _GRACE = 20.0  # seconds beyond the section's end, for tests begun before it

@@ -6,11 +6,11 @@
     python benchmarks/gpu_check.py check --device cpu --quick   the script with tiny sizes, without a GPU; bench too
     python benchmarks/gpu_check.py bench --out FOLDER/gpu.jsonl --budget-seconds 300
 
-check: the tests in tests/device and tests/ops/triton on this device, by pytest, in several processes where pytest-xdist
-is installed. Every op by every backend that runs there, in every dtype, forward and backward, against the formula in
-float64: an output may be off by twice, a gradient by three times as much as the plain formula in the same dtype, and
-the same call twice gives the same bits. Then masks, states, decoding, every map, mechanism and the model within
-tolerances; fresh memory is filled with NaN first. compute-sanitizer over every program where it is installed.
+check: the tests in tests/device on this device, by pytest, in several processes where pytest-xdist is installed. Every
+op by every backend that runs there, in every dtype, forward and backward, against the formula in float64: an output may
+be off by twice, a gradient by three times as much as the plain formula in the same dtype, and the same call twice gives
+the same bits. Then masks, states, decoding, every map, mechanism and the model within tolerances; fresh memory is
+filled with NaN first. compute-sanitizer over every program where it is installed.
 bench: what the device does at best, a bfloat16 product and a copy; the floor of every case, stated before anything is
 timed; attention alone from 1k to 128k tokens, training steps of gpt2-small, decoding; targets, reached or MISSED. Each
 section runs in a process of its own: where that crashes or hangs, its case has failed and the next case goes on.

@@ -1,6 +1,7 @@
 """Programs on a CPU, under Triton's interpreter: in their own process, for it is asked for before Triton is imported.
 
-TRITON_INTERPRET=1 python -m pytest tests/ops/triton, as `make test` does; elsewhere these modules skip.
+TRITON_INTERPRET=1 python -m pytest tests/ops/triton, as `make test` does; elsewhere these modules skip. Their blocks
+and sizes are made for the interpreter: on a GPU tests/device runs every program as it is used.
 """
 
 import importlib.util

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch
-from polysketch.ops.linear import decode
+from polysketch.ops.linear import decode, triton_decode
+from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.triton import availability, self_check
 from polysketch.ops.triton.launch import launching
 
@@ -190,15 +191,16 @@ def test_compiled_code_asks_nothing_and_takes_no_program_known_to_be_bad(bad, as
 def test_decoded_tokens_are_checked_too_over_the_end_of_a_chunk(broken, asked):
     """On a CPU, whose states count positions once, only what is picked is looked at."""
     state = ops.LinearAttentionState.init(1, 1, 6, 3, power=2, local_chunk=8, local_dim=5)
-    query, value = torch.randn(1, 2, 1, 6), torch.randn(1, 1, 1, 3)
-    local = ops.LocalPolynomial(torch.randn(1, 2, 1, 5), torch.randn(1, 1, 1, 5), 4, 8)
-    pick = partial(decode._step_for, query, value, state, True, local, -torch.ones(1, 1, 1))
+    shapes = {"query": (2, 6), "key": (1, 6), "value": (1, 3), "local_query": (2, 5), "local_key": (1, 5)}
+    tensors = {name: torch.randn(1, heads, 1, width) for name, (heads, width) in shapes.items()}
+    inputs = Inputs(**tensors, log_decay=-torch.ones(1, 1, 1))
+    plan = Plan(2, True, 1.0, True, 4, 8, Diagonal.CAUSAL, True)
+    pick = partial(decode._step_for, inputs, plan, state)
     if broken:
         with breaking("linear_extend"), pytest.warns(UserWarning, match="linear_attention_extend float32 features=6"):
             picked = pick()
     else:
         picked = pick()
-    by_programs = getattr(picked, "args", (None,))[0] is decode.extend_one_by_triton_
-    assert by_programs is not broken
+    assert (picked is triton_decode.extend_one_) is not broken
     assert (decode.why_not_captured(state) is None) is not broken
     assert len(asked) == 1

@@ -94,19 +94,19 @@ def _plan(call: dict[str, Any], *, return_state: bool = False) -> Plan:
 
 
 def _attend(call: dict[str, Any], backend: str, **given: Tensor) -> Tensor:
-    return _attended(call, backend, **given).output
+    return _attended(call, backend, Inputs(**given)).output
 
 
 def _attended(
-    call: dict[str, Any], backend: str, *, return_state: bool = False, **given: Tensor
+    call: dict[str, Any], backend: str, inputs: Inputs, *, return_state: bool = False
 ) -> LinearAttentionResult:
-    return attend(BACKENDS[backend], Inputs(**given), _plan(call, return_state=return_state), None, None)
+    return attend(BACKENDS[backend], inputs, _plan(call, return_state=return_state), None, None)
 
 
 def _decode(call: dict[str, Any], before: int, **given: Tensor) -> Tensor:
     """The last tokens by the programs' steps, from the state that the chunked backend has after the others."""
-    read = _attended(call, "chunked", return_state=True, **{name: x[:, :, :before] for name, x in given.items()})
-    state = read.state
+    first = Inputs(**{name: x[:, :, :before] for name, x in given.items()})
+    state = _attended(call, "chunked", first, return_state=True).state
     assert state is not None
     state.device_position = state.position.to(state.sums.device, copy=True)  # the programs' own, on a CPU too
     outputs = []

@@ -106,8 +106,9 @@ def _results(run: _Run, tensors: Mapping[str, Tensor], backward: bool) -> list[T
     leaves = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
     output = run(**leaves)
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.randn(tuple(output.shape), generator=generator, dtype=torch.float64).to(output.device, output.dtype)
-    return [output.detach(), *torch.autograd.grad(output, list(leaves.values()), drawn)]
+    drawn = torch.randn(tuple(output.shape), generator=generator, dtype=torch.float64, device="cpu")
+    cotangent = drawn.to(output.device, output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, list(leaves.values()), cotangent)]
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
