@@ -207,6 +207,16 @@ def modules_of_the_base_installation() -> list[str]:
     return modules
 
 
+@pytest.mark.parametrize("file", source_files(), ids=name_of)
+def test_only_programs_import_triton_at_module_level(file):
+    """They lie in folders of that name beside their launchers, which import them where they launch."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
+    names += [absolute(node, file) for node in body if isinstance(node, ast.ImportFrom)]
+    needs_triton = [name for name in names if name.partition(".")[0] == "triton" or ".programs" in name]
+    assert "programs" in file.parts or not needs_triton
+
+
 BLOCKED_IMPORT = """
 import importlib, sys
 

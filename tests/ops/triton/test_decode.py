@@ -15,7 +15,7 @@ from polysketch.generation.captured import CapturedStep
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.ops.linear import decode
 from polysketch.ops.linear.checks import checked
-from polysketch.ops.linear.triton_decode import extend_one_, why_not_extend
+from polysketch.ops.linear.triton.decoding import extend_one_, why_not_extend
 from polysketch.ops.triton import forced
 from polysketch.ops.triton.launch import launching
 

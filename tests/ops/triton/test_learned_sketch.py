@@ -9,9 +9,10 @@ import triton as compiler
 import triton.language as tl  # noqa: F401 - the interpreter looks for it where a function is defined
 
 from polysketch.feature_maps import LearnedSketch
-from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend, triton
+from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
+from polysketch.ops.learned_sketch.triton import launcher
+from polysketch.ops.learned_sketch.triton.programs import networks as programs
 from polysketch.ops.triton import forced
-from polysketch.ops.triton.programs import learned_sketch as programs
 
 SMALL = {"TOKENS": 16, "BLOCK": 32, "num_warps": 4, "num_stages": 1}
 PROGRAMS = ("learned_sketch_inputs_backward", "learned_sketch_weights_backward")
@@ -35,7 +36,7 @@ def small_blocks():
 @pytest.fixture
 def resident(small_blocks, monkeypatch):
     """Weights in shared memory, through several tiles."""
-    monkeypatch.setattr(triton, "_multiprocessors", lambda device: 3)
+    monkeypatch.setattr(launcher, "_multiprocessors", lambda device: 3)
     with forced(learned_sketch={**SMALL, "resident": 1}):
         yield
 
@@ -100,8 +101,8 @@ def exact_tanh(x):
 @pytest.mark.usefixtures("small_blocks")
 def test_the_formulas_of_bfloat16_are_the_same_but_for_their_tanh(monkeypatch):
     """They are written around an instruction that the interpreter does not have."""
-    constants = triton._constants
-    monkeypatch.setattr(triton, "_constants", lambda call, half: {**constants(call, half), "FAST": True})
+    constants = launcher._constants
+    monkeypatch.setattr(launcher, "_constants", lambda call, half: {**constants(call, half), "FAST": True})
     monkeypatch.setattr(programs, "_fast_tanh", exact_tanh)
     assert max(relative_errors(*case(4, "layer", (1, 2, 9, 16), 6))) < 1e-5
 
@@ -135,10 +136,10 @@ def test_any_strides_of_inputs_and_gradients_give_the_same():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_gradients_of_weights_are_summed_over_spans_of_tiles(monkeypatch):
-    monkeypatch.setattr(triton, "_LEAST_TILES", 1)
+    monkeypatch.setattr(launcher, "_LEAST_TILES", 1)
     one, three = case(4, "layer", (1, 1, 40, 16), 4), []
     for count in (1, 512):
-        monkeypatch.setattr(triton, "_PROGRAMS", count)
+        monkeypatch.setattr(launcher, "_PROGRAMS", count)
         three.append(features_and_gradients(*one, "triton"))
     assert all((a - b).norm() < 1e-5 * b.norm() for a, b in zip(*three, strict=True))
     assert max(relative_errors(*one)) < 1e-5

@@ -10,7 +10,8 @@ import torch
 
 from ops.linear_cases import Case, assert_precision_agrees, assert_same, gradients, make, run
 from polysketch import ops
-from polysketch.ops.linear import spans, triton
+from polysketch.ops.linear import spans
+from polysketch.ops.linear.triton import launcher
 from polysketch.ops.triton import forced
 
 CASES = [
@@ -105,7 +106,7 @@ def test_what_does_not_fit_into_scratch_memory_at_once_takes_turns(size, monkeyp
     case = replace(CASES[1], length=18, heads=2, key_heads=2, dtype=torch.float32)
     tensors = make(case)
     expected = gradients(case, tensors, "triton")
-    monkeypatch.setattr(triton, "SCRATCH_BYTES", size)
+    monkeypatch.setattr(launcher, "SCRATCH_BYTES", size)
     found = gradients(case, tensors, "triton")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -198,7 +199,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     program, line, broken, case = MUTANTS[name]
-    module = importlib.import_module(f"polysketch.ops.triton.programs.{program}")
+    module = importlib.import_module(f"polysketch.ops.linear.triton.programs.{program.removeprefix('linear_')}")
     source = Path(module.__file__).read_text()
     assert line in source
     path = tmp_path / f"{program}.py"

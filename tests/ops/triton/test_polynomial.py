@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from polysketch.ops import triton
 from polysketch.ops.polynomial import polynomial_attention, polynomial_attention_backend
 from polysketch.ops.polynomial.reference import reference_polynomial_attention
-from polysketch.ops.polynomial.triton import WIDEST, triton_polynomial_attention
+from polysketch.ops.polynomial.triton.launcher import WIDEST, triton_polynomial_attention
 
 
 @dataclass(frozen=True)

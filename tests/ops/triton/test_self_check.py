@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch
-from polysketch.ops.linear import decode, triton_decode
+from polysketch.ops.linear import decode
+from polysketch.ops.linear.triton import decoding
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.triton import availability, self_check
 from polysketch.ops.triton.launch import launching
@@ -201,6 +202,6 @@ def test_decoded_tokens_are_checked_too_over_the_end_of_a_chunk(broken, asked):
             picked = pick()
     else:
         picked = pick()
-    assert (picked is triton_decode.extend_one_) is not broken
+    assert (picked is decoding.extend_one_) is not broken
     assert (decode.why_not_captured(state) is None) is not broken
     assert len(asked) == 1

@@ -5,7 +5,7 @@ import torch
 
 from polysketch import ops
 from polysketch.benchmarking.compiled import complaints
-from polysketch.ops.linear.triton_decode import extend_one_
+from polysketch.ops.linear.triton.decoding import extend_one_
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.triton.ahead_of_time import Compiled, compiling
 

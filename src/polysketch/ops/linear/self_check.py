@@ -9,7 +9,7 @@ from torch import Tensor
 from polysketch.ops.linear.aligned import attend
 from polysketch.ops.linear.backends import BACKENDS
 from polysketch.ops.linear.state import LinearAttentionState
-from polysketch.ops.linear.triton_decode import extend_one_
+from polysketch.ops.linear.triton.decoding import extend_one_
 from polysketch.ops.linear.types import Diagonal, Inputs, LinearAttentionResult, Plan
 from polysketch.ops.triton import self_check
 

@@ -1,1 +1,1 @@
-"""The programs themselves: the only modules that import Triton."""
+"""What programs of several ops share."""

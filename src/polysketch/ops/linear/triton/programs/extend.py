@@ -11,7 +11,7 @@ device's memory: the same two launches serve every token.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import PAIR, TILE, expanded_rows, tile_pair
+from polysketch.ops.triton.programs.shared import PAIR, TILE, expanded_rows, tile_pair
 
 
 @triton.jit(

@@ -9,7 +9,7 @@ queries is a program of its own.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import (
+from polysketch.ops.triton.programs.shared import (
     expanded_rows,
     load_columns,
     load_rows,

@@ -1,4 +1,4 @@
-"""The networks of the learned sketch as programs in Triton (`ops/triton/programs/learned_sketch*.py`).
+"""The networks of the learned sketch as programs in Triton (`programs`).
 
 Forward launches one program a level, with the weights in shared memory where they fit; backward makes the levels'
 inputs again, then goes from the last level to the first, a half of the networks at a time. Besides inputs and outputs
@@ -163,8 +163,8 @@ def _pairs_backward(call: _Call, level: _Level, values: Tensor, grad: Tensor) ->
 
 
 def _launch_pairs(call: _Call, level: _Level, values: Tensor, *tensors: Tensor | None) -> None:
-    from polysketch.ops.triton.programs.learned_sketch import learned_sketch
-    from polysketch.ops.triton.programs.learned_sketch_resident import learned_sketch_resident
+    from polysketch.ops.learned_sketch.triton.programs.networks import learned_sketch
+    from polysketch.ops.learned_sketch.triton.programs.resident import learned_sketch_resident
 
     keeps = int(tensors[0] is None)
     chosen = _configuration("learned_sketch", call, level.first, values, keeps=keeps, pairs=level.networks // 2)
@@ -188,7 +188,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _inputs_backward(call: _Call, level: _Level, half: _Half, values: Tensor, grad: Tensor) -> Tensor:
     """The gradient of the values of a half, given that of its outputs, (networks, batch, heads, length, size)."""
-    from polysketch.ops.triton.programs.learned_sketch_backward import learned_sketch_inputs_backward
+    from polysketch.ops.learned_sketch.triton.programs.backward import learned_sketch_inputs_backward
 
     chosen = _configuration("learned_sketch_inputs_backward", call, half, values)
     taken, tiles = level.networks // half.shared, -(-call.rows // chosen["TOKENS"])
@@ -206,7 +206,7 @@ def _inputs_backward(call: _Call, level: _Level, half: _Half, values: Tensor, gr
 
 def _weights_backward(call: _Call, level: _Level, half: _Half, values: Tensor, grad: Tensor) -> list[Tensor]:
     """Gradients of norm scale, norm bias, up and down of a half, each (maps, networks, ...), float32."""
-    from polysketch.ops.triton.programs.learned_sketch_backward import learned_sketch_weights_backward
+    from polysketch.ops.learned_sketch.triton.programs.backward import learned_sketch_weights_backward
 
     chosen = _configuration("learned_sketch_weights_backward", call, half, values)
     slices = -(-call.hidden // chosen["BLOCK"]) * level.networks * call.maps

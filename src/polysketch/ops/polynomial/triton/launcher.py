@@ -78,7 +78,7 @@ def _forward(
 
     The rounding is empty unless it is kept and the dtype is a half one. Only the output is differentiable.
     """
-    from polysketch.ops.triton.programs.polynomial import polynomial_forward
+    from polysketch.ops.polynomial.triton.programs.forward import polynomial_forward
 
     output, rounding, denominator = _empty_outputs(query, value, keep_rounding)
     query, key, value = (_last_stride_one(tensor) for tensor in (query, key, value))
@@ -111,7 +111,7 @@ def _backward(
     first_position: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    from polysketch.ops.triton.programs.polynomial_backward import polynomial_grad_key_value, polynomial_grad_query
+    from polysketch.ops.polynomial.triton.programs.backward import polynomial_grad_key_value, polynomial_grad_query
 
     grads = _empty_like(query, key, value)
     inputs = query, key, value, grad_output = [_last_stride_one(t) for t in (query, key, value, grad_output)]

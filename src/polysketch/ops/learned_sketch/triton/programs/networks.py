@@ -8,7 +8,7 @@ lie one after another in memory (norm scale, norm bias, up, down, norm scale, no
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.polynomial import as_float32
+from polysketch.ops.triton.programs.shared import as_float32
 
 EPSILON = tl.constexpr(1e-5)
 LINEAR = tl.constexpr(0.7978845608028654)  # of the argument of the tanh in GELU: sqrt(2 / pi)

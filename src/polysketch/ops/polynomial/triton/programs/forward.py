@@ -15,6 +15,8 @@ stays nearly equal where one weight holds most of the mass.
 import triton
 import triton.language as tl
 
+from polysketch.ops.triton.programs.shared import as_float32
+
 
 @triton.jit(do_not_specialize=["query_length", "key_length", "first_position"])
 def polynomial_forward(
@@ -196,12 +198,3 @@ def as_operand(weights, PRECISION: tl.constexpr, DOT: tl.constexpr):
     if tl.float32 == DOT and PRECISION == "tf32":
         return (weights.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
     return weights.to(DOT)
-
-
-@triton.jit
-def as_float32(rounded):
-    """What was just rounded; from bfloat16 by its bits, for compilers turn that pair of conversions into slow ones."""
-    if rounded.dtype == tl.bfloat16:
-        return (rounded.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return rounded.to(tl.float32)

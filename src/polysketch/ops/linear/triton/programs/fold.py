@@ -10,7 +10,7 @@ there and never stored.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import TILE, expanded_rows, load_columns, load_rows, tile_pair
+from polysketch.ops.triton.programs.shared import TILE, expanded_rows, load_columns, load_rows, tile_pair
 
 
 @triton.jit

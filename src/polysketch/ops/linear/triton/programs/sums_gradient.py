@@ -7,7 +7,7 @@ not depend on their order.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.tiles import (
+from polysketch.ops.triton.programs.shared import (
     PAIR,
     TILE,
     expanded_rows,

@@ -7,7 +7,7 @@ holds the gradients of a slice of hidden units in registers and goes through a s
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.learned_sketch import (
+from polysketch.ops.learned_sketch.triton.programs.networks import (
     CUBIC,
     LINEAR,
     load_down,

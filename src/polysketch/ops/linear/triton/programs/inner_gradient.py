@@ -7,8 +7,8 @@ With w_ij = s_ij^exponent decay_ij of a score s_ij, the loss changes with s_ij b
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.linear_outputs import scores, visible
-from polysketch.ops.triton.programs.tiles import load_columns, load_rows, power, store_rows
+from polysketch.ops.linear.triton.programs.outputs import scores, visible
+from polysketch.ops.triton.programs.shared import load_columns, load_rows, power, store_rows
 
 
 @triton.jit

@@ -7,7 +7,7 @@ matrices come in blocks of hidden units, so that activations of one block at a t
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.learned_sketch import (
+from polysketch.ops.learned_sketch.triton.programs.networks import (
     load_down,
     load_up,
     load_values,

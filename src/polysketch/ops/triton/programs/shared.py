@@ -1,4 +1,4 @@
-"""Expanded features in registers: the products of the tile pairs of `ops/linear/tiles.py`, or features as they are.
+"""What programs share: rows, powers, and expanded features in registers (`ops/linear/packing.py`).
 
 Expanded rows are numbered as in the public layout of a state: at power 2 in pairs (I, J), I <= J, of 16 x 16 products,
 at power 1 simply feature after feature. Sums are read with their weight, 2 off the diagonal, already in them.
@@ -76,6 +76,15 @@ def power(base, EXPONENT: tl.constexpr):
 def reciprocal(mass):
     """1 / mass, and zero for a row without any mass: its output is zero."""
     return tl.where(mass == 0.0, 0.0, 1.0 / tl.where(mass == 0.0, 1.0, mass))
+
+
+@triton.jit
+def as_float32(rounded):
+    """What was just rounded; from bfloat16 by its bits, for compilers turn that pair of conversions into slow ones."""
+    if rounded.dtype == tl.bfloat16:
+        return (rounded.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return rounded.to(tl.float32)
 
 
 @triton.jit

@@ -70,7 +70,7 @@ def _extend_one(
     """Vectors of one token (batch, heads, width) and the tensors of a state -> (batch, heads, value_dim)."""
     import triton
 
-    from polysketch.ops.triton.programs.linear_extend import linear_extend, linear_extend_finish
+    from polysketch.ops.linear.triton.programs.extend import linear_extend, linear_extend_finish
 
     (batch, heads, features), key_heads, width = query.shape, key.shape[1], value.shape[2]
     chunk, local_width = open_key.shape[2:]

@@ -14,7 +14,7 @@ the difference is taken in float32, from an output that was not rounded.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.polynomial import (
+from polysketch.ops.polynomial.triton.programs.forward import (
     as_operand,
     at,
     is_past,
