@@ -85,8 +85,8 @@ def package_with_a_newcomer(folder: Path) -> Path:
     (copy / "attention" / "newcomer.py").write_text(FILE)
     registry = copy / "attention" / "registry.py"
     text = registry.read_text()
-    assert text.count(TABLE) == 1
-    registry.write_text(text.replace(TABLE, IMPORT + TABLE + LINE))
+    before, table = text.split(TABLE)
+    registry.write_text(before + IMPORT + TABLE + table.replace("\n}\n", f"\n{LINE}}}\n", 1))
     return copy.parent
 
 
