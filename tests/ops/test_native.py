@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -229,6 +230,24 @@ def test_without_a_compiler_auto_takes_another_backend_and_asking_says_why(no_co
         run(Case(), tensors, backend="native")
     with pytest.raises(RuntimeError, match="no C"):
         library()
+
+
+@pytest.fixture
+def broken_compiler(no_compiler, monkeypatch, tmp_path):
+    """A machine whose compiler refuses everything."""
+    compiler = tmp_path / "refusing"
+    compiler.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+
+
+def test_a_compiler_that_fails_is_said_once_and_auto_takes_another_backend(broken_compiler):
+    x = torch.randn(1, 1, 4, 8)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert [ops.linear_attention_backend(x, x) for _ in range(2)] == ["reference"] * 2
+    assert len(said) == 1
+    assert "failed: error: out of order; plain PyTorch, which is slower" in str(said[0].message)
 
 
 @needs_compiler

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -46,9 +47,15 @@ def library() -> ctypes.CDLL:
 
 @asked_once  # torch.compile does not trace into subprocesses
 def why_unavailable() -> str | None:
-    """Why the native programs cannot run here; None where they can. The first question compiles them."""
+    """Why the native programs cannot run here; None where they can.
+
+    The first question compiles them. It warns, once, where there is a compiler and what it makes cannot be used: the
+    backends in their place take several times as long.
+    """
     if not _found:
         _found.append(_reason())
+        if _found[0] is not None and _has_compiler():
+            warnings.warn(f"{_found[0]}; plain PyTorch, which is slower, takes their place", stacklevel=2)
     return _found[0]
 
 
@@ -76,6 +83,13 @@ def compiled(source: Path, folder: Path) -> Path:
     if not target.is_file():
         _compile(source, compiler, flags, target)
     return target
+
+
+def _has_compiler() -> bool:
+    try:
+        return bool(_compiler())
+    except RuntimeError:
+        return False
 
 
 def _compiler() -> str:
