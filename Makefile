@@ -69,8 +69,10 @@ test-full: $(READY) $(NEWEST)
 	PYTHONPATH=$(NEWEST) $(INTERPRETED) --timeout 3600
 	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest tests/ops/triton_compiled --timeout 3600
 
+# Without what asks for one compiled graph: the compiler of that release does not trace changes of named tuples, and
+# breaks the graph there.
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest $(CORE) -m "not full and not alone" $(PARALLEL)
+	$(OLDEST)/bin/python -m pytest $(CORE) -m "not full and not alone" -k "not graph and not compiles and not exports" $(PARALLEL)
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
