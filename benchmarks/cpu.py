@@ -26,7 +26,6 @@ from polysketch.benchmarking import (
 from polysketch.benchmarking.models import build_model, state_at
 from polysketch.benchmarking.timing import ratio
 from polysketch.benchmarking.token_steps import Decoder, take_turns
-from polysketch.benchmarking.training_steps import process_peak
 from polysketch.benchmarking.ways import Sizes, way
 
 _GIGABYTE = 1e9
@@ -176,12 +175,12 @@ def _doubling(bench: Bench, name: str) -> Figure:
 
 
 def attention_memory(bench: Bench) -> Outcome:
-    """Forward and training memory of attention; see `polysketch.benchmarking.memory_probe` for the method."""
+    """Forward and training memory of attention; see `polysketch.benchmarking.memory` for the method."""
     outcome, settings = Outcome(), bench.scale.memory
     shape = settings.shape(settings.lengths[0])
     for name in ("sdpa", "given", "learned"):
         for gradients in (False, True):
-            found = memory.attention(bench, name, shape, settings.sizes, backward=gradients)
+            found = memory.attention(bench, name, [shape], settings.sizes, backward=gradients)[0]
             case = {"case": way(name, settings.sizes).title, "backward": gradients, "length": shape.length}
             outcome.measurements.append({**case, "beyond_bytes": found})
             title = f"memory at {shape.length:,}, {case['case']}, {'training' if gradients else 'forward'}"
@@ -196,7 +195,7 @@ def attention_memory(bench: Bench) -> Outcome:
 def training_memory(bench: Bench) -> Outcome:
     """Peak memory of the whole process that makes one training step at a long context."""
     asked = bench.scale.memory_step
-    found = process_peak(asked, "learned", asked.contexts[0], bench.dtype)
+    found = memory.training(asked, "learned", asked.contexts[0], bench.dtype)
     title = f"training step of {asked.preset} at {asked.contexts[0]:,}: peak of the process"
     note = f"{found['beyond_bytes'] / _GIGABYTE:.2f} GB of it beyond Python and PyTorch"
     at_most = bench.at_full_scale(at_most=_MOST_STEP_GIGABYTES)

@@ -167,14 +167,13 @@ def _measure(case: Case, series: Series, clock: Clock, rates: Rates) -> dict[str
     """The time, and what it means: the rate by the operations counted, and shares of what the device can do at best."""
     call = series.way.prepare(case.shape, clock.device, torch.bfloat16)
     function = calls.forward_backward(call) if case.backward else calls.forward(call)
-    with peak_memory(clock.device) as peak:
-        function()
+    peak = peak_memory(clock.device, function)
     timing, floor = clock.measure(function, limit_seconds=0.25), case.floor(series)
     rate = series.counted(case.shape) * (3 if case.backward else 1) / timing.seconds
     return {
         **vars(timing),
         "tokens_per_second": case.shape.tokens / timing.seconds,
-        "peak_bytes": peak.bytes,
+        "peak_bytes": peak,
         "floor_seconds": floor.seconds(rates),
         "tflops": rate / 1e12,
         "matrix_share": rate / rates.operations,

@@ -64,10 +64,9 @@ def _train(clock: Clock, rates: Rates, quick: bool, labels: Labels) -> dict[str,
     shape = (labels["batch"], labels["length"] + 1)
     ids = torch.randint(model.config.vocab_size, shape, device=clock.device)
     step = models.training_step(model, ids, lambda: torch.autocast(clock.device.type, dtype=torch.bfloat16))
-    with peak_memory(clock.device) as peak:
-        step()
+    peak = peak_memory(clock.device, step)
     timing = clock.measure(step, limit_seconds=1.0)
     floor = floors.training_step(model, labels["batch"], labels["length"])
     rate = labels["batch"] * labels["length"] / timing.seconds
     counted = {"operations": floor.operations, "floor_seconds": floor.seconds(rates)}
-    return {**vars(timing), "tokens_per_second": rate, "peak_bytes": peak.bytes, **counted}
+    return {**vars(timing), "tokens_per_second": rate, "peak_bytes": peak, **counted}

@@ -10,11 +10,12 @@ import torch
 from polysketch.benchmarking import environment, floors, memory
 from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.timing import Clock, Rates, ratio
+from polysketch.benchmarking.ways import Sizes
 
 PROBE = """
 import torch
 from polysketch.benchmarking.calls import Call
-from polysketch.benchmarking.memory_probe import attention_bytes
+from polysketch.benchmarking.memory import attention_bytes
 
 def make(shape, device, dtype):
     value = torch.ones(shape.batch, shape.heads, shape.length, shape.head_dim)
@@ -71,10 +72,9 @@ def test_a_random_sketch_costs_less_than_a_learned_one_and_more_than_none():
     assert random.operations - given.operations == 2 * 2 * 2 * 64 * 32 * shape.rows
 
 
-def test_a_process_that_fails_is_reported_with_its_last_line():
-    asked = {"way": "nonsense", "sizes": {}, "shape": {"batch": 1, "length": 8}, "backward": False}
+def test_a_process_that_fails_is_reported_with_its_last_line(bench):
     with pytest.raises(RuntimeError, match=r"memory of nonsense failed: .*unknown way to attend 'nonsense'"):
-        memory.probe("attention", **asked, dtype="float32")
+        memory.attention(bench, "nonsense", [Shape(1, 8)], Sizes(), backward=False)
 
 
 def test_the_commit_is_that_of_the_package_and_not_of_a_repository_around_it(tmp_path, monkeypatch):

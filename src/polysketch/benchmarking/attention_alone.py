@@ -105,7 +105,7 @@ def _peaks(
     found = {}
     for name in with_baseline(settings.names):
         shapes = [settings.shape(length) for length, seconds in timed.items() if name in seconds]
-        peaks = memory.attention_by_shape(bench, name, shapes, settings.sizes, backward=settings.backward)
+        peaks = memory.attention(bench, name, shapes, settings.sizes, backward=settings.backward)
         for shape, peak in zip(shapes, peaks, strict=True):
             found[name, shape.length] = peak
             bench.progress(f"memory at {shape.length:,}: {name}: {peak / 1e6:,.1f} MB")

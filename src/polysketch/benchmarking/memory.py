@@ -1,10 +1,17 @@
-"""Peak memory of a computation beyond its inputs: the allocator's count on a GPU, a process of its own on a CPU."""
+"""Peak memory of a computation beyond its inputs: the allocator's count on a GPU, a process of its own on a CPU.
+
+How on a CPU: the process allocates and touches the inputs and, as stand-ins, as much as outputs and gradients will
+take; the peak of its resident memory so far is the baseline. The stand-ins are freed and the computation runs; what the
+peak has risen by is memory beyond inputs, outputs and gradients. A tiny run of the same before loads code and makes
+threads. The peak is VmHWM of /proc, or `resource.getrusage` where there is no /proc: Linux hands the latter's maximum
+on from the process that started this one. The process is `python -m polysketch.benchmarking.memory JSON`.
+"""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,71 +20,155 @@ import torch
 
 import polysketch
 from polysketch.benchmarking import calls
+from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.models import build_model, training_step
+from polysketch.benchmarking.settings import TrainingSettings
 from polysketch.benchmarking.timing import peak_memory
 from polysketch.benchmarking.ways import Sizes, way
-from polysketch.benchmarking.workbench import Workbench
+from polysketch.benchmarking.workbench import Workbench, autocast
+
+_CPU = torch.device("cpu")
+_TINY = 512
+_TINY_SHARE = 16
+_STATUS = Path("/proc/self/status")
 
 
-def attention(bench: Workbench, name: str, shape: Shape, sizes: Sizes, *, backward: bool) -> int:
-    """Bytes of one call of the way `name` beyond its inputs, outputs and gradients (on a GPU outputs count)."""
-    return attention_by_shape(bench, name, [shape], sizes, backward=backward)[0]
+def attention(bench: Workbench, name: str, shapes: Sequence[Shape], sizes: Sizes, *, backward: bool) -> list[int]:
+    """Bytes of one call of the way `name` beyond its inputs, outputs and gradients (on a GPU outputs count), by shape.
 
-
-def attention_by_shape(
-    bench: Workbench, name: str, shapes: Sequence[Shape], sizes: Sizes, *, backward: bool
-) -> list[int]:
-    """As `attention`, for every shape."""
+    Raises:
+        RuntimeError: a process ended without a figure, for lack of memory for instance.
+    """
     if bench.device.type == "cuda":
-        return [_on_gpu(bench, name, shape, sizes, backward=backward) for shape in shapes]
-    same = {"way": name, "sizes": asdict(sizes), "backward": backward}
-    dtype = str(bench.dtype).removeprefix("torch.")
-    cases = [_asked("attention", dtype=dtype, shape=asdict(shape), **same) for shape in shapes]
-    return [found["beyond_bytes"] for found in _probe_all(cases)]
+        run = calls.forward_backward if backward else calls.forward
+        prepared = (way(name, sizes).prepare(shape, bench.device, bench.dtype) for shape in shapes)
+        return [peak_memory(bench.device, run(call)) or 0 for call in prepared]
+    same = {"sizes": asdict(sizes), "backward": backward}
+    cases = [_asked("attention", name, bench.dtype, shape=asdict(shape), **same) for shape in shapes]
+    return [found["beyond_bytes"] for found in _measured(cases)]
 
 
-def _on_gpu(bench: Workbench, name: str, shape: Shape, sizes: Sizes, *, backward: bool) -> int:
-    call = way(name, sizes).prepare(shape, bench.device, bench.dtype)
-    run = calls.forward_backward(call) if backward else calls.forward(call)
-    with peak_memory(bench.device) as peak:
-        run()
-    return peak.bytes or 0
-
-
-def probe(computation: str, **asked: Any) -> dict[str, int]:
-    """Measure in a process of its own; see `memory_probe` for the method and for what it can be asked.
+def training(settings: TrainingSettings, name: str, context: int, dtype: torch.dtype) -> dict[str, int]:
+    """Peak memory of a process that makes a model and one training step of it on a CPU, AdamW included.
 
     Returns:
         baseline_bytes, beyond_bytes and peak_bytes.
 
     Raises:
-        RuntimeError: the process ended without a figure, for lack of memory for instance.
+        RuntimeError: as for `attention`.
     """
-    return _probe_all([_asked(computation, **asked)])[0]
+    return _measured([_asked("training", name, dtype, settings=asdict(settings), length=context)])[0]
 
 
-def _asked(computation: str, **asked: Any) -> dict[str, Any]:
-    return {"computation": computation, "threads": torch.get_num_threads(), **asked}
+def _asked(computation: str, name: str, dtype: torch.dtype, **asked: Any) -> dict[str, Any]:
+    named = {"computation": computation, "name": name, "dtype": str(dtype).removeprefix("torch.")}
+    return {**named, "threads": torch.get_num_threads(), **asked}
 
 
-def _probe_all(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
+def _measured(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
     """The figures of each case: on Linux from copies of one process, elsewhere each from a process started for it."""
     runs = [cases] if sys.platform == "linux" else [[case] for case in cases]
-    return [found for run in runs if run for found in _run_probe(run)]
+    return [found for run in runs if run for found in _run_apart(run)]
 
 
-def _run_probe(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
-    command = [sys.executable, "-m", "polysketch.benchmarking.memory_probe", json.dumps(cases)]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+def _run_apart(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
+    source = str(Path(polysketch.__file__).parents[1])  # also where the package is not installed
+    paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "polysketch.benchmarking.memory", json.dumps(cases)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}; was it out of memory?"]
-        what = cases[0].get("way", cases[0]["computation"])
-        raise RuntimeError(f"measuring the memory of {what} failed: {last[0]}")
+        raise RuntimeError(f"measuring the memory of {cases[0]['name']} failed: {last[0]}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def _environment() -> dict[str, str]:
-    """This process's variables, so that the other one finds this package also where it is not installed."""
-    source = str(Path(polysketch.__file__).parents[1])
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+def attention_bytes(
+    make: Callable[..., Call], shape: Shape, *, backward: bool, dtype: torch.dtype = torch.float32
+) -> dict[str, int]:
+    """What one attention call that `make(shape, device, dtype)` prepares takes in this process; see the module."""
+    run = calls.forward_backward if backward else calls.forward
+    tiny = min(shape.length, max(_TINY, shape.length // _TINY_SHARE))  # long enough for the same backend
+    run(make(Shape(1, tiny, shape.heads, shape.head_dim), _CPU, dtype))()
+    call = make(shape, _CPU, dtype)
+    output = (shape.batch, shape.heads, shape.length, shape.head_dim)
+    stand_ins = [torch.ones(output, dtype=dtype) for _ in range(1 + backward)]
+    stand_ins += [torch.ones_like(leaf) for leaf in call.leaves] if backward else []
+    baseline = _peak_bytes()
+    stand_ins.clear()
+    run(call)()
+    return _figures(baseline)
+
+
+def _attention(asked: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
+    make = way(asked["name"], Sizes(**asked["sizes"])).prepare
+    return attention_bytes(make, Shape(**asked["shape"]), backward=asked["backward"], dtype=dtype)
+
+
+def _training(asked: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
+    baseline, settings = _peak_bytes(), TrainingSettings(**asked["settings"])
+    model = build_model(asked["name"], settings.preset, Sizes(settings.sketch_size, settings.local))
+    ids = torch.randint(model.config.vocab_size, (settings.batch, asked["length"] + 1))
+    training_step(model, ids, lambda: autocast(_CPU, dtype))()
+    return _figures(baseline)
+
+
+_COMPUTATIONS = {"attention": _attention, "training": _training}
+
+
+def _figures(baseline: int) -> dict[str, int]:
+    peak = _peak_bytes()
+    return {"baseline_bytes": baseline, "beyond_bytes": peak - baseline, "peak_bytes": peak}
+
+
+def _peak_bytes() -> int:
+    """The most resident memory this process has had."""
+    if _STATUS.exists():
+        line = next((line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")), None)
+        if line is not None:
+            return int(line.split()[1]) * 1024
+    import resource  # not on every system
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def main(text: str) -> None:
+    """Measure every case of the JSON list and print a line of JSON for each.
+
+    Several are measured in copies of this process made before anything was computed: they share the time that
+    importing PyTorch takes, and no memory that another case has touched.
+    """
+    cases = json.loads(text)
+    measure = _measure if len(cases) == 1 else _measure_in_a_copy
+    for asked in cases:
+        measure(asked)
+
+
+def _measure(asked: dict[str, Any]) -> None:
+    torch.set_num_threads(asked["threads"])
+    dtype = getattr(torch, asked["dtype"])
+    print(json.dumps(_COMPUTATIONS[asked["computation"]](asked, dtype)), flush=True)
+
+
+def _measure_in_a_copy(asked: dict[str, Any]) -> None:
+    """Measure in a copy of this process, whose peak starts from what it holds now; end with it if it fails."""
+    copy = os.fork()
+    if copy == 0:
+        status = 1
+        try:
+            _measure(asked)
+            status = 0
+        except Exception as error:  # noqa: BLE001 - the copy must end here, whatever happens
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(copy, 0)
+    if os.WIFSIGNALED(status):
+        print(f"killed by signal {os.WTERMSIG(status)}; was it out of memory?", file=sys.stderr, flush=True)
+    if status:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,26 +90,17 @@ def ratio(numerator: list[float], denominator: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
-@dataclass
-class Peak:
-    """Device memory allocated at most inside `peak_memory`, beyond what was allocated before; None on a CPU."""
-
-    bytes: int | None = field(default=None)
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Give a `Peak` that is filled in at the end."""
-    peak = Peak()
+def peak_memory(device: torch.device, function: Callable[[], Any]) -> int | None:
+    """Device memory that a call allocates at most, beyond what was allocated before; on a CPU None, after the call."""
     if device.type != "cuda":
-        yield peak
-        return
+        function()
+        return None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    yield peak
+    function()
     torch.cuda.synchronize(device)
-    peak.bytes = torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 @contextmanager

@@ -69,24 +69,8 @@ def _peak(
     if not settings.memory:
         return None
     if bench.device.type == "cuda":
-        with peak_memory(bench.device) as peak:
-            step()
-        return peak.bytes
-    return process_peak(settings, name, context, bench.dtype)["peak_bytes"]
-
-
-def process_peak(settings: TrainingSettings, name: str, context: int, dtype: torch.dtype) -> dict[str, int]:
-    """Peak memory of a process that makes one step on a CPU; see `memory.probe`."""
-    return memory.probe(
-        "training",
-        model=name,
-        preset=settings.preset,
-        sketch_size=settings.sketch_size,
-        local=settings.local,
-        batch=settings.batch,
-        length=context,
-        dtype=str(dtype).removeprefix("torch."),
-    )
+        return peak_memory(bench.device, step)
+    return memory.training(settings, name, context, bench.dtype)["peak_bytes"]
 
 
 def _measurement(

@@ -82,10 +82,13 @@ class Workbench:
         }
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of a model's matrix products: autocast, unless everything is float32."""
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        """The context of a model's matrix products."""
+        return autocast(self.device, self.dtype)
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Matrix products in `dtype` inside: autocast, unless everything is float32."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 def measure_rates(clock: Clock, dtype: torch.dtype, size: int = 2_048) -> Rates:
