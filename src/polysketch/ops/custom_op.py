@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 try:
     from torch.utils._python_dispatch import _get_current_dispatch_mode as current_mode
 except ImportError:  # not public; without it no operator's call is spared
-    current_mode = None
+    current_mode = None  # type: ignore[assignment]
 
 
 class Operator:
