@@ -20,10 +20,10 @@ import torch
 
 from benchmarks import RESULTS
 from benchmarks.cpu import FULL, QUICK, SECTIONS, Bench, Scale
+from benchmarks.figures import draw
 from benchmarks.journal import stamped
 from polysketch.benchmarking import measure_rates
 from polysketch.benchmarking.environment import environment, load
-from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.workbench import save
 
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.only or SECTIONS:
         report["sections"][name] = _run_section(name, bench)
         save(report, path)
-    drawn = _plot(report, path.with_suffix(".png"))
-    print(f"\nwrote {path}" + (f" and {path.with_suffix('.png')}" if drawn else ""))
+    print(f"\nrecord: {path}")
+    _draw(report, path.with_suffix(".png"))
     return 1 if any("error" in section for section in report["sections"].values()) else 0
 
 
@@ -81,7 +81,7 @@ def _run_section(name: str, bench: Bench) -> dict[str, Any]:
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
         return {"error": f"{type(error).__name__}: {error}"}
     for one in outcome.figures:
-        print(f"  {one.name:<66} {one.value:9.3f} {one.unit:<3} {one.target:<26} {one.note}", flush=True)
+        print(f"  {one.line}", flush=True)
     took = {"seconds": time.monotonic() - started, "load_before": before, "load_after": load()}
     return {"figures": [one.as_json() for one in outcome.figures], "measurements": outcome.measurements, **took}
 
@@ -97,18 +97,13 @@ def _print_machine(report: dict[str, Any]) -> None:
     )
 
 
-def _plot(report: dict[str, Any], path: Path) -> bool:
-    """One picture of everything that was timed; false without matplotlib, or where nothing was."""
+def _draw(report: dict[str, Any], path: Path) -> None:
+    """One picture of everything that was timed."""
     sections = report["sections"].values()
     timed = [one for section in sections for one in section.get("measurements", []) if "direction" in one]
     machine = report["environment"]
     title = f"{machine['device']}, {machine['threads']} threads, float32, commit {machine['commit'][:12]}"
-    try:
-        plot_time_per_token(timed, title, path)
-    except (ImportError, ValueError) as error:
-        print(f"\nno plot: {error}")
-        return False
-    return True
+    draw(timed, title, path)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(frozen=True)
 class Budget:
-    """Seconds for a whole run.
+    """Seconds for a run, or for a section of it.
 
     Args:
         seconds: from now on.
@@ -16,25 +16,19 @@ class Budget:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def deadline(self) -> float:
+        """The end, on the monotonic clock."""
+        return self.started + self.seconds
+
+    @property
     def left(self) -> float:
         """Seconds until the end; negative beyond it."""
-        return self.started + self.seconds - time.monotonic()
+        return self.deadline - time.monotonic()
 
-    def section(self, share: float) -> "Section":
+    def section(self, share: float) -> "Budget":
         """A part that may take `share` of what is left now."""
-        return Section(time.monotonic() + max(0.0, self.left) * share)
-
-
-@dataclass
-class Section:
-    """A part of a run.
-
-    Attributes:
-        deadline: on the monotonic clock.
-    """
-
-    deadline: float
+        return Budget(max(0.0, self.left) * share)
 
     def fits(self, estimated_seconds: float) -> bool:
         """Whether something of that length ends in time."""
-        return time.monotonic() + estimated_seconds <= self.deadline
+        return estimated_seconds <= self.left

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.budget import Section
+from benchmarks.budget import Budget
 from benchmarks.journal import Journal
 from benchmarks.processes import end_group, last_lines
 
@@ -32,7 +32,7 @@ def why_not() -> str | None:
 
 
 def run_tests(
-    device: str, section: Section, journal: Journal, report: Report, *, processes: int | None, quick: bool
+    device: str, section: Budget, journal: Journal, report: Report, *, processes: int | None, quick: bool
 ) -> None:
     """Run the tests of a device until they or the section end; each one's record is in the journal, and reported.
 
@@ -42,9 +42,8 @@ def run_tests(
             place. Default: on a GPU one for each core but two, at most 12.
         quick: some of the tests alone.
     """
-    left = section.deadline - time.monotonic()
     command = [*_command(device, processes, quick=quick), f"--records={journal.path.resolve()}"]
-    command.append(f"--deadline={time.time() + left}")
+    command.append(f"--deadline={time.time() + section.left}")
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
         try:

@@ -1,7 +1,11 @@
-"""Figures with targets: what a run found, and whether that is what it should be."""
+"""Figures with targets: what a run found, whether that is what it should be, and the picture of its times."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+from polysketch.benchmarking.plot import plot_time_per_token
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,12 @@ class Figure:
         return low <= self.value <= high
 
     @property
-    def target(self) -> str:
-        """The target, and whether it is reached; empty without one."""
+    def line(self) -> str:
+        """For a table: with the target, and whether it is reached."""
         bounds = [f">= {self.at_least:g}"] if self.at_least is not None else []
         bounds += [f"<= {self.at_most:g}"] if self.at_most is not None else []
-        return f"{' and '.join(bounds)} {'reached' if self.reached else 'MISSED'}" if bounds else ""
+        target = f"{' and '.join(bounds)} {'reached' if self.reached else 'MISSED'}" if bounds else ""
+        return f"{self.name:<66} {self.value:9.3f} {self.unit:<8} {target:<26} {self.note}".rstrip()
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -50,3 +55,13 @@ class Outcome:
 
     figures: list[Figure] = field(default_factory=list)
     measurements: list[dict[str, Any]] = field(default_factory=list)
+
+
+def draw(measurements: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Time per token against length into `path`; says where it is, or why there is none: no matplotlib, no times."""
+    try:
+        plot_time_per_token(measurements, title, path)
+    except (ImportError, ValueError) as error:
+        print(f"no picture: {error}")
+    else:
+        print(f"picture: {path}")

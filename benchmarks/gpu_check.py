@@ -36,11 +36,12 @@ if not __package__:  # called as a file: the clone's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import RESULTS, checking, sanitizer
-from benchmarks.budget import Budget, Section
-from benchmarks.gpu import generated_tokens, kernels, language_model, picture
+from benchmarks.budget import Budget
+from benchmarks.figures import draw
+from benchmarks.gpu import generated_tokens, kernels, language_model
 from benchmarks.gpu.apart import run_apart
 from benchmarks.gpu.cases import text_of
-from benchmarks.gpu.table import print_bench, print_check
+from benchmarks.gpu.report import measurements, print_bench, print_check
 from benchmarks.journal import Journal, stamped
 from polysketch.benchmarking.environment import environment
 from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matmul_precision, matrix_rate
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with matmul_precision("highest"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fused kernels that are missing are reported as failed cases
         if getattr(arguments, "section", None):
-            section, journal = Budget(arguments.budget_seconds).section(1.0), Journal(arguments.out, keep=True)
+            section, journal = Budget(arguments.budget_seconds), Journal(arguments.out, keep=True)
             _time_section(arguments.section, device, section, journal, quick=arguments.quick)
             return 0
         return _run(device, arguments)
@@ -106,14 +107,9 @@ def _run(device: torch.device, arguments: argparse.Namespace) -> int:
         _guarded("table", journal, lambda: print_check(journal))
     else:
         _guarded("table", journal, lambda: print_bench(journal))
-        _guarded("picture", journal, lambda: _draw(journal, title))
+        _guarded("picture", journal, lambda: draw(measurements(journal), title, journal.path.with_suffix(".png")))
     print(f"{time.monotonic() - budget.started:.0f} s; all numbers in {journal.path}")
     return _status(arguments.verb, journal)
-
-
-def _draw(journal: Journal, title: str) -> None:
-    drawn = picture.draw(journal, title)
-    print(f"picture: {drawn}" if drawn else "")
 
 
 def _status(verb: str, journal: Journal) -> int:
@@ -170,7 +166,7 @@ def _command(name: str, arguments: argparse.Namespace, journal: Journal, seconds
     return [*command, "--quick"] if arguments.quick else command
 
 
-def _time_section(name: str, device: torch.device, section: Section, journal: Journal, *, quick: bool) -> None:
+def _time_section(name: str, device: torch.device, section: Budget, journal: Journal, *, quick: bool) -> None:
     """The device's rates, or a section beside them."""
     clock = Clock(device, most=2 if quick else 20)
     if name == "rates":

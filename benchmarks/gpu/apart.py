@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks import ROOT
-from benchmarks.budget import Section
+from benchmarks.budget import Budget
 from benchmarks.journal import Journal
 from benchmarks.processes import end_group, last_lines
 
@@ -21,7 +21,7 @@ _GRACE = 12.0  # seconds beyond the section's end: its process counts from when 
 _LONGEST_SILENCE = 75.0  # seconds without a line in the journal: a start, or programs that are compiled first
 
 
-def run_apart(name: str, command: Callable[[float], list[str]], section: Section, journal: Journal) -> None:
+def run_apart(name: str, command: Callable[[float], list[str]], section: Budget, journal: Journal) -> None:
     """Run a section to its end, in as many processes as that takes, at most 4.
 
     Args:
@@ -31,7 +31,7 @@ def run_apart(name: str, command: Callable[[float], list[str]], section: Section
         journal: has everything the processes wrote on return.
     """
     for _ in range(_MOST_STARTS):
-        reason = _run_once(command(max(0.0, section.deadline - time.monotonic())), section, journal.path)
+        reason = _run_once(command(max(0.0, section.left)), section, journal.path)
         journal.read_again()
         for labels in journal.unanswered():
             journal.write("failed", **labels, error=reason or "no answer", out_of_memory=False)
@@ -43,7 +43,7 @@ def run_apart(name: str, command: Callable[[float], list[str]], section: Section
             return
 
 
-def _run_once(command: list[str], section: Section, path: Path) -> str | None:
+def _run_once(command: list[str], section: Budget, path: Path) -> str | None:
     """Why the process did not come to its end; None where it did."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, cwd=ROOT, stderr=errors, start_new_session=True)
@@ -54,7 +54,7 @@ def _run_once(command: list[str], section: Section, path: Path) -> str | None:
         return reason and f"{reason} {_said(errors)}".rstrip()
 
 
-def _watch(process: "subprocess.Popen[bytes]", section: Section, path: Path) -> str | None:
+def _watch(process: "subprocess.Popen[bytes]", section: Budget, path: Path) -> str | None:
     size, heard = 0, time.monotonic()
     while True:
         try:

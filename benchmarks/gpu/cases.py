@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.budget import Section
+from benchmarks.budget import Budget
 from benchmarks.journal import Journal
 from polysketch.benchmarking.growth import Growth
 
@@ -37,7 +37,7 @@ class Cases:
 
     kind: str
     device: torch.device
-    section: Section
+    section: Budget
     journal: Journal
     series: Callable[[Labels], Hashable]
     growth: Growth = field(default_factory=lambda: Growth(sys.float_info.max))

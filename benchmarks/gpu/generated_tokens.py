@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.budget import Section
+from benchmarks.budget import Budget
 from benchmarks.gpu.cases import Labels, text_of
 from benchmarks.gpu.language_model import LARGEST, MODELS, build_model, describe, model_cases
 from benchmarks.journal import Journal
@@ -32,7 +32,7 @@ _KEPT_FREE = 0.2  # of the device's memory, for weights, logits and activations
 _MOST_ROWS = 8_192
 
 
-def time_decoding(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
+def time_decoding(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
     """One token at a time, bfloat16; the most wanted contexts first."""
     positions = (64, 128) if quick else _POSITIONS
     batches = (1, 2) if quick else (LARGEST, 1)

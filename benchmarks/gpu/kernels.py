@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.budget import Section
+from benchmarks.budget import Budget
 from benchmarks.gpu.cases import Cases, Labels
 from benchmarks.journal import Journal
 from polysketch import ops
@@ -141,7 +141,7 @@ def _shapes(length: int, quick: bool) -> Iterator[Shape]:
     yield Shape(1, length, heads)
 
 
-def time_attention(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
+def time_attention(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
     """State the floor of every point; then time what fits and is not in the journal."""
     series, points = all_series(), cases(quick=quick)
     for case in points if not journal.of("floor") else ():

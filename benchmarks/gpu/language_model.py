@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.budget import Section
+from benchmarks.budget import Budget
 from benchmarks.gpu.cases import Cases, Labels
 from benchmarks.journal import Journal
 from polysketch.benchmarking import floors, models
@@ -28,7 +28,7 @@ _STEP_TOKENS = 2**15
 _LOCAL_CHUNK = 256
 
 
-def model_cases(kind: str, device: torch.device, section: Section, journal: Journal) -> Cases:
+def model_cases(kind: str, device: torch.device, section: Budget, journal: Journal) -> Cases:
     """Cases of the models above."""
     return Cases(kind, device, section, journal, lambda labels: (labels["model"], labels["batch"] == LARGEST))
 
@@ -48,7 +48,7 @@ def build_model(name: str, device: torch.device, *, quick: bool) -> TransformerL
         return models.build_model(attention, "tiny" if quick else "gpt2-small", sizes, **small)
 
 
-def time_training(clock: Clock, rates: Rates, section: Section, journal: Journal, *, quick: bool) -> None:
+def time_training(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
     """Steps of constant tokens, bfloat16 autocast and AdamW, at several contexts."""
     tokens, lengths = (128, [32, 64]) if quick else (_STEP_TOKENS, [2**15, 2**11, 2**13, 2**12, 2**14])
     points = [{"model": name, "batch": tokens // length, "length": length} for length in lengths for name in MODELS]

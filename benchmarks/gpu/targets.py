@@ -2,56 +2,48 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.gpu.kernels import SDPA
 from benchmarks.journal import Journal
 
-_BOTH = "forward+backward"
 _GIVEN = "features r=32"
 
 
-def figures(journal: Journal) -> list[Figure]:
-    """Every target whose measurements are there."""
-    return [*_attention(journal), *_training(journal), *_decoding(journal)]
-
-
-def unmeasured(journal: Journal) -> list[str]:
-    """Names of targets that this run says nothing about."""
-    found = {figure.name for figure in figures(journal)}
-    return [name for name in NAMES if name not in found]
-
-
-NAMES = (
-    "rate, r=32, forward+backward at 32k",
-    "forward+backward at 32k over fastest SDPA",
-    "forward+backward at 128k over fastest SDPA",
-    "break-even with fastest SDPA, forward+backward",
-    "training step at 32k over softmax, random r=32",
-    "training step at 32k over softmax, learned r=32",
-    "decoding at 32k over a KV cache, largest batches, random r=32",
-)
-
-
-def _attention(journal: Journal) -> Iterator[Figure]:
-    """Of batches of a constant number of tokens."""
+def figures(journal: Journal) -> dict[str, Figure | None]:
+    """Every target by name, attention on batches of a constant number of tokens; None where nothing was measured."""
     times = {(one["series"], one["length"]): one for one in journal.of("time") if _counts(one)}
-    if (_GIVEN, 2**15) in times:
-        yield Figure(NAMES[0], times[_GIVEN, 2**15]["tflops"], "TFLOP/s", at_least=200)
-    speeds = _speeds(times)
-    for name, length, wanted in ((NAMES[1], 2**15, 8), (NAMES[2], 2**17, 30)):
-        if length in speeds:
-            yield Figure(name, speeds[length], "x", at_least=wanted)
-    even = break_even(speeds)
-    if even is not None:
-        yield Figure(NAMES[3], even, "tokens", at_most=3_000)
+    steps = {one["model"]: one["seconds"] for one in journal.of("train") if one["length"] == 2**15}
+    largest = [one for one in journal.of("decode") if one["position"] == 2**15 and one["largest"]]
+    tokens = {one["model"]: one["seconds"] / one["rows"] for one in largest}
+    rate, speeds = times.get((_GIVEN, 2**15), {}).get("tflops"), _speeds(times)
+    found: list[tuple[str, float | None, str, dict[str, float]]] = [
+        ("rate, r=32, forward+backward at 32k", rate, "TFLOP/s", {"at_least": 200}),
+        ("forward+backward at 32k over fastest SDPA", speeds.get(2**15), "x", {"at_least": 8}),
+        ("forward+backward at 128k over fastest SDPA", speeds.get(2**17), "x", {"at_least": 30}),
+        ("break-even with fastest SDPA, forward+backward", break_even(speeds), "tokens", {"at_most": 3_000}),
+        *(
+            (f"training step at 32k over softmax, {model}", _over_softmax(steps, model), "x", {"at_least": wanted})
+            for model, wanted in (("random r=32", 3.0), ("learned r=32", 2.3))
+        ),
+        (
+            "decoding at 32k over a KV cache, largest batches, random r=32",
+            _over_softmax(tokens, "random r=32"),
+            "x",
+            {"at_least": 10},
+        ),
+    ]
+    return {name: None if value is None else Figure(name, value, unit, **target) for name, value, unit, target in found}
 
 
 def _counts(one: dict[str, Any]) -> bool:
     """The longest length has a batch of one, which is its constant number of tokens."""
-    return one["direction"] == _BOTH and (one["batch"] > 1 or one["length"] == 2**17)
+    return one["direction"] == "forward+backward" and (one["batch"] > 1 or one["length"] == 2**17)
+
+
+def _over_softmax(seconds: dict[str, float], model: str) -> float | None:
+    return seconds["softmax"] / seconds[model] if {"softmax", model} <= seconds.keys() else None
 
 
 def _speeds(times: dict[tuple[str, int], dict[str, Any]]) -> dict[int, float]:
@@ -74,17 +66,3 @@ def break_even(speeds: dict[int, float]) -> float | None:
             share = math.log(1 / speeds[shorter]) / math.log(speeds[longer] / speeds[shorter])
             return shorter * (longer / shorter) ** share
     return float(lengths[0])
-
-
-def _training(journal: Journal) -> Iterator[Figure]:
-    seconds = {one["model"]: one["seconds"] for one in journal.of("train") if one["length"] == 2**15}
-    for name, model, wanted in ((NAMES[4], "random r=32", 3.0), (NAMES[5], "learned r=32", 2.3)):
-        if {"softmax", model} <= seconds.keys():
-            yield Figure(name, seconds["softmax"] / seconds[model], "x", at_least=wanted)
-
-
-def _decoding(journal: Journal) -> Iterator[Figure]:
-    here = [one for one in journal.of("decode") if one["position"] == 2**15 and one["largest"]]
-    rates = {one["model"]: one["tokens_per_second"] for one in here}
-    if {"softmax", "random r=32"} <= rates.keys():
-        yield Figure(NAMES[6], rates["random r=32"] / rates["softmax"], "x", at_least=10)

@@ -1,23 +1,18 @@
-"""The short tables at the end of a run."""
+"""What a run shows at its end: short tables, and the measurements of its picture."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.kernels import SDPA
-from benchmarks.gpu.targets import figures, unmeasured
+from benchmarks.gpu.targets import figures
 from benchmarks.journal import Journal
 
 _OUTPUT = " output_ratio"
-_TITLES = {
-    "features r=32": "features 32",
-    "features r=64": "features 64",
-    "random r=32": "random 32",
-    "learned r=32": "learned 32",
-    "random r=64": "random 64",
-    "learned r=64": "learned 64",
-    "polynomial degree=4": "polynomial",
-}
+_COLUMNS = (
+    *("features r=32", "features r=64", "random r=32", "learned r=32", "random r=64", "learned r=64"),
+    "polynomial degree=4",
+)
 
 
 def print_check(journal: Journal) -> None:
@@ -62,16 +57,9 @@ def print_bench(journal: Journal) -> None:
     for kind in ("train", "decode"):
         for record in journal.of(kind):
             print(_model_line(kind, record))
-    for figure in figures(journal):
-        target = f">= {figure.at_least:g}" if figure.at_least is not None else f"<= {figure.at_most:g}"
-        print(f"{figure.name:<64} {figure.value:10.2f} {figure.unit:<8} {target:<9} {_verdict(figure.reached)}")
-    for name in unmeasured(journal):
-        print(f"{name:<64} {'not measured':>10}")
+    for name, figure in figures(journal).items():
+        print(figure.line if figure is not None else f"{name:<66} not measured")
     _print_failures(journal)
-
-
-def _verdict(reached: bool | None) -> str:
-    return "reached" if reached else "MISSED"
 
 
 def _largest(values: Sequence[Any]) -> str:
@@ -84,12 +72,12 @@ def _print_times(journal: Journal, direction: str, *, batch_one: bool) -> None:
         return
     tokens = "batch 1" if batch_one else f"{records[0]['batch'] * records[0]['length']:,} tokens"
     print(f"{direction}, {tokens}: ms, times as fast as the fastest fused kernel, TFLOP/s")
-    print(f"{'length':>8} {'fused':>10} " + " ".join(f"{title:>18}" for title in _TITLES.values()))
+    print(f"{'length':>8} {'fused':>10} " + " ".join(f"{title:>19}" for title in _COLUMNS))
     for length in sorted({record["length"] for record in records}):
         found = {one["series"]: one for one in records if one["length"] == length}
         fused = min((found[name]["seconds"] for name in SDPA if name in found), default=None)
-        cells = [_cell(found.get(name), fused) for name in _TITLES]
-        print(f"{length:>8} {_milliseconds(fused):>10} " + " ".join(f"{cell:>18}" for cell in cells))
+        cells = [_cell(found.get(name), fused) for name in _COLUMNS]
+        print(f"{length:>8} {_milliseconds(fused):>10} " + " ".join(f"{cell:>19}" for cell in cells))
 
 
 def _cell(one: dict[str, Any] | None, fused: float | None) -> str:
@@ -126,3 +114,33 @@ def _print_failures(journal: Journal) -> None:
         print(f"left out for lack of time: {len(skipped)} cases, named in {journal.path}")
     for crash in journal.of("crashed"):
         print(f"CRASHED: {crash['part']}: {crash['error']}")
+
+
+def measurements(journal: Journal) -> list[dict[str, Any]]:
+    """Records of times as a picture wants them."""
+    attention = [
+        _point(one, _panel(one), one["series"], one["batch"] * one["length"], length=one["length"])
+        for one in sorted(journal.of("time"), key=lambda one: (one["direction"], one["batch"] == 1))
+    ]
+    training = [
+        _point(one, "training step of gpt2-small", one["model"], one["batch"] * one["length"], length=one["length"])
+        for one in journal.of("train")
+    ]
+    decoding = [
+        _point(one, _decoding_panel(one), one["model"], one["rows"], position=one["position"])
+        for one in sorted(journal.of("decode"), key=lambda one: one["largest"])
+    ]
+    return attention + training + decoding
+
+
+def _point(one: dict[str, Any], direction: str, series: str, tokens: int, **place: int) -> dict[str, Any]:
+    times = {"seconds": one["seconds"], "floor_seconds": one["floor_seconds"]}
+    return {"direction": direction, "series": series, "tokens": tokens, **times, **place}
+
+
+def _panel(one: dict[str, Any]) -> str:
+    return f"{one['direction']}, {'one sequence' if one['batch'] == 1 else 'tokens held constant'}"
+
+
+def _decoding_panel(one: dict[str, Any]) -> str:
+    return f"decoding with gpt2-small, {'largest batch that fits' if one['largest'] else 'batch 1'}"
