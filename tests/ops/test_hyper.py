@@ -351,3 +351,17 @@ def test_a_given_mask_of_another_shape_or_across_spans_is_refused():
 def test_options_that_mean_nothing_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         hyper(tensors(), **options)
+
+
+@pytest.mark.parametrize("without_kernel", [False, True])
+def test_the_operators_pass_opcheck_on_queries_of_any_strides(without_kernel, monkeypatch):
+    """As those of one row with one key head are, whose heads lie inside of their tokens."""
+    if without_kernel:
+        monkeypatch.setattr(cpu_kernel, "kernel_agrees", lambda: False)
+    query = torch.randn(3, 4, 2, 8).transpose(1, 2)
+    key, value, bias = torch.randn(3, 4, 8), torch.randn(3, 4, 5), torch.zeros(3, 1, 4)
+    operators = torch.ops.polysketch
+    torch.library.opcheck(operators.attend_part.default, (query, key, value, bias, True, 0.5))
+    output, log_sum = operators.attend_part(query, key, value, bias, True, 0.5)
+    tensors = (torch.randn_like(output), torch.randn_like(log_sum), query, key, value, bias, output, log_sum)
+    torch.library.opcheck(operators.attend_part_backward.default, (*tensors, True, 0.5))

@@ -45,7 +45,11 @@ def attend_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    grad_query, grad_key, grad_value = (
+        query.new_empty(query.shape),
+        key.new_zeros(key.shape),
+        value.new_zeros(value.shape),
+    )
     offset = (grad_log_sum - (grad_output * output).sum(-1)).unsqueeze(-1)
     shift = log_sum.masked_fill(log_sum == -torch.inf, 0.0).unsqueeze(-1)
     for piece, keys in _pieces(query, key, causal):
