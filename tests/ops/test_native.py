@@ -275,10 +275,13 @@ def test_programs_are_compiled_once_and_again_when_the_source_changes(tmp_path, 
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(monkeypatch, tmp_path):
     (tmp_path / "polysketch").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build._temporary_folder.cache_clear()
     folder = build._folder()
     assert folder.is_dir()
     assert tmp_path not in folder.parents
+    assert build._folder() == folder  # not another one, in which all would be compiled again
     folder.rmdir()
+    build._temporary_folder.cache_clear()
 
 
 @needs_compiler

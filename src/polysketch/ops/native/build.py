@@ -136,4 +136,10 @@ def _folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="polysketch-native-"))
+        return _temporary_folder()
+
+
+@cache
+def _temporary_folder() -> Path:
+    """One for the process: in another one everything would be compiled again."""
+    return Path(tempfile.mkdtemp(prefix="polysketch-native-"))
