@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
+from triton.runtime.errors import OutOfResources
 
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
@@ -121,13 +123,44 @@ def test_a_broken_gradient_is_found_where_gradients_are_wanted(op):
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_a_program_that_does_not_compile_is_not_taken():
+@pytest.mark.parametrize(
+    ("error", "kept_for_others"),
+    [(OutOfResources(2, 1, "shared memory"), True), (RuntimeError("no C compiler; out of resource"), False)],
+)
+def test_a_program_that_raises_is_not_taken_and_other_processes_learn_of_it_from_triton_alone(error, kept_for_others):
     def refuse(*_):
-        raise ValueError("out of resources")
+        raise error
 
     given = tensors("polynomial")
-    with launching(refuse), pytest.warns(UserWarning, match="out of resources"):
-        assert torch.equal(call("polynomial", given), call("polynomial", given, "blockwise"))
+    expected = call("polynomial", given, "blockwise")
+    with launching(refuse), pytest.warns(UserWarning, match="out of resource"):
+        assert torch.equal(call("polynomial", given), expected)
+    with launching(refuse):
+        assert torch.equal(call("polynomial", given), expected)
+    assert self_check._file().exists() is kept_for_others
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_backward_pass_asks_nothing_and_goes_by_what_the_forward_pass_found(broken, asked):
+    """Where it runs on a device, a check of gradients would wait for the thread that waits for the check."""
+    given = [tensor.requires_grad_() for tensor in tensors("polynomial")]
+    with ExitStack() as stack:
+        if broken:
+            stack.enter_context(breaking(PROGRAM["polynomial"]))
+            stack.enter_context(pytest.warns(UserWarning, match="disagree"))
+        output = checkpoint(lambda *x: call("polynomial", list(x)), *given, use_reentrant=True)
+    output.sum().backward()
+    found = [tensor.grad for tensor in given]
+    backend = PLAIN["polynomial"] if broken else "triton"
+    expected = torch.autograd.grad(call("polynomial", given, backend).sum(), given)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert len(asked) == 1
+
+
+def test_what_is_known_of_a_width_says_nothing_of_another_that_begins_with_its_digits(monkeypatch):
+    monkeypatch.setattr(self_check, "_answers", {("cpu", "sketch float32 size=16 products=ieee backward=True"): False})
+    assert self_check.known_bad("cpu", "sketch float32 size=16")
+    assert not self_check.known_bad("cpu", "sketch float32 size=1")
 
 
 @torch.no_grad()

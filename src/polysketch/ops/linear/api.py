@@ -109,13 +109,13 @@ def linear_attention_backend(
     state: LinearAttentionState | None = None,
     backend: str = "auto",
 ) -> str:
-    """The backend that `linear_attention` with these arguments runs.
+    """The backend that `linear_attention` with these arguments runs, programs that disagree left aside.
 
     "auto" picks the triton backend on a CUDA device where Triton is installed, for values up to 128 wide (one that is
-    not given is taken for such) unless its programs disagreed with the chunked backend at their first call
-    (`ops.triton.self_check`), and the native one for float32 on a CPU where there is a compiler; else, on a CPU, the
+    not given is taken for such), and the native one for float32 on a CPU where there is a compiler; else, on a CPU, the
     quadratic reference for so few weights that calls cost more than they compute, and the chunked backend for all that
-    is left.
+    is left. Whether the triton backend's programs disagreed at their first call (`ops.triton.self_check`) depends on
+    options that are not known here: "triton" is the answer then too, and the call runs the chunked backend.
 
     Raises:
         ValueError: an unknown name.

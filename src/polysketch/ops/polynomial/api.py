@@ -139,11 +139,12 @@ def polynomial_attention_with_cache(
 def polynomial_attention_backend(
     query: Tensor, key: Tensor, value: Tensor | None = None, *, backend: str = "auto"
 ) -> str:
-    """Name of the backend that ``polynomial_attention`` runs for these tensors.
+    """Name of the backend that ``polynomial_attention`` runs for these tensors, programs that disagree left aside.
 
-    "auto" is "triton" on CUDA devices, where its programs take such tensors and agreed with "blockwise" at their first
-    call (`ops.triton.self_check`). Elsewhere it is "blockwise", except for a
-    few short sequences, where one product is faster than a loop of one block.
+    "auto" is "triton" on CUDA devices, where its programs take such tensors. Elsewhere it is "blockwise", except for a
+    few short sequences, where one product is faster than a loop of one block. Whether the programs disagreed with
+    "blockwise" at their first call (`ops.triton.self_check`) depends on options that are not known here: "triton" is
+    the answer then too, and the call runs "blockwise".
 
     Args:
         query, key, value: as in ``polynomial_attention``; a value that is not given is like the key.

@@ -3,7 +3,8 @@
 The first call with new widths and options makes a small input of its own, runs both, and keeps the answer in the user's
 cache folder: for the same device, driver, Triton, PyTorch and source of the programs it is not asked again. Most of the
 time is what the call would need anyway, compiling. Where they disagree a warning gives the figures, and "auto" takes
-plain PyTorch from then on. A backend that is asked for by its name is never checked.
+plain PyTorch from then on: for this process alone where something but Triton raised an error. A backend that is asked
+for by its name is never checked.
 """
 
 import contextlib
@@ -47,23 +48,36 @@ def passed(op: str, like: Tensor, call: Mapping[str, Any], attempt: Callable[[bo
         call: widths and options that make another program; never lengths.
         attempt: (whether gradients are wanted) -> errors as `disagreements` gives them, 1 is what is allowed.
 
+    Nothing is tried while a compiler traces, a graph is captured or a backward pass runs: what is known then decides.
+
     Cost: a dictionary's look-up, after the first call.
     """
     named = [f"{name}={value}" for name, value in call.items()]
-    key = " ".join([op, str(like.dtype).removeprefix("torch."), *named])
+    asked = " ".join([op, str(like.dtype).removeprefix("torch."), *named])
     if torch.compiler.is_compiling():
-        return not known_bad(str(like.device), key)
+        return not known_bad(str(like.device), asked)
     if type(like) is not Tensor or like.is_meta:
         return True  # somebody traces: there is nothing to run
-    backward = torch.is_grad_enabled()
-    key = f"{key} products={_products(like.dtype)} backward={backward}"
-    answer = _answers.get((str(like.device), key))
+    backward, device = torch.is_grad_enabled(), str(like.device)
+    key = f"{asked} products={_products(like.dtype)} backward="
+    answer = _answers.get((device, f"{key}{backward}"))
+    again = answer is None and _in_a_backward_pass()
+    if again:  # recomputation, of a forward pass that was perhaps without gradients
+        answer = _answers.get((device, f"{key}{False}"))
     if answer is not None:
         return answer
-    if like.is_cuda and torch.cuda.is_current_stream_capturing():
-        return not known_bad(str(like.device), key)
+    if again or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return not known_bad(device, asked)
     with _lock:
-        return _ask(like.device, key, lambda: attempt(backward))
+        return _ask(like.device, f"{key}{backward}", lambda: attempt(backward))
+
+
+def _in_a_backward_pass() -> bool:
+    """Whether PyTorch's engine calls this. A device has one thread of the engine's: a check of gradients would wait for
+    it, and it for the check.
+    """
+    number = getattr(torch._C, "_current_graph_task_id", None)  # not public; without it nothing is known
+    return number is not None and number() != -1
 
 
 def disagreements(
@@ -118,7 +132,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 def _ask(device: torch.device, key: str, attempt: Callable[[], Mapping[str, float]]) -> bool:
     """Out of the file, or by trying; said where the answer is no."""
-    kept = _kept(device)
+    kept, lasting = _kept(device), True
     errors = kept.get(key)
     if errors is None:
         try:
@@ -127,13 +141,17 @@ def _ask(device: torch.device, key: str, attempt: Callable[[], Mapping[str, floa
             return True  # says nothing about the programs; the next call asks again
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises: the call itself goes on without
             errors = {f"{type(error).__name__}: {error}".splitlines()[0][:200]: "raised"}
-        _keep(device, {**kept, key: errors})
+            # A C compiler that is missing, or an earlier program's fault that shows now, says nothing of later days.
+            lasting = type(error).__module__.startswith("triton.")
+        if lasting:
+            _keep(device, {**kept, key: errors})
     wrong = _wrong(errors)
     _answers[str(device), key] = not wrong
     if wrong:
         warnings.warn(
             f"programs in Triton disagree with plain PyTorch, which is used instead, on"
-            f" {provenance.device_name(device)}: {key}; errors over what is allowed: {wrong}. Kept in {_file()}",
+            f" {provenance.device_name(device)}: {key}; errors over what is allowed: {wrong}."
+            f" {f'Kept in {_file()}' if lasting else 'The next process asks again'}",
             stacklevel=2,
         )
     return not wrong
@@ -165,7 +183,9 @@ def known_bad(device: str, key: str) -> bool:
     """Whether calls that begin so have disagreed before: all that can be asked while a compiler or a graph looks on."""
     kept = _kept(torch.device(device))
     known = {one for (where, one), answer in _answers.items() if where == device and not answer}
-    return any(one.startswith(key) for one in known | {one for one, errors in kept.items() if _wrong(errors)})
+    return any(
+        f"{one} ".startswith(f"{key} ") for one in known | {one for one, errors in kept.items() if _wrong(errors)}
+    )
 
 
 def _wrong(errors: Mapping[str, float | str]) -> dict[str, float | str]:
