@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.ops.linear.tiles import expand_tiles, pad_features
+from polysketch.ops.linear.packing import expand_tiles, pad_features
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import torch
 
 from ops.linear_cases import Case, assert_backends_agree, gradients, make, prefix_share, relative_error, run
 from polysketch import ops
-from polysketch.ops.linear.tiles import symmetrize
+from polysketch.ops.linear.packing import symmetrize
 from polysketch.ops.native import why_unavailable
 
 # Each pair of option values occurs together in some row; the full product runs under the marker `full`.

@@ -295,7 +295,7 @@ def test_structures_are_those_of_the_programs(tmp_path):
         f'#include "{SOURCE}/learned_sketch.h"\n extern "C" long sketch() {{ return sizeof(LearnedSketchCall); }}\n'
     )
     sizes = ctypes.CDLL(str(build.compiled(tmp_path, tmp_path)))
-    assert sizes.attention() == ctypes.sizeof(native_attention._Call)
+    assert sizes.attention() == ctypes.sizeof(native_attention._AttentionCall)
     assert sizes.sketch() == ctypes.sizeof(native_sketch._Call)
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from polysketch.ops.linear import native_decode
 from polysketch.ops.linear.api import linear_attention
 from polysketch.ops.linear.checks import checked
+from polysketch.ops.linear.packing import expand_tiles, pad_features
 from polysketch.ops.linear.self_check import steps_agree, why_no_steps
 from polysketch.ops.linear.state import LinearAttentionState
-from polysketch.ops.linear.tiles import expand_tiles, pad_features
 from polysketch.ops.linear.triton import decoding as triton_decode
 from polysketch.ops.linear.types import Inputs, LocalPolynomial, Plan
 from polysketch.ops.triton.availability import AUTO_DEVICES

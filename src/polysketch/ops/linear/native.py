@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import pairs
+from polysketch.ops.linear import packing_pairs
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
 from polysketch.ops.native import TensorPointer, library, run_in_threads
 from polysketch.ops.native import why_not as why_no_program
@@ -21,7 +21,7 @@ _INPUTS = ("query", "key", "value", "local_query", "local_key", "log_decay")
 _GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "local_query", "local_key"))
 
 
-class _Call(ctypes.Structure):
+class _AttentionCall(ctypes.Structure):
     """`LinearAttentionCall` of linear_attention.h."""
 
     _fields_ = (
@@ -103,19 +103,19 @@ class _Layout:
 
     def __init__(self, feature_dim: int, power: int) -> None:
         self.feature_dim, self.power = feature_dim, power
-        self.size = feature_dim if power == 1 else pairs.num_pairs(feature_dim)
+        self.size = feature_dim if power == 1 else packing_pairs.num_pairs(feature_dim)
 
     def from_public(self, tensor: Tensor) -> Tensor:
-        return self._apply(pairs.from_tiles, tensor)
+        return self._apply(packing_pairs.from_tiles, tensor)
 
     def to_public(self, tensor: Tensor) -> Tensor:
-        return self._apply(pairs.to_tiles, tensor)
+        return self._apply(packing_pairs.to_tiles, tensor)
 
     def to_public_backward(self, *gradients: Tensor) -> list[Tensor]:
-        return [self._apply(pairs.to_tiles_backward, gradient) for gradient in gradients]
+        return [self._apply(packing_pairs.to_tiles_backward, gradient) for gradient in gradients]
 
     def from_public_backward(self, *gradients: Tensor) -> list[Tensor]:
-        return [self._apply(pairs.from_tiles_backward, gradient) for gradient in gradients]
+        return [self._apply(packing_pairs.from_tiles_backward, gradient) for gradient in gradients]
 
     def _apply(self, function: Callable[[Tensor, int], Tensor], tensor: Tensor) -> Tensor:
         if self.power == 1:
@@ -126,7 +126,7 @@ class _Layout:
 
 
 class _Arguments:
-    """A `_Call` and the tensors that its pointers look into."""
+    """A `_AttentionCall` and the tensors that its pointers look into."""
 
     def __init__(self, inputs: Inputs, plan: Plan, layout: _Layout) -> None:
         self._kept: list[Tensor] = []
@@ -135,7 +135,7 @@ class _Arguments:
         sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3], local_width)
         options = (int(getattr(plan, name)) for name in _OPTIONS)
         self._units = key.shape[0] * key.shape[1]
-        self._call = _Call(*sizes, *options, plan.offset)
+        self._call = _AttentionCall(*sizes, *options, plan.offset)
         self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
         if inputs.length is not None:
             self._point("length", inputs.length.to(torch.int64))

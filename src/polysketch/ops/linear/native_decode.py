@@ -17,7 +17,7 @@ _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "ope
 _SUMS_WORTH_A_THREAD = 2**20
 
 
-class _Call(ctypes.Structure):
+class _ExtendCall(ctypes.Structure):
     """`ExtendCall` of linear_attention_extend.cpp."""
 
     _fields_ = (
@@ -46,7 +46,7 @@ def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tens
     chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
     rows = [query, key, value, local_query, local_key, log_decay, output]
     kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
-    call = _Call(
+    call = _ExtendCall(
         *(heads, key_heads, features, width, local_width),
         *(state.power, plan.normalize, plan.degree, chunk, state.sums.shape[2]),
         plan.offset,

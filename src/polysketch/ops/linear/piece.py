@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polysketch.ops.linear.packing import TILE
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
-from polysketch.ops.linear.tiles import TILE
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan, Stretch
 from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import deal, num_workers

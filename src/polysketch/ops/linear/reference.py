@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polysketch.ops.linear.packing import expand_tiles, pad_features, symmetrize
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
-from polysketch.ops.linear.tiles import expand_tiles, pad_features, symmetrize
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Plan
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polysketch.extras import require
-from polysketch.ops.linear.tiles import expanded_size
+from polysketch.ops.linear.packing import expanded_size
 
 
 @dataclass

@@ -5,8 +5,8 @@ Shape legend: G groups (batch x key head), R query rows, T tokens, r features (p
     fold:  S += E(K)^T V              z += sum of E(K)
     read:  numerator = E(Q) (w * S)   denominator = E(Q) (w * z)
 
-At power 1, E is the identity and w = 1. At power 2, E is the expansion of `triangle.py`, kept with tokens innermost, w
-its weights, and z is kept as the r x r matrix K^T K, for then the denominator is a small matrix product.
+At power 1, E is the identity and w = 1. At power 2, E is the expansion of `packing_strips.py`, kept with tokens
+innermost, w its weights, and z is kept as the r x r matrix K^T K, for then the denominator is a small matrix product.
 
 A gradient with respect to sums is a `Sums` as well, of E(Q)^T dN: the gradient of S is w times that.
 """
@@ -14,7 +14,7 @@ A gradient with respect to sums is a `Sums` as well, of E(Q)^T dN: the gradient 
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import tiles, triangle
+from polysketch.ops.linear import packing, packing_strips
 from polysketch.ops.linear.workspace import Workspace
 
 
@@ -31,45 +31,45 @@ class Sums:
     def __init__(
         self, like: Tensor, groups: int, feature_dim: int, value_dim: int, power: int, workspace: Workspace
     ) -> None:
-        padded = feature_dim + -feature_dim % tiles.TILE
-        rows = feature_dim if power == 1 else triangle.triangle_size(padded)
+        padded = feature_dim + -feature_dim % packing.TILE
+        rows = feature_dim if power == 1 else packing_strips.triangle_size(padded)
         self.sums = like.new_zeros(groups, rows, value_dim)
         self.normalizer = like.new_zeros(groups, feature_dim) if power == 1 else like.new_zeros(groups, padded, padded)
         self.feature_dim, self.power, self.workspace = feature_dim, power, workspace
         self.empty = True
-        self._weights = None if power == 1 else triangle.weights(padded, like)
+        self._weights = None if power == 1 else packing_strips.weights(padded, like)
         self._weighted: Tensor | None = None
 
     def load(self, sums: Tensor, normalizer: Tensor) -> None:
         """Start from sums (G, e, h) and normalizer (G, e) in the public layout."""
         if self.power == 2:
-            sums = triangle.from_tiles(sums, self.feature_dim)
-            normalizer = tiles.unpack_matrix(self._symmetric(normalizer), self.feature_dim)
+            sums = packing_strips.from_tiles(sums, self.feature_dim)
+            normalizer = packing.unpack_matrix(self._symmetric(normalizer), self.feature_dim)
         self._set(sums, normalizer)
 
     def packed(self) -> tuple[Tensor, Tensor]:
         """S and z in the public layout, (G, e, h) and (G, e)."""
         if self.power == 1:
             return self.sums, self.normalizer
-        return triangle.to_tiles(self.sums, self.feature_dim), tiles.pack_matrix(self.normalizer)
+        return packing_strips.to_tiles(self.sums, self.feature_dim), packing.pack_matrix(self.normalizer)
 
     def load_gradient(self, sums: Tensor, normalizer: Tensor) -> None:
         """Start from gradients with respect to what `packed` gave."""
         if self._weights is not None:
-            sums = triangle.to_tiles_backward(sums, self.feature_dim) / self._weights
-            normalizer = tiles.pack_matrix_backward(normalizer, self.feature_dim)
+            sums = packing_strips.to_tiles_backward(sums, self.feature_dim) / self._weights
+            normalizer = packing.pack_matrix_backward(normalizer, self.feature_dim)
         self._set(sums, normalizer)
 
     def packed_gradient(self) -> tuple[Tensor, Tensor]:
         """Gradients with respect to what was given to `load`, (G, e, h) and (G, e)."""
         if self.power == 1:
             return self.sums, self.normalizer
-        sums = triangle.from_tiles_backward(self._readable(), self.feature_dim)
-        return sums, self._symmetric(tiles.unpack_matrix_backward(self.normalizer))
+        sums = packing_strips.from_tiles_backward(self._readable(), self.feature_dim)
+        return sums, self._symmetric(packing.unpack_matrix_backward(self.normalizer))
 
     def _symmetric(self, packed: Tensor) -> Tensor:
         """z (G, e) with the mean of x_a x_b and x_b x_a; its own adjoint."""
-        return tiles.symmetrize(packed[..., None], self.feature_dim)[..., 0]
+        return packing.symmetrize(packed[..., None], self.feature_dim)[..., 0]
 
     def _set(self, sums: Tensor, normalizer: Tensor) -> None:
         self.sums.copy_(sums)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
-from polysketch.ops.linear.tiles import expanded_size
 
 
 class LocalPolynomial(NamedTuple):

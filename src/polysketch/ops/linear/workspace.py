@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from polysketch.ops.linear.triangle import Triangle
+from polysketch.ops.linear.packing_strips import Triangle
 
 
 class Workspace:

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.tiles import expanded_size
+from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.linear.types import Inputs, Plan
 from polysketch.ops.triton import configuration, launch, precision
 

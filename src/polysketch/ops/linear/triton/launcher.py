@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.tiles import TILE, expanded_size, on_diagonal, symmetrize
+from polysketch.ops.linear.packing import TILE, expanded_size, on_diagonal, symmetrize
 from polysketch.ops.linear.triton.call import num_blocks
 from polysketch.ops.linear.triton.launches import FoldedSums, Launches, SumsPair
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-constexpr int64_t kTile = 16;  // polysketch/ops/linear/tiles.py
+constexpr int64_t kTile = 16;  // polysketch/ops/linear/packing.py
 
 // Mirrored in polysketch/ops/linear/native_decode.py. State tensors are contiguous.
 struct ExtendCall {

@@ -2,7 +2,7 @@
 
 Rows of x (r, tokens) are cut into strips of 4. Strip I contributes x_a x_b for a in the strip and every b from the
 strip's first row on, in row-major order; so a pair within a strip stands twice, every other pair once. With tokens
-innermost each product is one long vector operation. The public layout (`tiles.py`) is met only where a state comes in
+innermost each product is one long vector operation. The public layout (`packing.py`) is met only where a state comes in
 or goes out.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.tiles import TILE, expanded_size, tile_pairs
+from polysketch.ops.linear.packing import TILE, expanded_size, tile_pairs
 
 STRIP = 4
 

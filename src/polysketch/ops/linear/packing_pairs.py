@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.tiles import TILE, expanded_size, tile_pairs
+from polysketch.ops.linear.packing import TILE, expanded_size, tile_pairs
 
 
 def num_pairs(feature_dim: int) -> int:
