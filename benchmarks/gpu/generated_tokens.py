@@ -6,7 +6,6 @@ tokens, and the step that fills one is timed apart: each step is charged its sha
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from polysketch.attention.key_value_state import KeyValueState
 from polysketch.benchmarking import floors
 from polysketch.benchmarking.models import append_random, read_bytes
 from polysketch.benchmarking.timing import Clock, Rates, summary
+from polysketch.benchmarking.token_steps import decode
 from polysketch.generation.captured import CapturedStep, why_no_graph
 from polysketch.models import ModelState, TransformerLM
 
@@ -137,17 +137,4 @@ def _plain_step(model: TransformerLM, state: ModelState) -> Callable[[Tensor], T
 def _step_seconds(step: Callable[[Tensor], Tensor], rows: int, count: int, device: torch.device) -> list[float]:
     """Host seconds of each step, to the token's arrival: what a reader waits for."""
     token = torch.zeros(rows, dtype=torch.int64, device=device)
-    seconds = []
-    for turn in range(_WARM_UP + count):
-        _wait(device)
-        started = time.perf_counter()
-        token = step(token).argmax(-1)
-        _wait(device)
-        if turn >= _WARM_UP:
-            seconds.append(time.perf_counter() - started)
-    return seconds
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return decode(lambda token: step(token).argmax(-1), token, _WARM_UP + count)[1][_WARM_UP:]

@@ -1,7 +1,7 @@
 """Attention alone, 1k to 128k tokens: this library's against the fused kernels of scaled_dot_product_attention."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ _LONGEST_CALL = 1.5  # seconds; a series that would take longer is not continued
 _LOCAL = 256
 _FEATURES = 256  # of power 1, beside flash-linear-attention's
 _ITEMSIZE = 2  # bfloat16
+_BOTH = "forward+backward"
 SDPA = tuple(FUSED)
 
 
@@ -38,27 +39,6 @@ class Series:
 
     way: Way
     counted: Callable[[Shape], float]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One point of a series."""
-
-    name: str
-    shape: Shape
-    backward: bool
-
-    @property
-    def labels(self) -> Labels:
-        """What identifies it in a record."""
-        sizes = {"batch": self.shape.batch, "length": self.shape.length}
-        return {"series": self.name, **sizes, "direction": "forward+backward" if self.backward else "forward"}
-
-    def floor(self, series: Series) -> Floor:
-        """What it must cost."""
-        floor = series.way.floor(self.shape, backward=self.backward, itemsize=_ITEMSIZE)
-        assert floor is not None, f"{self.name}: expected operations that are counted"
-        return floor
 
 
 def all_series() -> dict[str, Series]:
@@ -122,57 +102,66 @@ def _given(shape: Shape, device: torch.device, dtype: torch.dtype) -> list[Tenso
     return [torch.randn(size, device=device, dtype=dtype) / size[3] ** 0.5 for size in sizes]
 
 
-def cases(*, quick: bool) -> list[Case]:
+def cases(*, quick: bool) -> list[Labels]:
     """All points, in the order they are timed: neighbours are compared, so lengths are the outer loop."""
     return [
-        Case(name, shape, backward)
+        {"series": name, "batch": batch, "length": length, "direction": direction}
         for length in ([64, 128] if quick else [2**11, 2**13, 2**15, 2**17, 2**10, 2**12, 2**14, 2**16])
-        for shape in _shapes(length, quick)
-        for backward in (False, True)
+        for batch in _batches(256 if quick else 2**17, length)
+        for direction in ("forward", _BOTH)
         for name in all_series()
     ]
 
 
-def _shapes(length: int, quick: bool) -> Iterator[Shape]:
-    """A constant number of tokens, and batch 1."""
-    tokens, heads = (256, 2) if quick else (2**17, 12)
-    if tokens > length:
-        yield Shape(tokens // length, length, heads)
-    yield Shape(1, length, heads)
+def _batches(tokens: int, length: int) -> list[int]:
+    """A constant number of tokens, and one sequence."""
+    return [tokens // length, 1] if tokens > length else [1]
 
 
 def time_attention(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
     """State the floor of every point; then time what fits and is not in the journal."""
     series, points = all_series(), cases(quick=quick)
-    for case in points if not journal.of("floor") else ():
-        floor = case.floor(series[case.name])
-        stated = {"operations": floor.operations, "bytes": floor.bytes, "seconds": floor.seconds(rates)}
-        journal.write("floor", **case.labels, **stated)
-    by_labels = {tuple(case.labels.values()): case for case in points}
+
+    def floor_of(labels: Labels) -> Floor:
+        floor = series[labels["series"]].way.floor(
+            _shape(labels, quick), backward=labels["direction"] == _BOTH, itemsize=_ITEMSIZE
+        )
+        assert floor is not None, f"{labels['series']}: expected operations that are counted"
+        return floor
 
     def measure(labels: Labels) -> dict[str, Any]:
-        case = by_labels[tuple(labels.values())]
-        return _measure(case, series[case.name], clock, rates)
+        backward, shape = labels["direction"] == _BOTH, _shape(labels, quick)
+        return _measure(series[labels["series"]], shape, floor_of(labels), clock, rates, backward=backward)
 
+    for labels in points if not journal.of("floor") else ():
+        floor = floor_of(labels)
+        stated = {"operations": floor.operations, "bytes": floor.bytes, "seconds": floor.seconds(rates)}
+        journal.write("floor", **labels, **stated)
     run = Cases("time", clock.device, section, journal, _series_of, Growth(_LONGEST_CALL))
     describe = lambda one: f"{one['seconds'] * 1e3:.3f} ms, {one['tflops']:.0f} TFLOP/s"  # noqa: E731
-    run.run([case.labels for case in points], measure, describe)
+    run.run(points, measure, describe)
+
+
+def _shape(labels: Labels, quick: bool) -> Shape:
+    return Shape(labels["batch"], labels["length"], 2 if quick else 12)
 
 
 def _series_of(labels: Labels) -> tuple:
     return labels["series"], labels["direction"], labels["batch"] == 1
 
 
-def _measure(case: Case, series: Series, clock: Clock, rates: Rates) -> dict[str, Any]:
+def _measure(
+    series: Series, shape: Shape, floor: Floor, clock: Clock, rates: Rates, *, backward: bool
+) -> dict[str, Any]:
     """The time, and what it means: the rate by the operations counted, and shares of what the device can do at best."""
-    call = series.way.prepare(case.shape, clock.device, torch.bfloat16)
-    function = calls.forward_backward(call) if case.backward else calls.forward(call)
+    call = series.way.prepare(shape, clock.device, torch.bfloat16)
+    function = calls.forward_backward(call) if backward else calls.forward(call)
     peak = peak_memory(clock.device, function)
-    timing, floor = clock.measure(function, limit_seconds=0.25), case.floor(series)
-    rate = series.counted(case.shape) * (3 if case.backward else 1) / timing.seconds
+    timing = clock.measure(function, limit_seconds=0.25)
+    rate = series.counted(shape) * (3 if backward else 1) / timing.seconds
     return {
         **vars(timing),
-        "tokens_per_second": case.shape.tokens / timing.seconds,
+        "tokens_per_second": shape.tokens / timing.seconds,
         "peak_bytes": peak,
         "floor_seconds": floor.seconds(rates),
         "tflops": rate / 1e12,

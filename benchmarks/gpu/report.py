@@ -118,29 +118,19 @@ def _print_failures(journal: Journal) -> None:
 
 def measurements(journal: Journal) -> list[dict[str, Any]]:
     """Records of times as a picture wants them."""
-    attention = [
-        _point(one, _panel(one), one["series"], one["batch"] * one["length"], length=one["length"])
-        for one in sorted(journal.of("time"), key=lambda one: (one["direction"], one["batch"] == 1))
+    attention = sorted(journal.of("time"), key=lambda one: (one["direction"], one["batch"] == 1))
+    decoding = sorted(journal.of("decode"), key=lambda one: one["largest"])
+    return [
+        *(_point(one, f"{one['direction']}, {_batch(one, 'tokens held constant')}") for one in attention),
+        *(_point(one, "training step of gpt2-small") for one in journal.of("train")),
+        *(_point(one, f"decoding with gpt2-small, {_batch(one, 'largest batch that fits')}") for one in decoding),
     ]
-    training = [
-        _point(one, "training step of gpt2-small", one["model"], one["batch"] * one["length"], length=one["length"])
-        for one in journal.of("train")
-    ]
-    decoding = [
-        _point(one, _decoding_panel(one), one["model"], one["rows"], position=one["position"])
-        for one in sorted(journal.of("decode"), key=lambda one: one["largest"])
-    ]
-    return attention + training + decoding
 
 
-def _point(one: dict[str, Any], direction: str, series: str, tokens: int, **place: int) -> dict[str, Any]:
-    times = {"seconds": one["seconds"], "floor_seconds": one["floor_seconds"]}
-    return {"direction": direction, "series": series, "tokens": tokens, **times, **place}
+def _batch(one: dict[str, Any], several: str) -> str:
+    return "one sequence" if one["batch"] == 1 else several
 
 
-def _panel(one: dict[str, Any]) -> str:
-    return f"{one['direction']}, {'one sequence' if one['batch'] == 1 else 'tokens held constant'}"
-
-
-def _decoding_panel(one: dict[str, Any]) -> str:
-    return f"decoding with gpt2-small, {'largest batch that fits' if one['largest'] else 'batch 1'}"
+def _point(one: dict[str, Any], direction: str) -> dict[str, Any]:
+    tokens = one["rows"] if "rows" in one else one["batch"] * one["length"]
+    return {**one, "direction": direction, "series": one.get("series", one.get("model")), "tokens": tokens}

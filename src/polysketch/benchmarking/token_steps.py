@@ -7,6 +7,7 @@ alone, and short enough that a machine that slows down slows all of them.
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -50,6 +51,17 @@ class Decoder:
         """Of every token of all rounds."""
         return [second for seconds in self.rounds for second in seconds]
 
+    def stepper(self) -> Callable[[Tensor], Tensor]:
+        """What reads a token (batch, 1) and gives the next, from a copy of the state on."""
+        state = self.state.clone()
+
+        def step(token: Tensor) -> Tensor:
+            nonlocal state
+            logits, state = self.model.extend(token, state)
+            return logits.argmax(-1)
+
+        return step
+
 
 def time_decoding(bench: Workbench, settings: DecodingSettings) -> list[dict[str, Any]]:
     """Generate one local chunk `bench.repeats` times at every position.
@@ -85,7 +97,7 @@ def _time_position(bench: Workbench, settings: DecodingSettings, position: int) 
     start = settings.start(position)
     decoders = {name: _decoder(bench, settings, name, start) for name in with_baseline(settings.models, BASELINE)}
     for decoder in decoders.values():
-        decode(decoder, decoder.state.clone(), decoder.token, min(_WARM_UP, settings.local))
+        decode(decoder.stepper(), decoder.token, min(_WARM_UP, settings.local))
     for turn in range(bench.repeats):
         take_turns(decoders, settings.local)
         bench.progress(f"decoding at {start:,}: round {turn + 1} of {bench.repeats}")
@@ -103,23 +115,29 @@ def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int
 
 def take_turns(decoders: dict[str, Decoder], count: int, turn: int = _TURN) -> None:
     """A round: `count` tokens by every model, some tokens here and some there, from copies of the states."""
-    running = {name: (decoder.state.clone(), decoder.token, list[float]()) for name, decoder in decoders.items()}
+    running = [(decoder, decoder.stepper()) for decoder in decoders.values()]
+    tokens = [decoder.token for decoder, _ in running]
+    for decoder, _ in running:
+        decoder.rounds.append([])
     for first in range(0, count, turn):
-        for name, (state, token, seconds) in running.items():
-            token, spent = decode(decoders[name], state, token, min(turn, count - first))
-            running[name] = (state, token, seconds + spent)
-    for name, (_, _, seconds) in running.items():
-        decoders[name].rounds.append(seconds)
+        for index, (decoder, step) in enumerate(running):
+            tokens[index], seconds = decode(step, tokens[index], min(turn, count - first))
+            decoder.rounds[-1] += seconds
 
 
-def decode(decoder: Decoder, state: ModelState, token: Tensor, count: int) -> tuple[Tensor, list[float]]:
-    """Generate `count` tokens: the last one, and the seconds of each, to its arrival in host memory."""
+def decode(step: Callable[[Tensor], Tensor], token: Tensor, count: int) -> tuple[Tensor, list[float]]:
+    """Generate `count` tokens: the last ones, and the seconds of each step, to their arrival in host memory.
+
+    Args:
+        step: tokens of all rows -> the next ones.
+        token: the first ones.
+        count: steps.
+    """
     seconds = []
     for _ in range(count):
         started = time.perf_counter()
-        logits, state = decoder.model.extend(token, state)
-        token = logits.argmax(-1)
-        token[0, 0].item()  # what a reader waits for, and a GPU with it
+        token = step(token)
+        token.flatten()[0].item()  # what a reader waits for, and a GPU with it
         seconds.append(time.perf_counter() - started)
     return token, seconds
 
