@@ -133,4 +133,5 @@ def _batch(one: dict[str, Any], several: str) -> str:
 
 def _point(one: dict[str, Any], direction: str) -> dict[str, Any]:
     tokens = one["rows"] if "rows" in one else one["batch"] * one["length"]
-    return {**one, "direction": direction, "series": one.get("series", one.get("model")), "tokens": tokens}
+    drawn = {name: one[name] for name in ("seconds", "floor_seconds", "length", "position") if name in one}
+    return {**drawn, "direction": direction, "series": one.get("series", one.get("model")), "tokens": tokens}

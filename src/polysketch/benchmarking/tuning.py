@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,33 +102,43 @@ def _time_left(how: Tuning, done: int, of: int) -> str:
     return f"{max(0.0, left) / 60:.0f} min left"
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """A pass of a call, forward or backward.
+
+    Attributes:
+        title: for what is said.
+        function: computes it.
+        timed: what to time.
+        tolerance: of a candidate's results.
+    """
+
+    title: str
+    function: Function
+    timed: Function
+    tolerance: float
+
+
 def _tune_call(call: ProgramCall, how: Tuning, tuned: set[tuple]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Forward, then backward: each program of a pass on its own, the others as they were found best."""
     chosen: dict[str, Configuration] = {}
-    for direction, function, timed in _passes(call, how):
+    for one in _passes(call, how):
         with questions_asked() as questions:
-            expected = function()
+            in_use = _attempted(one.function)
         for group in _by_program(questions, how, tuned):
             program = group[0].program
-            best = _best(call, direction, group[0], function, timed, expected, chosen, how)
+            right = list(_right(one, in_use, group[0], chosen, how.deadline))
+            best = _fastest(one, group[0], right, chosen, how) if right else None
             if best is not None:
                 chosen[program] = best
                 yield program, [{"where": question.properties, "use": best} for question in group]
 
 
-def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function, Function]]:
-    """(name, function, what to time) of the passes; what is made in between is made once."""
-    made = call.build(how.clock.device, *how.sizes)
-
-    def forward() -> Sequence[Tensor]:
-        with torch.no_grad():
-            return (made.function(),)
-
-    def timed() -> Sequence[Tensor]:
-        with torch.no_grad():
-            return ((made.timed or made.function)(),)
-
-    yield "forward", forward, timed
+def _passes(call: ProgramCall, how: Tuning) -> Iterator[_Pass]:
+    """The passes; what is made in between is made once."""
+    made, tolerance = call.build(how.clock.device, *how.sizes), _TOLERANCES[call.dtype]
+    forward = torch.no_grad()(lambda: (made.function(),))
+    yield _Pass("forward", forward, torch.no_grad()(lambda: ((made.timed or made.function)(),)), tolerance)
     if not call.differentiable:
         return
     leaves = [leaf.requires_grad_() for leaf in made.leaves]
@@ -138,7 +148,7 @@ def _passes(call: ProgramCall, how: Tuning) -> Iterator[tuple[str, Function, Fun
     def backward() -> Sequence[Tensor]:
         return torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
 
-    yield "backward", backward, backward
+    yield _Pass("backward", backward, backward, tolerance)
 
 
 def _by_program(questions: Sequence[Question], how: Tuning, tuned: set[tuple]) -> list[list[Question]]:
@@ -152,36 +162,40 @@ def _by_program(questions: Sequence[Question], how: Tuning, tuned: set[tuple]) -
     return list(groups.values())
 
 
-def _best(
-    call: ProgramCall,
-    direction: str,
+def _right(
+    one: _Pass, in_use: "_Attempt", question: Question, chosen: Mapping[str, Configuration], deadline: float
+) -> Iterator[Configuration]:
+    """Candidates that compile, run, spill no more, and give what the configuration in use gives."""
+    for candidate in candidates(question.use):
+        if time.monotonic() > deadline:
+            return
+        try:
+            found = _attempted(_with(one.function, {**chosen, question.program: candidate}))
+        except Exception:  # noqa: BLE001 - whatever Triton raises for constants that do not fit: it is out
+            continue
+        far = max(map(_distance, found.results, in_use.results))
+        if found.spilled <= in_use.spilled and far <= one.tolerance:
+            yield candidate
+
+
+def _fastest(
+    one: _Pass,
     question: Question,
-    function: Function,
-    timed: Function,
-    expected: Sequence[Tensor],
+    right: Sequence[Configuration],
     chosen: Mapping[str, Configuration],
     how: Tuning,
 ) -> Configuration | None:
-    """The fastest configuration of a program in a call; None where nothing is faster than the one in use."""
-    program, base = question.program, question.use
-    ways: dict[str, Callable[[], Any]] = {}
-    spilled = _spills(function)[1]
-    tried = candidates(base)
-    for one in tried:
-        if time.monotonic() > how.deadline:
-            break
-        if _is_right(_with(function, {**chosen, program: one}), expected, spilled, call.dtype):
-            ways[json.dumps(one)] = _with(timed, {**chosen, program: one})
-    if not ways:
-        return None
-    in_use = _with(timed, {**chosen, program: base})
-    seconds = how.clock.alternate({json.dumps(base): in_use, **ways}, repeats=_REPEATS)
+    """The fastest of some configurations of a program; None where nothing is faster than the one in use."""
+    program, base = question.program, json.dumps(question.use)
+    ways = [question.use, *right]
+    functions = {json.dumps(use): _with(one.timed, {**chosen, program: use}) for use in ways}
+    seconds = how.clock.alternate(functions, repeats=_REPEATS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    before, best = medians.pop(json.dumps(base)), min(medians, key=lambda name: medians[name])
+    before, best = medians.pop(base), min(medians, key=medians.__getitem__)
     won = medians[best] < _WORTH * before
     how.say(
-        f"  {program}, {direction}: {before * 1e3:.3f} ms -> {min(before, medians[best]) * 1e3:.3f} ms with "
-        f"{best if won else 'what is in use'} ({len(ways)} of {len(tried)} right)"
+        f"  {program}, {one.title}: {before * 1e3:.3f} ms -> {min(before, medians[best]) * 1e3:.3f} ms with "
+        f"{best if won else 'what is in use'} ({len(right)} of {len(candidates(question.use))} right)"
     )
     return json.loads(best) if won else None
 
@@ -196,24 +210,22 @@ def _with(function: Function, configurations: Mapping[str, Configuration]) -> Fu
     return call
 
 
-def _spills(attempt: Function) -> tuple[Sequence[Tensor], int]:
+class _Attempt(NamedTuple):
     """What a call gives, and how many bytes of registers its programs spill."""
+
+    results: Sequence[Tensor]
+    spilled: int
+
+
+def _attempted(function: Function) -> _Attempt:
     spilled = [0]
 
     def run(kernel: Any, programs: int, arguments: tuple, options: dict) -> None:
         spilled[0] += kernel[(programs,)](*arguments, **options).n_spills
 
     with launching(run):
-        return attempt(), spilled[0]
-
-
-def _is_right(attempt: Function, expected: Sequence[Tensor], spilled: int, dtype: str) -> bool:
-    """Whether a candidate compiles, runs, spills no more, and gives what the configuration in use gives."""
-    try:
-        found, spills = _spills(attempt)
-    except Exception:  # noqa: BLE001 - whatever Triton raises for constants that do not fit: the candidate is out
-        return False
-    return spills <= spilled and max(map(_distance, found, expected)) <= _TOLERANCES[dtype]
+        results = function()
+    return _Attempt(results, spilled[0])
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
