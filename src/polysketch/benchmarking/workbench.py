@@ -1,8 +1,6 @@
 """What every benchmark is given, and the record it ends in."""
 
 import dataclasses
-import json
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ import torch
 from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.floors import Floor
 from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matrix_rate, ratio
-from polysketch.storage import disk
+from polysketch.storage import disk, strict_json
 
 _COPIED_BYTES = 2**28
 
@@ -125,12 +123,4 @@ def save(record: Mapping[str, Any], path: Path) -> None:
     Folders are made, and numbers that are not finite become null: JSON has none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    disk.replace_file(path, json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    disk.replace_file(path, strict_json.encoded(record, indent=1))

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import math
 import sys
 import time
 import warnings
@@ -13,7 +12,7 @@ from typing import Any, TextIO
 
 from polysketch import plotting
 from polysketch.extras import require
-from polysketch.storage import disk
+from polysketch.storage import disk, strict_json
 
 _NOT_SHOWN = ("kind", "step")
 _SMOOTHED = 20
@@ -80,8 +79,7 @@ class MetricsFile:
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Append one line. Numbers that are not finite become null, since JSON has none."""
-        line = json.dumps({key: _finite(value) for key, value in values.items()}, allow_nan=False)
-        disk.append(self.path, line.encode() + b"\n")
+        disk.append(self.path, strict_json.encoded(values))
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -110,14 +108,6 @@ class MetricsFile:
             if not isinstance(values, dict) or not isinstance(values.get("step"), int):
                 return
             yield line, values
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Progress:
