@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from polysketch.benchmarking import measure_rates
 from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.workbench import save
+from polysketch.cli.benchmark.common import machine_line, picture_title, print_busy, rates_line
+
+_DTYPE = "float32"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = arguments.out or RESULTS / stamped("cpu-quick" if arguments.quick else "cpu", ".json")
     bench = _bench(QUICK if arguments.quick else FULL)
     report = _report(bench, arguments.quick)
-    _print_machine(report)
+    print(machine_line(report["environment"], _DTYPE))
+    print(rates_line(report["rates"]))
+    print_busy(load())
     for name in arguments.only or SECTIONS:
         report["sections"][name] = _run_section(name, bench)
         save(report, path)
@@ -80,30 +85,19 @@ def _run_section(name: str, bench: Bench) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - hours of other sections must not be lost with it
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
         return {"error": f"{type(error).__name__}: {error}"}
+    if bench.scale != FULL:  # a run that tries the script says nothing about targets
+        outcome.figures = [replace(one, at_least=None, at_most=None) for one in outcome.figures]
     for one in outcome.figures:
         print(f"  {one.line}", flush=True)
     took = {"seconds": time.monotonic() - started, "load_before": before, "load_after": load()}
     return {"figures": [one.as_json() for one in outcome.figures], "measurements": outcome.measurements, **took}
 
 
-def _print_machine(report: dict[str, Any]) -> None:
-    machine, rates = report["environment"], report["rates"]
-    print(
-        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, commit {machine['commit'][:12]}"
-    )
-    print(
-        f"float32 product {rates['operations'] / 1e9:.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:.1f} GB/s,"
-        f" load {load() or 0:.1f}: floors are operations over the first, or bytes over the second if that is longer"
-    )
-
-
 def _draw(report: dict[str, Any], path: Path) -> None:
     """One picture of everything that was timed."""
     sections = report["sections"].values()
     timed = [one for section in sections for one in section.get("measurements", []) if "direction" in one]
-    machine = report["environment"]
-    title = f"{machine['device']}, {machine['threads']} threads, float32, commit {machine['commit'][:12]}"
-    draw(timed, title, path)
+    draw(timed, picture_title(report["environment"], _DTYPE), path)
 
 
 if __name__ == "__main__":

@@ -110,10 +110,6 @@ class Bench(Workbench):
 
     scale: Scale
 
-    def at_full_scale(self, **targets: float) -> dict[str, float]:
-        """The targets, which are none of a run that tries the script."""
-        return targets if self.scale == FULL else {}
-
 
 def forward(bench: Bench) -> Outcome:
     """Ratios to SDPA at every length, and what the last doubling costs."""
@@ -170,8 +166,7 @@ def _doubling(bench: Bench, name: str) -> Figure:
     progress = bench.saying(f"doubling, {one.title}")
     seconds = bench.clock.alternate(functions, repeats=bench.repeats, progress=progress)
     cost, title = ratio(seconds[str(length)], seconds[str(half)]), f"time at {length:,} over time at {half:,}"
-    at_most = bench.at_full_scale(at_most=_MOST_FOR_DOUBLING)
-    return Figure(f"forward, {one.title}: {title}", cost, note="2 is linear, 4 quadratic", **at_most)
+    return Figure(f"forward, {one.title}: {title}", cost, at_most=_MOST_FOR_DOUBLING, note="2 is linear, 4 quadratic")
 
 
 def attention_memory(bench: Bench) -> Outcome:
@@ -186,9 +181,8 @@ def attention_memory(bench: Bench) -> Outcome:
             title = f"memory at {shape.length:,}, {case['case']}, {'training' if gradients else 'forward'}"
             bench.progress(f"{title}: {found / _GIGABYTE:.3f} GB")
             target = AT_MOST_GIGABYTES.get((name, gradients))
-            at_most = {} if target is None else bench.at_full_scale(at_most=target)
             note = "beyond inputs, outputs and gradients"
-            outcome.figures.append(Figure(title, found / _GIGABYTE, "GB", note=note, **at_most))
+            outcome.figures.append(Figure(title, found / _GIGABYTE, "GB", at_most=target, note=note))
     return outcome
 
 
@@ -198,8 +192,7 @@ def training_memory(bench: Bench) -> Outcome:
     found = memory.training(asked, "learned", asked.contexts[0], bench.dtype)
     title = f"training step of {asked.preset} at {asked.contexts[0]:,}: peak of the process"
     note = f"{found['beyond_bytes'] / _GIGABYTE:.2f} GB of it beyond Python and PyTorch"
-    at_most = bench.at_full_scale(at_most=_MOST_STEP_GIGABYTES)
-    figure = Figure(title, found["peak_bytes"] / _GIGABYTE, "GB", note=note, **at_most)
+    figure = Figure(title, found["peak_bytes"] / _GIGABYTE, "GB", at_most=_MOST_STEP_GIGABYTES, note=note)
     return Outcome([figure], [{"case": f"training step of {asked.preset}", "length": asked.contexts[0], **found}])
 
 
@@ -219,7 +212,7 @@ def generation(bench: Bench) -> Outcome:
         bench.progress(f"generation: round {turn + 1}")
     early, late = (_place(position, places[str(position)]) for position in scale.positions)
     floor = floors.decoding_step(model, 1, late["state_bytes"]).seconds(bench.rates)
-    return Outcome(_generation_figures(bench, early, late, floor), [early, late])
+    return Outcome(_generation_figures(early, late, floor), [early, late])
 
 
 def _place(position: int, decoder: Decoder) -> dict[str, Any]:
@@ -238,9 +231,9 @@ def _percentile_99(seconds: list[float]) -> float:
     return sorted(seconds)[min(len(seconds) - 1, int(0.99 * len(seconds)))]
 
 
-def _generation_figures(bench: Bench, early: dict[str, Any], late: dict[str, Any], floor: float) -> list[Figure]:
+def _generation_figures(early: dict[str, Any], late: dict[str, Any], floor: float) -> list[Figure]:
     where = f"at {late['position']:,} over {early['position']:,}"
-    within = bench.at_full_scale(at_least=1 - _WITHIN, at_most=1 + _WITHIN)
+    within = {"at_least": 1 - _WITHIN, "at_most": 1 + _WITHIN}
     compared = ("median_seconds", "percentile_99_seconds", "state_bytes")
     median, tail, size = (late[name] / early[name] for name in compared)
     note = f"{late['median_seconds'] * 1e3:.3g} ms a token, floor {floor * 1e3:.3g} ms"
@@ -249,8 +242,8 @@ def _generation_figures(bench: Bench, early: dict[str, Any], late: dict[str, Any
         Figure(
             "generation, folding a chunk over the median",
             place["fold_seconds"] / place["median_seconds"],
+            at_most=_MOST_FOLD,
             note=when,
-            **bench.at_full_scale(at_most=_MOST_FOLD),
         )
         for when, place in (("late", late), ("early", early))
     ]

@@ -18,7 +18,7 @@ def figures(journal: Journal) -> dict[str, Figure | None]:
     largest = [one for one in journal.of("decode") if one["position"] == 2**15 and one["largest"]]
     tokens = {one["model"]: one["seconds"] / one["rows"] for one in largest}
     rate, speeds = times.get((_GIVEN, 2**15), {}).get("tflops"), _speeds(times)
-    found: list[tuple[str, float | None, str, dict[str, float]]] = [
+    found: list[tuple[str, float | None, str, dict[str, Any]]] = [
         ("rate, r=32, forward+backward at 32k", rate, "TFLOP/s", {"at_least": 200}),
         ("forward+backward at 32k over fastest SDPA", speeds.get(2**15), "x", {"at_least": 8}),
         ("forward+backward at 128k over fastest SDPA", speeds.get(2**17), "x", {"at_least": 30}),

@@ -107,7 +107,7 @@ def _attention(asked: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
 
 def _training(asked: dict[str, Any], dtype: torch.dtype) -> dict[str, int]:
     baseline, settings = _peak_bytes(), TrainingSettings(**asked["settings"])
-    model = build_model(asked["name"], settings.preset, Sizes(settings.sketch_size, settings.local))
+    model = build_model(asked["name"], settings.preset, settings.sizes)
     ids = torch.randint(model.config.vocab_size, (settings.batch, asked["length"] + 1))
     training_step(model, ids, lambda: autocast(_CPU, dtype))()
     return _figures(baseline)

@@ -81,61 +81,66 @@ class AttentionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """What is timed: whole training steps on random tokens."""
-
-    preset: str = "mini"
-    """size of the model: tiny, mini, gpt2-small, ..."""
-    models: tuple[str, ...] = ("learned", "random")
-    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
-    or a mechanism: name, or name:option=value,option=value"""
-    contexts: tuple[int, ...] = (8_192, 16_384)
-    """tokens of a training window"""
-    batch: int = 1
-    """windows of a step"""
-    sketch_size: int = 32
-    """number of features"""
-    local: int = 256
-    """tokens of a chunk with exact weights"""
-    memory: bool = False
-    """measure peak memory too: on a CPU that of a process of its own that makes one step"""
-
-    def __post_init__(self) -> None:
-        check_positive(contexts=self.contexts, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
-        _check_models(self.models)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingSettings:
-    """What is timed: generating one token after the other."""
+class _ModelSettings:
+    """What the settings of whole models have in common."""
 
     preset: str = "mini"
     """size of the model: tiny, mini, gpt2-small, ..."""
     models: tuple[str, ...] = ("learned",)
     """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
     or a causal mechanism: name, or name:option=value,option=value"""
-    positions: tuple[int, ...] = (8_192, 32_768)
-    """tokens before the first timed one, rounded down to a whole chunk"""
     batch: int = 1
-    """rows generated at once"""
+    """sequences at once"""
     sketch_size: int = 32
     """number of features"""
     local: int = 256
-    """tokens of a chunk with exact weights; so many are generated in a round"""
+    """tokens of a chunk with exact weights; in decoding so many are generated in a round"""
 
     def __post_init__(self) -> None:
-        check_positive(positions=self.positions, batch=self.batch, sketch_size=self.sketch_size, local=self.local)
-        _check_models(self.models)
+        check_positive(batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+        from polysketch.benchmarking.models import check_models
+
+        check_models(self.models)
+
+    @property
+    def sizes(self) -> "Sizes":
+        """Of learned and random."""
+        from polysketch.benchmarking.ways import Sizes
+
+        return Sizes(self.sketch_size, self.local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(_ModelSettings):
+    """What is timed: whole training steps on random tokens."""
+
+    models: tuple[str, ...] = ("learned", "random")
+    """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
+    or a mechanism: name, or name:option=value,option=value"""
+    contexts: tuple[int, ...] = (8_192, 16_384)
+    """tokens of a training window"""
+    memory: bool = False
+    """measure peak memory too: on a CPU that of a process of its own that makes one step"""
+
+    def __post_init__(self) -> None:
+        check_positive(contexts=self.contexts)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings(_ModelSettings):
+    """What is timed: generating one token after the other."""
+
+    positions: tuple[int, ...] = (8_192, 32_768)
+    """tokens before the first timed one, rounded down to a whole chunk"""
+
+    def __post_init__(self) -> None:
+        check_positive(positions=self.positions)
+        super().__post_init__()
 
     def start(self, position: int) -> int:
         """The chunk boundary at or before a position."""
         return position - position % self.local
-
-
-def _check_models(names: tuple[str, ...]) -> None:
-    from polysketch.benchmarking.models import check_models
-
-    check_models(names)
 
 
 def check_positive(**counts: int | Sequence[int]) -> None:

@@ -21,7 +21,7 @@ from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.mechanisms import prepare_generation
 from polysketch.benchmarking.models import BASELINE, build_model, read_bytes, state_at
 from polysketch.benchmarking.settings import DecodingSettings
-from polysketch.benchmarking.ways import Sizes, mechanism_of, with_baseline
+from polysketch.benchmarking.ways import mechanism_of, with_baseline
 from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import ModelState, TransformerLM, preset
 
@@ -84,7 +84,7 @@ def time_decoding(bench: Workbench, settings: DecodingSettings) -> list[dict[str
 def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
     """Compare attention of the model's shape, generating, with the reference for the whole sequence."""
     config = preset(settings.preset)
-    mechanism, options = mechanism_of(name, Sizes(settings.sketch_size, settings.local))
+    mechanism, options = mechanism_of(name, settings.sizes)
     length = 2 * settings.local + settings.local // 2 + 1
     shape = Shape(settings.batch, length, min(_CHECKED_HEADS, config.num_heads), config.head_dim)
     make = partial(prepare_generation, mechanism, options, shape, bench.device, bench.dtype, local=settings.local)
@@ -106,8 +106,7 @@ def _time_position(bench: Workbench, settings: DecodingSettings, position: int) 
 
 
 def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int) -> Decoder:
-    sizes = Sizes(settings.sketch_size, settings.local)
-    model = build_model(name, settings.preset, sizes).to(bench.device, bench.dtype).eval()
+    model = build_model(name, settings.preset, settings.sizes).to(bench.device, bench.dtype).eval()
     state = state_at(model, settings.batch, start)
     bench.progress(f"decoding: {name} is at {start:,}")
     return Decoder(model, state, torch.zeros(settings.batch, 1, dtype=torch.int64, device=bench.device))

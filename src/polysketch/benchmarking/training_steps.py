@@ -10,7 +10,7 @@ from polysketch.benchmarking.attention_alone import check_agreement
 from polysketch.benchmarking.models import BASELINE, build_model, training_step
 from polysketch.benchmarking.settings import AttentionSettings, TrainingSettings
 from polysketch.benchmarking.timing import peak_memory
-from polysketch.benchmarking.ways import Sizes, with_baseline
+from polysketch.benchmarking.ways import with_baseline
 from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import TransformerLM, preset
 
@@ -28,8 +28,8 @@ def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str
         ValueError: attention that disagrees with the reference; nothing has been timed then.
     """
     _check(bench, settings)
-    sizes, names = Sizes(settings.sketch_size, settings.local), with_baseline(settings.models, BASELINE)
-    models = {name: build_model(name, settings.preset, sizes).to(bench.device) for name in names}
+    names = with_baseline(settings.models, BASELINE)
+    models = {name: build_model(name, settings.preset, settings.sizes).to(bench.device) for name in names}
     found = [_time_context(bench, settings, models, context) for context in settings.contexts]
     return [one for measurements in found for one in measurements]
 

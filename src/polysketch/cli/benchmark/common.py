@@ -81,12 +81,8 @@ def run_benchmark(
     with use_threads(flags.threads):
         bench = _workbench(flags)
         found = record(name, bench, asked, measure(bench, asked))
-    rates = found["rates"]
     print(machine_line(found["environment"], found["dtype"]))
-    print(
-        f"product of matrices {rates['operations'] / 1e9:,.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:,.1f} GB/s: "
-        "the floor is operations over the first, or bytes over the second if that is longer"
-    )
+    print(rates_line(found["rates"]))
     print_busy(found["load_before"])
     print(about(asked))
     print_table([row(one) for one in found["measurements"]])
@@ -134,6 +130,19 @@ def machine_line(machine: dict[str, Any], dtype: str) -> str:
     )
 
 
+def rates_line(rates: dict[str, float]) -> str:
+    """What the machine does at best, and what that says about times."""
+    return (
+        f"product of matrices {rates['operations'] / 1e9:,.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:,.1f} GB/s: "
+        "the floor is operations over the first, or bytes over the second if that is longer"
+    )
+
+
+def picture_title(machine: dict[str, Any], dtype: str) -> str:
+    """What ran, and on what, in the width of a picture."""
+    return f"{machine['device']}, {machine['threads']} threads, {dtype}, commit {machine['commit'][:12]}"
+
+
 def print_busy(load: float | None) -> None:
     """Say that times are not to be trusted where other programs want half of the cores or more."""
     cores = os.cpu_count() or 1
@@ -168,11 +177,10 @@ def megabytes(size: int | None) -> str:
 
 
 def _write(found: dict[str, Any], flags: CommonFlags) -> None:
-    machine = found["environment"]
     if flags.plot is not None:
         from polysketch.benchmarking.plot import plot_time_per_token
 
-        title = f"{machine['device']}, {machine['threads']} threads, {found['dtype']}, commit {machine['commit'][:12]}"
+        title = picture_title(found["environment"], found["dtype"])
         plot_time_per_token(found["measurements"], title, flags.plot)
         print(f"plot: {flags.plot}")
     write_record(found, flags)
