@@ -27,7 +27,7 @@ class KeyValueState:
     def __init__(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        self.position = torch.zeros(batch_size, dtype=torch.int64)
+        self.position = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
         self.length = 0
         self._device = device
         self._dtype = dtype
@@ -88,7 +88,7 @@ class KeyValueState:
         if self._mask is None and (key_mask is None or bool(key_mask.all())):
             return None
         if key_mask is None:
-            key_mask = torch.ones(self.position.shape[0], end - start, dtype=torch.bool)
+            key_mask = torch.ones(self.position.shape[0], end - start, dtype=torch.bool, device="cpu")
         new = key_mask[:, None, :, None]  # shaped like keys, so that the buffer grows as theirs do
         earlier_are_real = self._mask is None
         self._mask = _with_room(self._mask, new, end, device, torch.bool)

@@ -81,7 +81,7 @@ class LocalAttention(RecentTokensAttention):
         keys, values, _ = state.slots(key, value)
         in_chunk = None  # masked tokens are keys of zeros, without weight: only rows that are not as far need a mask
         if bool((last < filled - 1).any()):
-            in_chunk = (torch.arange(filled) <= last[:, None]).to(keys.device)
+            in_chunk = (torch.arange(filled, device="cpu") <= last[:, None]).to(keys.device)
         keys, values = keys[:, :, :filled], values[:, :, :filled]
         return ops.polynomial_attention(
             query.to(keys.dtype), keys, values, degree=self.degree, offset=_OFFSET, key_mask=in_chunk

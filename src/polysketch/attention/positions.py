@@ -19,7 +19,7 @@ def advance_positions(position: Tensor, length: int, key_mask: Tensor | None = N
         (batch, length) int64 positions and the (batch,) int64 position after them, both in host memory.
     """
     if key_mask is None:
-        return position[:, None] + torch.arange(length), position + length
+        return position[:, None] + torch.arange(length, device="cpu"), position + length
     started = (key_mask.cpu().cumsum(1) > 0) | (position > 0)[:, None]
     positions = position[:, None] + started.cumsum(1) - 1
     return positions.clamp(min=0), position + started.sum(1)

@@ -32,7 +32,7 @@ class RecentTokens:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.position = torch.zeros(batch_size, dtype=torch.int64)
+        self.position = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
         self.capacity = capacity
         self._device = device
         self._dtype = dtype
@@ -80,7 +80,9 @@ class RecentTokens:
         kept_key, kept_value, kept_real = self.slots(key, value)
         if not bool(self.position.any()):
             return key.to(kept_key.dtype), value.to(kept_value.dtype), key_mask
-        index = ((self.position[:, None] + torch.arange(self.capacity)) % self.capacity).to(kept_key.device)
+        index = ((self.position[:, None] + torch.arange(self.capacity, device="cpu")) % self.capacity).to(
+            kept_key.device
+        )
         mask = _all_real(key) if key_mask is None else key_mask
         keys = torch.cat([_take(kept_key, index), key.to(kept_key.dtype)], 2)
         values = torch.cat([_take(kept_value, index), value.to(kept_value.dtype)], 2)
@@ -124,7 +126,7 @@ class RecentTokens:
 
     def _write_many(self, buffers: tuple, new: tuple, positions: Tensor, after: Tensor) -> None:
         """Into each slot the last token that belongs there, where that is a new one."""
-        slot = torch.arange(self.capacity)
+        slot = torch.arange(self.capacity, device="cpu")
         last = after[:, None] - 1 - (after[:, None] - 1 - slot) % self.capacity  # its position
         source = last - after[:, None] + new[0].shape[2]
         is_new = (last >= self.position[:, None]).to(buffers[0].device)

@@ -102,7 +102,7 @@ class TransformerLM(nn.Module):
         device = self.output_bias.device if device is None else device
         dtype = self.output_bias.dtype if dtype is None else dtype
         layers = [block.attention.init_state(batch_size, device, dtype) for block in self.blocks]
-        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64), device)
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device="cpu"), device)
 
     def why_not_captured(self, state: ModelState) -> str | None:
         """Why a graph of the device that captured `extend` by one token would not serve every token, naming the layer.
@@ -220,7 +220,9 @@ class TransformerLM(nn.Module):
         """(length,) positions, or (batch, length) where padding makes rows differ."""
         if key_mask is None:
             return torch.arange(ids.shape[-1], device=ids.device)
-        positions, _ = advance_positions(torch.zeros(ids.shape[0], dtype=torch.int64), ids.shape[1], key_mask)
+        positions, _ = advance_positions(
+            torch.zeros(ids.shape[0], dtype=torch.int64, device="cpu"), ids.shape[1], key_mask
+        )
         return positions.to(ids.device)
 
     def _embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:

@@ -111,7 +111,7 @@ class ShortConvolution(TokenMixer):
         """Zeros before the first token; on the device and in the dtype of the filter where they are None."""
         shape = (batch_size, 1, self.filter_size - 1, self.filter.shape[0])
         tail = torch.zeros(shape, device=device or self.filter.device, dtype=dtype or self.filter.dtype)
-        return ShortConvolutionState(tail, torch.zeros(batch_size, dtype=torch.int64))
+        return ShortConvolutionState(tail, torch.zeros(batch_size, dtype=torch.int64, device="cpu"))
 
     @torch.no_grad()
     def extend(

@@ -21,9 +21,9 @@ def fits(query: Tensor, value: Tensor, bias: Tensor | None, causal: bool) -> boo
 def kernel_agrees() -> bool:
     """Whether the kernel is there and gives on a few numbers what products give: it is not public, and may change."""
     generator = torch.Generator().manual_seed(0)
-    query, grad = torch.randn(2, 1, 2, 3, 4, generator=generator)
-    key, value = torch.randn(2, 1, 5, 4, generator=generator)
-    bias = torch.tensor([[0.0, -torch.inf, 1.0, -1.0, 0.0], [-torch.inf] * 5])[None]
+    query, grad = torch.randn(2, 1, 2, 3, 4, generator=generator, device="cpu")
+    key, value = torch.randn(2, 1, 5, 4, generator=generator, device="cpu")
+    bias = torch.tensor([[0.0, -torch.inf, 1.0, -1.0, 0.0], [-torch.inf] * 5], device="cpu")[None]
     try:
         found = attend(query, key, value, bias, False, 0.5)
         grads = attend_backward(grad, grad[..., 0], query, key, value, bias, *found, False, 0.5)

@@ -46,7 +46,7 @@ def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
 def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
     """Gradients of x and of every weight."""
     x, grad, plain = _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
-    grad_x = torch.empty(x.shape)
+    grad_x = x.new_empty(x.shape)  # never of the default dtype or device: the program writes float32
     shares = shares_of(_blocks(_call(x, plain, leaves)))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
     totals = [[torch.zeros_like(weight) for weight in plain] for _ in shares]

@@ -80,7 +80,9 @@ def _next_state(
     folded = torch.arange(length, device=key.device) < (total - total % chunk if chunk else total)[:, None]
     log_total = (decay * folded[:, None]).sum(-1)
     cut = partial(open_rows, total=total, chunk=chunk)
-    seen = torch.full((batch,), length) if alignment is None else (alignment.length - alignment.start).cpu()
+    seen = (
+        torch.full((batch,), length, device="cpu") if alignment is None else (alignment.length - alignment.start).cpu()
+    )
     return LinearAttentionState(
         sums=found.sums,
         normalizer=found.normalizer,

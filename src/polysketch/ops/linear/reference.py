@@ -88,7 +88,7 @@ def _keys(inputs: Inputs, key_mask: Tensor | None, state: LinearAttentionState |
     key, value, local = inputs.key, inputs.value, inputs.local_key
     (batch, key_heads, length), device, dtype = key.shape[:3], value.device, state_dtype(value.dtype)
     mask = torch.ones(batch, length, dtype=torch.bool, device=device) if key_mask is None else key_mask
-    seen = torch.zeros(batch, 1, dtype=torch.int64) if state is None else state.position[:, None]
+    seen = torch.zeros(batch, 1, dtype=torch.int64, device=device) if state is None else state.position[:, None]
     seen = seen.to(device)
     padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True)
     position = torch.arange(length, device=device) + seen - padding * (seen == 0)

@@ -86,7 +86,7 @@ class LinearAttentionState:
             open_value=zeros(local_chunk, value_dim),
             open_key=zeros(local_chunk, local_dim),
             open_log_decay=zeros(local_chunk),
-            position=torch.zeros(batch_size, dtype=torch.int64),
+            position=torch.zeros(batch_size, dtype=torch.int64, device="cpu"),
             power=power,
         )
 
