@@ -148,6 +148,22 @@ def test_options_that_do_not_fit_are_refused(message):
         run(LOCAL, make(LOCAL), **BAD_OPTIONS[message])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"power": 2.0}, "power must be 1 or 2, got 2.0"),
+        ({"power": True}, "power must be 1 or 2, got True"),
+        ({"compute_chunk": 2.5}, "compute_chunk must be an integer, got 2.5"),
+        ({"local": ops.LocalPolynomial(None, None, 4.0, 16)}, "local.degree must be an integer, got 4.0"),
+        ({"local": ops.LocalPolynomial(None, None, 4, 2.5)}, "local.chunk must be an integer, got 2.5"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_numbers_that_are_no_integers_are_refused_by_every_backend(options, message, backend):
+    with pytest.raises((ValueError, TypeError), match=message):
+        run(LOCAL, make(LOCAL), backend=backend, **options)
+
+
 def test_a_state_without_an_order_is_refused():
     case = replace(LOCAL, causal=False, decays=False)
     with pytest.raises(ValueError, match="a state needs causal=True"):

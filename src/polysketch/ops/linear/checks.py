@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import Diagonal, Inputs, LocalPolynomial, Plan
 
@@ -34,10 +35,10 @@ def checked(
     """
     _check_kinds({"query_features": query, "key_features": key, "value": value})
     _check_shapes(query, key, value, causal)
-    if power not in (1, 2):
+    if type(power) is not int or power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power!r}")
-    if compute_chunk is not None and compute_chunk < 1:
-        raise ValueError(f"compute_chunk must be at least 1, got {compute_chunk}")
+    if compute_chunk is not None:
+        check_at_least_one(compute_chunk=compute_chunk)
     if key_mask is not None:
         _check_mask(key_mask, key)
     if state is not None or return_state:
@@ -98,10 +99,9 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
 
 
 def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor) -> None:
-    if local.degree < 2 or local.degree % 2:
+    check_at_least_one(**{"local.degree": local.degree, "local.chunk": local.chunk})
+    if local.degree % 2:
         raise ValueError(f"local.degree must be even and at least 2, got {local.degree}")
-    if local.chunk < 1:
-        raise ValueError(f"local.chunk must be at least 1, got {local.chunk}")
     if query.shape[2] != key.shape[2]:
         raise ValueError(f"local chunks need equal query and key lengths, got {query.shape[2]} and {key.shape[2]}")
     _check_kinds({"query_features": query, "local.query": local.query, "local.key": local.key})
