@@ -18,9 +18,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,90 +32,63 @@ from polysketch.benchmarking.program_calls import DTYPES, OPS, ProgramCall, prog
 from polysketch.storage import disk
 
 TARGETS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
+Row = dict[str, Any]
+
+_LARGEST = ("registers", "spills", "shared_bytes")
 _META = torch.device("meta")
 _BATCH, _HEADS, _LENGTH = 2, 8, 4_096
 
 
-@dataclass(frozen=True)
-class Line:
-    """A program as compiled for a target; `call` is the first that launched it so."""
-
-    target: str
-    program: str
-    dtype: str
-    call: str
-    constants: str
-    registers: int
-    spills: int
-    shared_bytes: int
-    tensor_core_instructions: int
-    instructions: int
-    complaints: str
-    triton: str
-    commit: str
-
-    @property
-    def key(self) -> tuple:
-        """What makes it another program."""
-        return self.target, self.program, self.dtype, self.constants
-
-
-def lines_of(call: ProgramCall, target: str, capability: tuple[int, int], *, backward: bool) -> list[Line]:
+def rows_of(call: ProgramCall, target: str, *, backward: bool) -> list[Row]:
     """The programs of one call, forward and, where there is one and it is wanted, backward."""
     made = call.build(_META, _BATCH, _HEADS, _LENGTH)
     prepare = calls.forward_backward if backward and call.differentiable else calls.forward
-    versions = {"triton": metadata.version("triton"), "commit": commit()[:12]}
     return [
-        Line(
-            target=target,
-            program=one.name,
-            dtype=call.dtype,
-            call=call.name,
-            constants=json.dumps({name: str(value) for name, value in one.constants.items()}),
-            registers=one.registers,
-            spills=one.spills,
-            shared_bytes=one.shared,
-            tensor_core_instructions=one.tensor_core,
-            instructions=sum(one.opcodes.values()),
-            complaints="; ".join(complaints(one, capability)),
-            **versions,
-        )
-        for one in compile_call(lambda: prepare(made)(), capability)
+        {
+            "target": target,
+            "program": one.name,
+            "dtype": call.dtype,
+            "call": call.name,
+            "constants": json.dumps({name: str(value) for name, value in one.constants.items()}),
+            "registers": one.registers,
+            "spills": one.spills,
+            "shared_bytes": one.shared,
+            "tensor_core_instructions": one.tensor_core,
+            "instructions": sum(one.opcodes.values()),
+            "complaints": "; ".join(complaints(one, TARGETS[target])),
+            "triton": metadata.version("triton"),
+            "commit": commit()[:12],
+        }
+        for one in compile_call(lambda: prepare(made)(), TARGETS[target])
     ]
 
 
-def write(lines: list[Line], path: Path) -> None:
+def write(rows: Sequence[Row], path: Path) -> None:
     """As comma-separated values; the old file stays until the new one is whole."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Line)], lineterminator="\n")
+    writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(line) for line in lines)
+    writer.writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.replace_file(path, text.getvalue().encode())
 
 
-def failures(lines: list[Line]) -> list[Line]:
-    """What spills or does not fit."""
-    return [line for line in lines if line.complaints]
-
-
-def print_summary(lines: list[Line]) -> None:
+def print_summary(rows: Sequence[Row]) -> None:
     """For each program and target the largest of everything, and the fewest tensor-core instructions."""
-    groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
-    for line in lines:
-        groups[line.program, line.dtype, line.target].append(line)
+    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["program"], row["dtype"], row["target"]].append(row)
     print(
         f"{'program':<34}{'dtype':>10}{'target':>8}{'compiled':>9}{'registers':>10}{'spills':>7}{'KB':>7}{'tensor':>7}"
     )
     for (program, dtype, target), group in sorted(groups.items()):
-        most = max(line.registers for line in group), max(line.spills for line in group)
-        kilobytes = max(line.shared_bytes for line in group) / 1024
-        tensor = min(line.tensor_core_instructions for line in group)
-        print(
-            f"{program:<34}{dtype:>10}{target:>8}{len(group):>9}{most[0]:>10}{most[1]:>7}{kilobytes:>7.0f}{tensor:>7}"
-        )
-    for line in failures(lines):
-        print(f"BAD {line.program}, {line.target}, {line.dtype} ({line.call}): {line.complaints}; {line.constants}")
+        registers, spills, shared = (max(row[name] for row in group) for name in _LARGEST)
+        tensor = min(row["tensor_core_instructions"] for row in group)
+        most = f"{registers:>10}{spills:>7}{shared / 1024:>7.0f}"
+        print(f"{program:<34}{dtype:>10}{target:>8}{len(group):>9}{most}{tensor:>7}")
+    for row in rows:
+        if row["complaints"]:
+            print("BAD {program}, {target}, {dtype} ({call}): {complaints}; {constants}".format_map(row))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,28 +96,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     wanted = program_calls(arguments.ops, arguments.dtypes, everything=arguments.everything)
     wanted = [call for call in wanted if arguments.match in call.name]
-    lines: dict[tuple, Line] = {}
+    rows: dict[tuple, Row] = {}  # by what makes it another program; the first call that launched it so
     failed: list[str] = []
     started = time.monotonic()
     for number, call in enumerate(wanted):
         for target in arguments.targets:
             try:
-                found = lines_of(call, target, TARGETS[target], backward=not arguments.forward)
+                found = rows_of(call, target, backward=not arguments.forward)
             except Exception as error:  # noqa: BLE001 - one program that does not compile must not hide the others
-                failed.append(f"{call.name}, {call.dtype}, {target}: {type(error).__name__}: {error}"[:300])
-                print(f"  FAILED {failed[-1]}", flush=True)
+                failed.append(f"FAILED {call.name}, {call.dtype}, {target}: {type(error).__name__}: {error}"[:300])
+                print(f"  {failed[-1]}", flush=True)
                 continue
-            for line in found:
-                lines.setdefault(line.key, line)
-        write(list(lines.values()), arguments.out)
+            for row in found:
+                rows.setdefault(tuple(row[name] for name in ("target", "program", "dtype", "constants")), row)
+        write([*rows.values()], arguments.out)
         spent = time.monotonic() - started
         left = spent / (number + 1) * (len(wanted) - number - 1)
         print(f"  {number + 1}/{len(wanted)} {call.name}, {call.dtype}: {spent:.0f} s, {left:.0f} s left", flush=True)
-    print_summary(list(lines.values()))
-    for line in failed:
-        print(f"FAILED {line}")
-    print(f"{len(lines)} programs in {time.monotonic() - started:.0f} s; all of them in {arguments.out}")
-    return 1 if failed or failures(list(lines.values())) else 0
+    print_summary([*rows.values()])
+    print(
+        *failed, f"{len(rows)} programs in {time.monotonic() - started:.0f} s; all of them in {arguments.out}", sep="\n"
+    )
+    return 1 if failed or any(row["complaints"] for row in rows.values()) else 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -233,7 +233,7 @@ def _percentile_99(seconds: list[float]) -> float:
 
 def _generation_figures(early: dict[str, Any], late: dict[str, Any], floor: float) -> list[Figure]:
     where = f"at {late['position']:,} over {early['position']:,}"
-    within = {"at_least": 1 - _WITHIN, "at_most": 1 + _WITHIN}
+    within: dict[str, Any] = {"at_least": 1 - _WITHIN, "at_most": 1 + _WITHIN}
     compared = ("median_seconds", "percentile_99_seconds", "state_bytes")
     median, tail, size = (late[name] / early[name] for name in compared)
     note = f"{late['median_seconds'] * 1e3:.3g} ms a token, floor {floor * 1e3:.3g} ms"

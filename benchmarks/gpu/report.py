@@ -133,5 +133,6 @@ def _batch(one: dict[str, Any], several: str) -> str:
 
 def _point(one: dict[str, Any], direction: str) -> dict[str, Any]:
     tokens = one["rows"] if "rows" in one else one["batch"] * one["length"]
-    drawn = {name: one[name] for name in ("seconds", "floor_seconds", "length", "position") if name in one}
+    kept = ("seconds", "floor_seconds", "length", "position")
+    drawn: dict[str, Any] = {name: one[name] for name in kept if name in one}
     return {**drawn, "direction": direction, "series": one.get("series", one.get("model")), "tokens": tokens}

@@ -54,8 +54,7 @@ class Shape:
 
 def exact_attention(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
     """Causal softmax or polynomial attention: half of two n x n products a head."""
-    products = 2 * 2 * shape.rows * (shape.length / 2) * shape.head_dim
-    return _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
+    return nearby_attention(shape, shape.length / 2, backward=backward, itemsize=itemsize)
 
 
 def nearby_attention(shape: Shape, seen: float, *, backward: bool, itemsize: int) -> Floor:

@@ -144,10 +144,6 @@ def floor(name: str, options: dict[str, Any], shape: Shape, *, backward: bool, i
     return _FLOORS[name](shape, sizes, backward=backward, itemsize=itemsize)
 
 
-def _exact(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
-    return floors.exact_attention(shape, **counted)
-
-
 def _polysketch(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | None:
     """Of degree 4 without a gate: other sketches have other networks."""
     if sizes["degree"] != 4 or sizes["decay_gate"]:
@@ -156,19 +152,11 @@ def _polysketch(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | 
     return floors.polysketch(shape, sizes["sketch_size"], local, learned=sizes["learned"], **counted)
 
 
-def _local(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
-    return floors.nearby_attention(shape, sizes["local_chunk"] / 2, **counted)
-
-
-def _window(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
-    return floors.nearby_attention(shape, sizes["window"], **counted)
-
-
 _FLOORS: dict[str, Callable[..., Floor | None]] = {
-    "softmax": _exact,
-    "polynomial": _exact,
+    "softmax": lambda shape, sizes, **counted: floors.exact_attention(shape, **counted),
+    "polynomial": lambda shape, sizes, **counted: floors.exact_attention(shape, **counted),
     "polysketch": _polysketch,
-    "local": _local,
-    "sliding-window": _window,
+    "local": lambda shape, sizes, **counted: floors.nearby_attention(shape, sizes["local_chunk"] / 2, **counted),
+    "sliding-window": lambda shape, sizes, **counted: floors.nearby_attention(shape, sizes["window"], **counted),
 }
 """How the products of a mechanism are counted, by name; one that is missing has no floor in tables and plots."""

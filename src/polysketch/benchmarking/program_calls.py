@@ -105,8 +105,7 @@ def _linear(
     shared: int = 1,
 ) -> ProgramCall:
     flags = {"decay": decays, "not causal": not causal, f"{shared} queries a key": shared > 1}
-    parts = [f"power {power}", f"{'r' if power == 2 else 'm'}={features}", f"h={width}", f"local {local}" * bool(local)]
-    name = ", ".join(part for part in [*parts, *(flag for flag, is_set in flags.items() if is_set)] if part)
+    name = ", ".join([_sizes(power, features, width, local), *(flag for flag, is_set in flags.items() if is_set)])
 
     def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
         make = partial(_random, device, DTYPES[dtype], batch)
@@ -171,16 +170,10 @@ def _decoding_calls(dtype: str) -> Iterator[ProgramCall]:
 
 
 def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) -> ProgramCall:
-    parts = [f"power {power}", f"{'r' if power == 2 else 'm'}={features}", f"h={width}", f"local {local}" * bool(local)]
-
     def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
         make = partial(_random, device, DTYPES[dtype], batch, heads, 1)
         query, key, value, near, far = make(features), make(features), make(width), make(width), make(width)
-        options: dict[str, Any] = {
-            "power": power,
-            "local_chunk": local,
-            "local_dim": width if local else 0,
-        }
+        options: dict[str, Any] = {"power": power, "local_chunk": local, "local_dim": width if local else 0}
         state = ops.LinearAttentionState.init(batch, heads, features, width, device=device, **options)
         state.move_to_(length + local // 2)
         exact = ops.LocalPolynomial(near, far, _DEGREE, local) if local else None
@@ -192,7 +185,15 @@ def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) 
         # Of a copy the same call gives the same, but copying takes longer than the step.
         return Call(lambda: step(state.clone()), [query, key, value], timed=lambda: step(moved_on))
 
-    return ProgramCall(f"decoding {', '.join(filter(None, parts))}", "decoding", dtype, build, differentiable=False)
+    return ProgramCall(
+        f"decoding {_sizes(power, features, width, local)}", "decoding", dtype, build, differentiable=False
+    )
+
+
+def _sizes(power: int, features: int, width: int, local: int) -> str:
+    """For a name."""
+    exact = f", local {local}" if local else ""
+    return f"power {power}, {'r' if power == 2 else 'm'}={features}, h={width}{exact}"
 
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
