@@ -48,10 +48,14 @@ def hyper_attention(
       denominator all the same. Weights do not sum to 1 then, so that an output may leave the range of the values.
       Departing from algorithm 3, which samples the whole numerator, that of the keys in S_i is exact.
 
-    Either sum is unbiased over seeds for its exact one. Their quotient is biased by about the square of the
-    denominator's relative error. Draws depend on the seed, the key head and positions alone, so the same call gives the
-    same numbers, in recomputation and on any batch too. Hashes and draws are per key head, and have no gradient;
-    queries, keys and values have the exact one of the formula.
+    Either sum is unbiased over seeds for its exact one. The exception is a uniform draw that lies in S_i altogether,
+    which leaves out the keys outside of it. It needs a `sample_size` of at most `chunk_size`, and is likely only where
+    S_i holds much of the keys and samples are few: one sample, and half of 32 keys in S_i, make a sum 19 % too small.
+    The quotient is biased by about the square of the denominator's relative error.
+
+    Draws depend on the seed, the key head and positions alone, so the same call gives the same numbers, in
+    recomputation and on any batch too. Hashes and draws are per key head, and have no gradient; queries, keys and
+    values have the exact one of the formula.
 
     Without `causal`, rows of as many queries as keys follow the paper: query i and key j meet if they are in the same
     chunk, each of its own order. Else a query goes to the chunk with the middle key of its bucket.
