@@ -137,3 +137,13 @@ def test_every_operator_of_ours_refuses_it(function, backend, grad):
         torch.func.jvp(lambda x: function(x, backend), (x,), (x,))
     with torch.set_grad_enabled(grad), forward_ad.dual_level(), refused:
         function(forward_ad.make_dual(x, x), backend)
+
+
+def test_decoding_refuses_a_tangent():
+    query, key, value = normal(1, 2, 1, 4), normal(1, 2, 1, 4, seed=1), normal(1, 2, 1, 3, seed=2)
+
+    def decode(new: Tensor) -> Tensor:
+        return ops.linear_attention_extend_(query, key, new, ops.LinearAttentionState.init(1, 2, 4, 3))
+
+    with refused:
+        torch.func.jvp(decode, (value,), (value,))

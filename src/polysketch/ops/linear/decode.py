@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.linear import native_decode
 from polysketch.ops.linear.api import linear_attention
 from polysketch.ops.linear.checks import checked
@@ -40,7 +41,7 @@ def linear_attention_extend_(
     """Causal `linear_attention` of the next tokens; `state` moves on in place, at the same addresses.
 
     Arguments and errors as in `linear_attention`; any number of tokens, rows at different positions too. Nothing is
-    differentiated: to train through a state, pass it to `linear_attention`.
+    differentiated: to train through a state, pass it to `linear_attention`. Forward-mode derivatives are refused.
 
     Returns:
         (batch, heads, length, value_dim), dtype of the value.
@@ -82,6 +83,7 @@ def linear_attention_extend_(
         return_state=True,
         compute_chunk=None,
     )
+    refuse_tangents("linear_attention_extend_", *inputs)
     step = _step_for(inputs, plan, state)
     with torch.autocast(value.device.type, enabled=False):
         if length == 1:
