@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polysketch.ops.gelu import gelu, gelu_, gelu_backward
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
-from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
+from polysketch.ops.workspace import Workspace
 
 _NORM_EPSILON = 1e-5
 _PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 2 MB of hidden activations at r = 32

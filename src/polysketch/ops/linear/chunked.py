@@ -17,8 +17,8 @@ from torch import Tensor
 from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan, Stretch
-from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import run_in_parallel
+from polysketch.ops.workspace import Workspace
 
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:

@@ -15,8 +15,8 @@ from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan, Stretch
-from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import run_in_parallel
+from polysketch.ops.workspace import Workspace
 
 
 def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.custom_op import refuse_tangents
-from polysketch.ops.linear import native_decode
+from polysketch.ops.linear import native
 from polysketch.ops.linear.api import linear_attention
 from polysketch.ops.linear.checks import checked
 from polysketch.ops.linear.packing import expand_tiles, pad_features
@@ -100,7 +100,7 @@ def _step_for(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Step:
     """The fastest step that these tensors allow."""
     if _by_triton(inputs.value, state) and steps_agree(inputs, plan, state):
         return triton_decode.extend_one_
-    return native_decode.extend_one_ if native_decode.can_extend(inputs.query, state) else _extend_one
+    return native.extend_one_ if native.can_extend(inputs.query, state) else _extend_one
 
 
 def _by_triton(value: Tensor, state: LinearAttentionState) -> bool:

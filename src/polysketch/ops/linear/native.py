@@ -10,15 +10,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import packing_pairs
+from polysketch.ops.linear.packing_rows import Rows, num_pairs, pair_rows
+from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
-from polysketch.ops.native import TensorPointer, library, run_in_threads
+from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program
 from polysketch.ops.native import why_not as why_no_program
 
 _SIZES = ("heads", "key_heads", "queries", "keys", "features", "value_width", "local_width")
 _OPTIONS = ("power", "causal", "normalize", "degree", "chunk", "diagonal", "return_sums")
 _INPUTS = ("query", "key", "value", "local_query", "local_key", "log_decay")
 _GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "local_query", "local_key"))
+
+# One token against a state has a program of its own, which updates the state where it lies.
+_STEP_SIZES = ("heads", "key_heads", "features", "value_width", "local_width")
+_STEP_OPTIONS = ("power", "normalize", "degree", "chunk", "expanded")
+_STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay", "position")
+# Fewer sums than this are read by one thread: waking another costs more.
+_SUMS_WORTH_A_THREAD = 2**20
 
 
 class _AttentionCall(ctypes.Structure):
@@ -34,6 +42,17 @@ class _AttentionCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("sums_out_gradient", "normalizer_out_gradient")),
         *((name, TensorPointer) for name in _GRADIENTS),
         *((name, ctypes.c_void_p) for name in ("sums_in_gradient", "normalizer_in_gradient")),
+    )
+
+
+class _ExtendCall(ctypes.Structure):
+    """`ExtendCall` of linear_attention_extend.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _STEP_SIZES + _STEP_OPTIONS),
+        ("offset", ctypes.c_float),
+        *((name, TensorPointer) for name in (*_INPUTS, "output")),
+        *((f"state_{name}", ctypes.c_void_p) for name in _STATE),
     )
 
 
@@ -93,6 +112,40 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
     return gradients
 
 
+def can_extend(query: Tensor, state: LinearAttentionState) -> bool:
+    """Whether the program can take this call: float32 on a CPU, a state that lies in one piece, a compiler."""
+    if why_no_program(query) is not None or state.sums.dtype != torch.float32:
+        return False
+    return all(tensor.is_contiguous() for tensor in state.tensors().values())
+
+
+def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
+    """One token, already checked, features and value float32; the state moves on.
+
+    A decay may come in another dtype: the program reads everything as float32.
+    """
+    query, key, value, local_query, local_key, log_decay, *_ = inputs
+    (batch, heads, _, features), key_heads, width = query.shape, key.shape[1], value.shape[3]
+    output = value.new_empty(batch, heads, 1, width)
+    chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
+    rows = [query, key, value, local_query, local_key, log_decay, output]
+    kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
+    call = _ExtendCall(
+        *(heads, key_heads, features, width, local_width),
+        *(state.power, plan.normalize, plan.degree, chunk, state.sums.shape[2]),
+        plan.offset,
+        *(TensorPointer() if tensor is None else TensorPointer.of(tensor) for tensor in kept),
+        *(getattr(state, name).data_ptr() for name in _STATE),
+    )
+    program, units = library().linear_attention_extend, batch * key_heads
+    if state.sums.numel() < _SUMS_WORTH_A_THREAD:
+        run_program(program, call, range(units))
+    else:
+        run_in_threads(program, call, units, [*kept, *state.tensors().values()])
+    state.advance_()
+    return output
+
+
 class _Layout:
     """Sums between the public layout and the program's; normalizers are sums of width 1.
 
@@ -103,26 +156,27 @@ class _Layout:
 
     def __init__(self, feature_dim: int, power: int) -> None:
         self.feature_dim, self.power = feature_dim, power
-        self.size = feature_dim if power == 1 else packing_pairs.num_pairs(feature_dim)
+        self.size = feature_dim if power == 1 else num_pairs(feature_dim)
 
     def from_public(self, tensor: Tensor) -> Tensor:
-        return self._apply(packing_pairs.from_tiles, tensor)
+        return self._apply(Rows.from_tiles, tensor)
 
     def to_public(self, tensor: Tensor) -> Tensor:
-        return self._apply(packing_pairs.to_tiles, tensor)
+        return self._apply(Rows.to_tiles, tensor)
 
     def to_public_backward(self, *gradients: Tensor) -> list[Tensor]:
-        return [self._apply(packing_pairs.to_tiles_backward, gradient) for gradient in gradients]
+        return [self._apply(Rows.to_tiles_backward, gradient) for gradient in gradients]
 
     def from_public_backward(self, *gradients: Tensor) -> list[Tensor]:
-        return [self._apply(packing_pairs.from_tiles_backward, gradient) for gradient in gradients]
+        return [self._apply(Rows.from_tiles_backward, gradient) for gradient in gradients]
 
-    def _apply(self, function: Callable[[Tensor, int], Tensor], tensor: Tensor) -> Tensor:
+    def _apply(self, move: Callable[[Rows, Tensor], Tensor], tensor: Tensor) -> Tensor:
         if self.power == 1:
             return tensor.contiguous()
+        rows = pair_rows(self.feature_dim, tensor.device)
         if tensor.dim() == 3:
-            return function(tensor[..., None], self.feature_dim)[..., 0].contiguous()
-        return function(tensor, self.feature_dim).contiguous()
+            return move(rows, tensor[..., None])[..., 0].contiguous()
+        return move(rows, tensor).contiguous()
 
 
 class _Arguments:
@@ -167,3 +221,9 @@ class _Arguments:
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         setattr(self._call, name, tensor.data_ptr())
+
+
+def _innermost_contiguous(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 3 or tensor.shape[3] == 1 or tensor.stride(3) == 1:
+        return tensor
+    return tensor.contiguous()

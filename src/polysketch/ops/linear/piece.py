@@ -10,8 +10,8 @@ from polysketch.ops.linear.packing import TILE
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan, Stretch
-from polysketch.ops.linear.workspace import Workspace
 from polysketch.ops.parallel import deal, num_workers
+from polysketch.ops.workspace import Workspace
 
 # Query rows, and at most so many heads, worked on together on a CPU: enough that an operation takes longer than its
 # call, few enough that expanded features stay in cache.

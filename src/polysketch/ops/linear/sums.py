@@ -5,17 +5,20 @@ Shape legend: G groups (batch x key head), R query rows, T tokens, r features (p
     fold:  S += E(K)^T V              z += sum of E(K)
     read:  numerator = E(Q) (w * S)   denominator = E(Q) (w * z)
 
-At power 1, E is the identity and w = 1. At power 2, E is the expansion of `packing_strips.py`, kept with tokens
+At power 1, E is the identity and w = 1. At power 2, E is the expansion of `packing_rows.py` in strips, kept with tokens
 innermost, w its weights, and z is kept as the r x r matrix K^T K, for then the denominator is a small matrix product.
 
 A gradient with respect to sums is a `Sums` as well, of E(Q)^T dN: the gradient of S is w times that.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear import packing, packing_strips
-from polysketch.ops.linear.workspace import Workspace
+from polysketch.ops.linear import packing
+from polysketch.ops.linear.packing_rows import Rows, Triangle, strip_rows, triangle_size, weights
+from polysketch.ops.workspace import Workspace
 
 
 class Sums:
@@ -32,18 +35,18 @@ class Sums:
         self, like: Tensor, groups: int, feature_dim: int, value_dim: int, power: int, workspace: Workspace
     ) -> None:
         padded = feature_dim + -feature_dim % packing.TILE
-        rows = feature_dim if power == 1 else packing_strips.triangle_size(padded)
+        rows = feature_dim if power == 1 else triangle_size(padded)
         self.sums = like.new_zeros(groups, rows, value_dim)
         self.normalizer = like.new_zeros(groups, feature_dim) if power == 1 else like.new_zeros(groups, padded, padded)
         self.feature_dim, self.power, self.workspace = feature_dim, power, workspace
         self.empty = True
-        self._weights = None if power == 1 else packing_strips.weights(padded, like)
+        self._weights = None if power == 1 else weights(padded, like)
         self._weighted: Tensor | None = None
 
     def load(self, sums: Tensor, normalizer: Tensor) -> None:
         """Start from sums (G, e, h) and normalizer (G, e) in the public layout."""
         if self.power == 2:
-            sums = packing_strips.from_tiles(sums, self.feature_dim)
+            sums = self._rows().from_tiles(sums)
             normalizer = packing.unpack_matrix(self._symmetric(normalizer), self.feature_dim)
         self._set(sums, normalizer)
 
@@ -51,12 +54,12 @@ class Sums:
         """S and z in the public layout, (G, e, h) and (G, e)."""
         if self.power == 1:
             return self.sums, self.normalizer
-        return packing_strips.to_tiles(self.sums, self.feature_dim), packing.pack_matrix(self.normalizer)
+        return self._rows().to_tiles(self.sums), packing.pack_matrix(self.normalizer)
 
     def load_gradient(self, sums: Tensor, normalizer: Tensor) -> None:
         """Start from gradients with respect to what `packed` gave."""
         if self._weights is not None:
-            sums = packing_strips.to_tiles_backward(sums, self.feature_dim) / self._weights
+            sums = self._rows().to_tiles_backward(sums) / self._weights
             normalizer = packing.pack_matrix_backward(normalizer, self.feature_dim)
         self._set(sums, normalizer)
 
@@ -64,8 +67,11 @@ class Sums:
         """Gradients with respect to what was given to `load`, (G, e, h) and (G, e)."""
         if self.power == 1:
             return self.sums, self.normalizer
-        sums = packing_strips.from_tiles_backward(self._readable(), self.feature_dim)
+        sums = self._rows().from_tiles_backward(self._readable())
         return sums, self._symmetric(packing.unpack_matrix_backward(self.normalizer))
+
+    def _rows(self) -> Rows:
+        return strip_rows(self.feature_dim, self.sums.device)
 
     def _symmetric(self, packed: Tensor) -> Tensor:
         """z (G, e) with the mean of x_a x_b and x_b x_a; its own adjoint."""
@@ -151,10 +157,16 @@ class Sums:
 
     def _expanded(self, x: Tensor) -> Tensor:
         """E(x)^T, (G, e, tokens)."""
-        return x.mT if self.power == 1 else self.workspace.triangle(x).load(x).expand()
+        return x.mT if self.power == 1 else self._triangle(x).expand()
 
     def _contracted(self, x: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of `_expanded(x)` is w * S times `gradient` (G, tokens, h); that of x, (G, tokens, r)."""
-        triangle = self.workspace.triangle(x).load(x)
+        triangle = self._triangle(x)
         torch.bmm(self._readable(), gradient.mT, out=triangle.rows)
         return triangle.contract()
+
+    def _triangle(self, x: Tensor) -> Triangle:
+        """Memory for expanding x (G, tokens, r), with x in it; the last one of this shape is void."""
+        groups, tokens, features = x.shape
+        make = partial(Triangle, groups, features, tokens, x)
+        return self.workspace.kept(("triangle", groups, tokens, features), make).load(x)

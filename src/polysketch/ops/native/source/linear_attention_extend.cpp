@@ -6,7 +6,7 @@
 
 constexpr int64_t kTile = 16;  // polysketch/ops/linear/packing.py
 
-// Mirrored in polysketch/ops/linear/native_decode.py. State tensors are contiguous.
+// Mirrored in polysketch/ops/linear/native.py. State tensors are contiguous.
 struct ExtendCall {
   int64_t heads, key_heads, features, value_width, local_width, power, normalize, degree, chunk, expanded;
   float offset;

@@ -1,8 +1,11 @@
 """Scratch memory that a loop over chunks uses again and again, so that it stays in cache and costs no allocation."""
 
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
 from torch import Tensor
 
-from polysketch.ops.linear.packing_strips import Triangle
+T = TypeVar("T")
 
 
 class Workspace:
@@ -10,7 +13,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
-        self._triangles: dict[tuple[int, ...], Triangle] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A contiguous tensor of `shape`, dtype and device of `like`; the last one taken by this name is void."""
@@ -22,9 +25,8 @@ class Workspace:
             buffer = self._buffers[name] = like.new_empty(size)
         return buffer[:size].view(shape)
 
-    def triangle(self, x: Tensor) -> Triangle:
-        """Memory for expanding x (G, tokens, r); the last one of this shape is void."""
-        groups, tokens, features = x.shape
-        if (groups, tokens, features) not in self._triangles:
-            self._triangles[groups, tokens, features] = Triangle(groups, features, tokens, x)
-        return self._triangles[groups, tokens, features]
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave for this key the first time."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
