@@ -124,7 +124,14 @@ BAD_TENSORS = {
     r"local.key must have shape": changed(local_key=lambda x: x[:, :, :-1]),
     "log_decay must have shape": changed(log_decay=lambda x: x[..., None]),
     "key_mask must be bool": changed(key_mask=lambda x: torch.ones(1, 40)),
-    "key_mask must have shape": changed(key_mask=lambda x: torch.ones(1, 39, dtype=torch.bool)),
+    r"key_mask must be \(batch, key_length\) = \(1, 40\), got \(1, 39\)": changed(
+        key_mask=lambda x: torch.ones(1, 39, dtype=torch.bool)
+    ),
+    "query_features, key_features, value must be on one device": changed(value=lambda x: x.to("meta")),
+    "value, log_decay must be on one device": changed(log_decay=lambda x: x.to("meta")),
+    "key, key_mask must be on one device": changed(
+        key_mask=lambda x: torch.ones(1, 40, dtype=torch.bool, device="meta")
+    ),
 }
 BAD_OPTIONS = {
     "power must be 1 or 2": {"power": 3},

@@ -19,9 +19,9 @@ def check_attention_tensors(query: Tensor, key: Tensor, value: Tensor, key_mask:
     """
     _check_shapes(query, key, value)
     _check_dtypes(query, key, value)
-    _check_devices(query, key, value, key_mask)
+    check_devices(query=query, key=key, value=value)
     if key_mask is not None:
-        _check_key_mask(key_mask, key)
+        check_key_mask(key_mask, key)
 
 
 def check_causal_lengths(query: Tensor, key: Tensor) -> None:
@@ -64,6 +64,32 @@ def check_at_least_one(**sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}")
 
 
+def check_key_mask(key_mask: Tensor, key: Tensor) -> None:
+    """Refuse a mask that is not (batch, key_length) bool on the device of key (batch, key_heads, key_length, width).
+
+    Raises:
+        ValueError: another shape or device.
+        TypeError: not bool.
+    """
+    if key_mask.dtype != torch.bool:
+        raise TypeError(f"key_mask must be bool with True for real tokens, got {key_mask.dtype}; use mask.bool()")
+    expected = (key.shape[0], key.shape[2])
+    if tuple(key_mask.shape) != expected:
+        raise ValueError(f"key_mask must be (batch, key_length) = {expected}, got {tuple(key_mask.shape)}")
+    check_devices(key=key, key_mask=key_mask)
+
+
+def check_devices(**tensors: Tensor) -> None:
+    """Refuse tensors, given under their names, that are not on one device.
+
+    Raises:
+        ValueError: two are on different devices.
+    """
+    devices = [tensor.device for tensor in tensors.values()]
+    if len(set(devices)) > 1:
+        raise ValueError(f"{', '.join(tensors)} must be on one device, got {_listed(devices)}; move one of them")
+
+
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
@@ -91,20 +117,6 @@ def _check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
     # Under autocast a float32 norm beside a bfloat16 projection is normal, and every op has a defined working dtype.
     if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(query.device.type):
         raise TypeError(f"query, key and value must share one dtype outside autocast, got {_listed(dtypes)}")
-
-
-def _check_devices(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
-    devices = [tensor.device for tensor in (query, key, value, key_mask) if tensor is not None]
-    if len(set(devices)) > 1:
-        raise ValueError(f"query, key, value and key_mask must be on one device, got {_listed(devices)}")
-
-
-def _check_key_mask(key_mask: Tensor, key: Tensor) -> None:
-    if key_mask.dtype != torch.bool:
-        raise TypeError(f"key_mask must be bool with True for real tokens, got {key_mask.dtype}; use mask.bool()")
-    expected = (key.shape[0], key.shape[2])
-    if tuple(key_mask.shape) != expected:
-        raise ValueError(f"key_mask must be (batch, key_length) = {expected}, got {tuple(key_mask.shape)}")
 
 
 def _listed(items: list) -> str:

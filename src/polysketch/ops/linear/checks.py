@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.arguments import check_at_least_one, check_devices, check_key_mask
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import Diagonal, Inputs, LocalPolynomial, Plan
 
@@ -40,7 +40,7 @@ def checked(
     if compute_chunk is not None:
         check_at_least_one(compute_chunk=compute_chunk)
     if key_mask is not None:
-        _check_mask(key_mask, key)
+        check_key_mask(key_mask, key)
     if state is not None or return_state:
         _expect_causal(causal, "a state")
     inputs, degree, chunk = Inputs(query, key, value), 2, compute_chunk or 0
@@ -66,8 +66,7 @@ def _check_kinds(tensors: dict[str, Tensor], *, same_dtype: bool = True) -> None
             raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {tensor.dtype}")
         if same_dtype and tensor.dtype != first.dtype:
             raise TypeError(f"{name} is {tensor.dtype} but {first_name} is {first.dtype}: cast them to one dtype")
-        if tensor.device != first.device:
-            raise ValueError(f"{name} is on {tensor.device} but {first_name} is on {first.device}: move one of them")
+    check_devices(**tensors)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
@@ -109,14 +108,6 @@ def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor) -> None:
     _expect_shape("local.key", local.key, (*key.shape[:3], local.query.shape[-1]))
 
 
-def _check_mask(key_mask: Tensor, key: Tensor) -> None:
-    if key_mask.dtype != torch.bool:
-        raise TypeError(f"key_mask must be bool, true where a token is real, got {key_mask.dtype}")
-    _expect_shape("key_mask", key_mask, (key.shape[0], key.shape[2]))
-    if key_mask.device != key.device:
-        raise ValueError(f"key_mask is on {key_mask.device} but key_features is on {key.device}: move one of them")
-
-
 def _check_state(state: LinearAttentionState, inputs: Inputs, plan: Plan) -> None:
     key, value, local_key = inputs.key, inputs.value, inputs.local_key
     chunk, width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
@@ -133,8 +124,7 @@ def _check_state(state: LinearAttentionState, inputs: Inputs, plan: Plan) -> Non
     if expected != found:
         names = "batch, key heads, features, value width, power, local chunk, local width"
         raise ValueError(f"the state does not fit: expected ({names}) = {expected}, found {found}")
-    if state.sums.device != key.device:
-        raise ValueError(f"the state is on {state.sums.device} but key_features is on {key.device}: move one of them")
+    check_devices(key_features=key, state=state.sums)
 
 
 def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
