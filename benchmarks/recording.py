@@ -6,7 +6,6 @@ It works with several processes by pytest-xdist: the one that hands out the test
 """
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Write in one process only."""
     path = config.getoption("--records")
-    if path is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+    if path is not None and not hasattr(config, "workerinput"):  # which a process of pytest-xdist has
         config.pluginmanager.register(_Writer(Journal(path, keep=path.exists())), "polysketch-records")
 
 

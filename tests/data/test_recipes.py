@@ -152,7 +152,7 @@ def endless(monkeypatch) -> Callable[[], int]:
             assert (path, name) == (RECIPES["pg19"].hub_name, None)
             return {split: rows(split) for split in RECIPES["pg19"].splits}
 
-    monkeypatch.setattr(hub_module, "require", lambda module, extra: Datasets)
+    monkeypatch.setattr(hub_module, "require", lambda module: Datasets)
     Text.alive = Text.most = 0
     return lambda: drawn
 
