@@ -183,7 +183,7 @@ def test_many_series_share_a_legend_and_memory_has_a_panel_of_its_own(tmp_path):
 
 def test_memory_of_a_shape_does_not_depend_on_those_measured_before(bench):
     large, small = Shape(1, 4_096, 2), Shape(1, 512, 2)
-    found = memory.attention_by_shape(bench, "llops", [large, small, large], Sizes(), backward=False)
+    found = memory.attention(bench, "llops", [large, small, large], Sizes(), backward=False)
     assert found[2] == pytest.approx(found[0], rel=0.2)
     assert found[1] < found[0] / 3
 
@@ -191,4 +191,4 @@ def test_memory_of_a_shape_does_not_depend_on_those_measured_before(bench):
 def test_a_copy_that_fails_is_reported_with_its_error(bench):
     shapes = [Shape(1, 8), Shape(1, 16)]
     with pytest.raises(RuntimeError, match=r"memory of nonsense failed: ValueError: unknown way to attend 'nonsense'"):
-        memory.attention_by_shape(bench, "nonsense", shapes, Sizes(), backward=False)
+        memory.attention(bench, "nonsense", shapes, Sizes(), backward=False)
