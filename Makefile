@@ -24,10 +24,11 @@ NEWEST := build/triton-$(NEWEST_TRITON)
 # Triton's interpreter has to be asked for before Triton is imported.
 INTERPRETED := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/ops/triton
 
-# Tests of one file stay together, so that what they share is made once; each process computes with one thread. What
-# holds times against the machine's own speed runs alone.
+# Tests of one file stay together, so that what they share is made once; each process computes with one thread. Files
+# keep their order: by number of tests, as it would be else, those with few slow tests come last, and one process waits.
+# What holds times against the machine's own speed runs alone.
 PROCESSES ?= 2
-PARALLEL := -n $(PROCESSES) --dist loadfile
+PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # External data for tests and experiments; what needs it skips where it is absent.
 POLYSKETCH_DATA ?= $(abspath $(wildcard ../shared/data))
@@ -60,7 +61,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -m "not full and not alone" $(PARALLEL)
 	$(BIN)/python -m pytest -m "alone" tests/benchmarks
-	$(INTERPRETED) -m "not full" $(PARALLEL)
+	$(INTERPRETED) -m "not full" -n $(PROCESSES) --dist worksteal
 
 test-full: $(READY) $(NEWEST)
 	$(BIN)/python -m pytest -m "full or not full" --timeout 3600

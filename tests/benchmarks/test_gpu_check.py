@@ -221,10 +221,10 @@ def test_a_part_that_breaks_down_is_reported_at_the_end_and_is_no_success(tmp_pa
         raise RuntimeError("deliberately broken")
 
     monkeypatch.setattr(gpu_check, "matrix_rate", broken)
-    status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "training")
+    status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "decoding")
     assert status == 1
     assert [record["part"] for record in records if record["kind"] == "crashed"] == ["rates"]
-    assert any(record["kind"] == "train" for record in records)
+    assert any(record["kind"] == "decode" for record in records)
     assert "CRASHED: rates" in capsys.readouterr().out
 
 
@@ -237,9 +237,9 @@ def test_a_table_that_breaks_down_does_not_take_the_picture_along(tmp_path, monk
 
 
 def test_sections_in_processes_of_their_own_write_the_same_file(tmp_path):
-    status, records = run("bench", tmp_path / "gpu.jsonl", "--apart", "--only", "training")
+    status, records = run("bench", tmp_path / "gpu.jsonl", "--apart", "--only", "decoding")
     assert status == 0
-    assert Counter(record["kind"] for record in records)["train"] == 2 * len(language_model.MODELS)
+    assert Counter(record["kind"] for record in records)["decode"] == 16
 
 
 DYING = """

@@ -1,6 +1,7 @@
 """The same calls on every device: `device` is the CPU, Triton's interpreter, or a GPU, each where it is here.
 
     python -m pytest -m device                                     on this CPU and, where there is one, on its GPU
+    python -m pytest -m "device and not full"                      on the GPU alone
     TRITON_INTERPRET=1 python -m pytest tests/device -k interpreter     the programs on a CPU
 
 On a GPU sizes are those that are used; elsewhere they are small.
@@ -36,7 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`device` is every device; `computer` those that have no interpreter: it runs programs that are asked for."""
     for fixture, names in (("device", ALL), ("computer", ("cpu", "cuda"))):
         if fixture in metafunc.fixturenames:
-            marks = {"interpreter": pytest.mark.full}  # minutes: ops/triton has the cases that are made for it
+            # Minutes: ops/triton has the cases that are made for the interpreter, the other tests compute on the CPU.
+            marks = {"interpreter": pytest.mark.full, "cpu": pytest.mark.full}
             devices = [pytest.param(Device(name), marks=marks.get(name, ())) for name in names]
             metafunc.parametrize(fixture, devices, ids=names)
 
