@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,8 @@ def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp
     assert main(fast_flags()) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     del config["model"]["rotary"], config["model"]["input_positions"]
+    for name in ("projection_convolution", "query_key_norm", "head_gate"):
+        del config["model"][name], config["training"][name]
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     assert main(fast_flags("--resume")) == 0
     config["model"]["input_positions"] = False
@@ -213,6 +216,18 @@ def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp
     capfd.readouterr()
     assert main(fast_flags("--resume")) == 1
     assert "the preset or the defaults of the mechanism changed" in capfd.readouterr().err
+
+
+def test_what_stands_around_the_mechanism_is_trained_saved_and_not_changed_on_the_way(fast_flags, tmp_path, capfd):
+    around = ["--projection-convolution", "3", "--query-key-norm", "True"]
+    assert main(fast_flags(*around, "--head-gate", "True")) == 0
+    model, _ = load_model(tmp_path / "run")
+    assert model.config == replace(model.config, projection_convolution=3, query_key_norm=True, head_gate=True)
+    assert float(model.blocks[0].attention.head_gate.weight.detach().abs().max()) > 0
+    capfd.readouterr()
+    assert main(fast_flags("--resume", *around)) == 1
+    assert "--head-gate was True and is now None" in capfd.readouterr().err
+    assert main(fast_flags("--resume", *around, "--head-gate", "True")) == 0
 
 
 def test_the_hybrid_preset_trains_with_its_own_pattern_and_some_options_changed(data_folder, tmp_path):

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from polysketch.models import ModelState
+from polysketch.nn import ProjectionConvolutionState
 
 READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique_dim", "_unique2", "masked_select"}
 """Operations that wait for the device."""
@@ -22,7 +23,8 @@ READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique_dim", 
 
 def split_positions(state: ModelState) -> ModelState:
     """Give state and layers positions of the device's own, as on a GPU."""
-    for each in (state, *state.layers):
+    inner = [layer.attention for layer in state.layers if isinstance(layer, ProjectionConvolutionState)]
+    for each in (state, *state.layers, *inner):
         each.device_position = each.position.clone()
     return state
 

@@ -79,6 +79,24 @@ def test_replayed_steps_are_the_steps(attention, options):
     assert [len(prompt) + 5 for prompt in PROMPTS] == state.position.tolist()
 
 
+@torch.inference_mode()
+def test_replayed_steps_with_convolved_projections_norms_and_gates_are_the_steps():
+    """The tail of the convolution is at a fixed address, and the state within the layer's state is seen to move."""
+    model = build(*CAPTURABLE["polysketch"], projection_convolution=4, query_key_norm=True, head_gate=True)
+    expected_state, state = model.init_state(3), split_positions(model.init_state(3))
+    assert model.why_not_captured(state) is None
+    step = CapturedStep(model, state, recorded(state))
+    read(model, expected_state)
+    read(model, state)
+    for token in range(5):
+        ids = torch.tensor([token, 2 * token + 1, 3])
+        torch.testing.assert_close(step(ids), model.extend(ids[:, None], expected_state)[0][:, 0])
+    assert [len(prompt) + 5 for prompt in PROMPTS] == state.layers[0].position.tolist()
+    state.layers[0].attention.sums = state.layers[0].attention.sums.clone()
+    with pytest.raises(RuntimeError, match="found it elsewhere"):
+        step(ids)
+
+
 @pytest.mark.parametrize(("attention", "options"), CAPTURABLE.values(), ids=CAPTURABLE)
 @torch.inference_mode()
 def test_a_step_asks_nothing_of_the_device(attention, options, monkeypatch):

@@ -28,6 +28,7 @@ def test_sizes_left_out_are_filled_in():
         {"rotary": ("polysketch",), "input_positions": False},
         {"attention": ["short-convolution", "based"], "rotary": False},
         {"rope_base": 500000, "norm_epsilon": 1e-6, "num_kv_heads": 1},
+        {"projection_convolution": 4, "query_key_norm": True, "head_gate": True},
     ],
 )
 def test_a_configuration_survives_json(changes: dict):
@@ -70,6 +71,7 @@ def test_a_pattern_of_options_repeats_by_itself():
         ({"rope_base": 0}, "rope_base must be positive and finite, got 0"),
         ({"rope_base": float("nan")}, "rope_base must be positive and finite"),
         ({"norm_epsilon": -1e-5}, "norm_epsilon must be positive"),
+        ({"projection_convolution": -1}, "projection_convolution must be a number of taps, or 0 for none, got -1"),
         ({"attention": "no-such"}, "unknown attention mechanism 'no-such'; known mechanisms: .*polynomial"),
         ({"attention": ("softmax",) * 3}, "attention must be one, one per layer, or a pattern .*: 2 layers, got 3"),
         ({"attention": ("softmax",) * 4}, "2 layers, got 4"),
@@ -101,6 +103,10 @@ def test_values_out_of_range_are_refused(changes: dict, message: str):
         ({"rope_base": "big"}, "rope_base must be a number"),
         ({"rotary": "softmax"}, "rotary must be true, false, or a list of mechanisms, got 'softmax'"),
         ({"input_positions": 1}, "input_positions must be true or false, got 1"),
+        ({"projection_convolution": True}, "projection_convolution must be an integer, its number of taps, got True"),
+        ({"projection_convolution": 4.0}, "projection_convolution must be an integer"),
+        ({"query_key_norm": "layer"}, "query_key_norm must be true or false, got 'layer'"),
+        ({"head_gate": None}, "head_gate must be true or false, got None"),
         ({"attention": 3}, "attention must be a str, or a list of them to repeat over the layers, got 3"),
         ({"attention": ("softmax", 3)}, "attention must be a str, or a list of them"),
         ({"attention": ("based",), "attention_options": {"based": 3}}, "of 'based' must be a dict, got 3"),
@@ -118,6 +124,14 @@ def test_unknown_and_missing_keys_are_refused_by_name():
         ModelConfig.from_dict({**config().to_dict(), "hiden_size": 8, "depth": 2})
     with pytest.raises(ValueError, match="needs num_layers, num_heads"):
         ModelConfig.from_dict({"vocab_size": 3, "hidden_size": 4})
+
+
+def test_a_configuration_from_before_anything_stood_around_attention_is_one_without():
+    saved = preset("tiny").to_dict()
+    for name in ("projection_convolution", "query_key_norm", "head_gate"):
+        del saved[name]
+    assert ModelConfig.from_dict(saved) == preset("tiny")
+    assert (preset("tiny").projection_convolution, preset("tiny").head_gate) == (0, False)
 
 
 def test_a_configuration_from_before_the_gates_had_names_says_what_to_write():

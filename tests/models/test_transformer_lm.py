@@ -6,10 +6,18 @@ from torch import Tensor
 
 from polysketch import attention
 from polysketch.models import ModelConfig, TransformerLM
-from polysketch.nn import SHORT_CONVOLUTION, rotation_at, sinusoidal_positions
+from polysketch.nn import (
+    SHORT_CONVOLUTION,
+    HeadGate,
+    ProjectionConvolution,
+    QueryKeyNorm,
+    rotation_at,
+    sinusoidal_positions,
+)
 
 VOCAB, LENGTH = 23, 30
 CHUNKED = {"sketch_size": 6, "local_chunk": 8}
+AROUND = {"projection_convolution": 3, "query_key_norm": True, "head_gate": True}
 CAUSAL = [name for name, mechanism in attention.MECHANISMS.items() if mechanism.is_causal]
 MODELS = {
     **{name: {"attention": name} for name in CAUSAL},
@@ -33,6 +41,8 @@ MODELS = {
         "input_positions": False,
     },
     "mixed": {"attention": ("softmax", "polysketch"), "attention_options": ({}, CHUNKED)},
+    "around": {"attention_options": {**CHUNKED, "decay_gate": True}, "num_kv_heads": 1, **AROUND},
+    "around-softmax": {"attention": "softmax", **AROUND},
 }
 
 
@@ -45,6 +55,10 @@ def build(kind: str = "polysketch", seed: int = 0, **changes) -> TransformerLM:
     torch.manual_seed(seed)
     sizes = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 16, "num_heads": 2}
     model = TransformerLM(ModelConfig(**{**sizes, **MODELS[kind], **changes})).double()
+    for part in model.modules():
+        if isinstance(part, ProjectionConvolution | QueryKeyNorm | HeadGate):  # which start as the identity
+            for parameter in part.parameters():
+                parameter.data.add_(0.3 * torch.randn_like(parameter))
     model.calibrate(tokens(seed=9))
     return model
 
@@ -292,7 +306,7 @@ def test_positions_do_not_drown_the_embedded_tokens():
 
 
 # A mechanism alone compiles in tests/attention; here all that a model puts around one does.
-COMPILED = ("polysketch", "performer", "sliding-window", "convolution")
+COMPILED = ("polysketch", "performer", "sliding-window", "convolution", "around")
 OTHERS = sorted(set(CAUSAL) - set(COMPILED))
 
 

@@ -4,7 +4,9 @@ A step of one token is some hundred operations of a few microseconds each; launc
 most of the time.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,5 +97,13 @@ def why_no_graph(model: TransformerLM, state: ModelState) -> str | None:
 
 def _addresses(state: ModelState) -> list[int]:
     """Where the tensors of the state and of all layers are, positions in host memory aside."""
-    held = [(name, value) for part in (state, *state.layers) for name, value in vars(part).items()]
-    return [value.data_ptr() for name, value in held if isinstance(value, Tensor) and name != "position"]
+    return [tensor.data_ptr() for part in (state, *state.layers) for tensor in _tensors(part)]
+
+
+def _tensors(part: Any) -> Iterator[Tensor]:
+    """The tensors of a state, and of a state within it, but for positions in host memory."""
+    for name, value in vars(part).items():
+        if isinstance(value, Tensor) and name != "position":
+            yield value
+        elif dataclasses.is_dataclass(value):
+            yield from _tensors(value)

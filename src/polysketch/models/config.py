@@ -32,6 +32,11 @@ class ModelConfig:
         input_positions: add sinusoidal positions to the embedded tokens.
         rope_base: base of the rotary positions' frequencies.
         norm_epsilon: of the layer norms.
+        projection_convolution: taps of a short causal convolution of queries, keys and values, for every layer with
+            attention; 0 for none, 4 is usual. Not to be confused with the layer "short-convolution", or with the
+            convolutions that are part of a mechanism.
+        query_key_norm: root mean square norm of the queries and keys of every head, before rotary positions.
+        head_gate: a sigmoid gate on the output of every head, from the layer's input.
 
     Raises:
         TypeError: a field of the wrong type.
@@ -53,6 +58,9 @@ class ModelConfig:
     input_positions: bool = True
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-5
+    projection_convolution: int = 0
+    query_key_norm: bool = False
+    head_gate: bool = False
 
     def __post_init__(self) -> None:
         given = ("vocab_size", "num_layers", "hidden_size", "num_heads")
@@ -66,6 +74,7 @@ class ModelConfig:
         for layer, options in self.layers():
             check_layer(layer, options)
         self._check_positions()
+        self._check_around_attention()
 
     def layers(self) -> list[tuple[str, dict[str, Any]]]:
         """The mechanism's name and options of each layer."""
@@ -122,9 +131,21 @@ class ModelConfig:
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
             )
 
+    def _check_around_attention(self) -> None:
+        taps = self.projection_convolution
+        if isinstance(taps, bool) or not isinstance(taps, int):
+            raise TypeError(f"projection_convolution must be an integer, its number of taps, got {taps!r}")
+        if taps < 0:
+            raise ValueError(f"projection_convolution must be a number of taps, or 0 for none, got {taps}")
+        self._check_switch("query_key_norm")
+        self._check_switch("head_gate")
+
+    def _check_switch(self, name: str) -> None:
+        if not isinstance(getattr(self, name), bool):
+            raise TypeError(f"{name} must be true or false, got {getattr(self, name)!r}")
+
     def _check_positions(self) -> None:
-        if not isinstance(self.input_positions, bool):
-            raise TypeError(f"input_positions must be true or false, got {self.input_positions!r}")
+        self._check_switch("input_positions")
         if not isinstance(self.rotary, bool | tuple):
             raise TypeError(f"rotary must be true, false, or a list of mechanisms, got {self.rotary!r}")
         layers = list(dict.fromkeys(name for name, _ in self.layers()))

@@ -275,6 +275,9 @@ def _build_block(config: ModelConfig, name: str, options: dict[str, Any]) -> Tra
         num_heads=config.num_heads,
         head_dim=config.head_dim,
         num_kv_heads=config.num_kv_heads,
+        projection_convolution=config.projection_convolution,
+        query_key_norm=config.query_key_norm,
+        head_gate=config.head_gate,
     )
     return TransformerBlock(
         config.hidden_size,

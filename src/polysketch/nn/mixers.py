@@ -53,6 +53,9 @@ def build_mixer(
     num_heads: int,
     head_dim: int,
     num_kv_heads: int | None = None,
+    projection_convolution: int = 0,
+    query_key_norm: bool = False,
+    head_gate: bool = False,
 ) -> TokenMixer:
     """Make the layer called `name`: attention with its projections, or a short convolution.
 
@@ -62,6 +65,8 @@ def build_mixer(
             gate on the layer's input, is told it.
         hidden_size: width of input and output.
         num_heads, head_dim, num_kv_heads: as for `attention.build`; a short convolution has no heads.
+        projection_convolution, query_key_norm, head_gate: what stands around a mechanism, as for `MultiHeadAttention`;
+            nothing around a short convolution.
 
     Raises:
         ValueError: an unknown name or option (the message lists those that exist), or sizes that do not fit.
@@ -72,4 +77,10 @@ def build_mixer(
         return ShortConvolution(hidden_size, **options)
     width = {"hidden_size": hidden_size} if "hidden_size" in attention.option_names(name) else {}
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
-    return MultiHeadAttention(hidden_size, attention.build(name, **{**sizes, **width, **options}))
+    return MultiHeadAttention(
+        hidden_size,
+        attention.build(name, **{**sizes, **width, **options}),
+        projection_convolution=projection_convolution,
+        query_key_norm=query_key_norm,
+        head_gate=head_gate,
+    )

@@ -7,33 +7,58 @@ from torch import Tensor, nn
 
 from polysketch.attention import Mechanism
 from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.nn.head_gate import HeadGate
 from polysketch.nn.mixer import TokenMixer
+from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
+from polysketch.nn.query_key_norm import QueryKeyNorm
 from polysketch.nn.rope import Rotation, apply_rotation
 
 
 class MultiHeadAttention(TokenMixer):
     """Projections to query, key and value, rotary positions, a mechanism, and the output projection; no biases.
 
-    Rotary positions come before the mechanism, and so before its layer norms of queries and keys, if it has any.
+    Around it, each only where asked for: convolution of the projections, then the norm of queries and keys, then
+    rotary positions, the mechanism, gates, output projection. Rotary positions come before the mechanism, and so
+    before its own layer norms of queries and keys, if it has any. Convolution and gates start as the identity, and
+    drawing the weights takes the same random numbers with any of the three as without.
 
     Args:
         hidden_size: width of input and output.
         mechanism: what attends; the numbers of heads and their width are its own.
+        projection_convolution: taps of the causal convolution of queries, keys and values (`ProjectionConvolution`);
+            0 for none.
+        query_key_norm: norm queries and keys (`QueryKeyNorm`).
+        head_gate: gate the output of every head by the layer's input (`HeadGate`).
     """
 
-    def __init__(self, hidden_size: int, mechanism: Mechanism) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        mechanism: Mechanism,
+        *,
+        projection_convolution: int = 0,
+        query_key_norm: bool = False,
+        head_gate: bool = False,
+    ) -> None:
         super().__init__()
         query_width = mechanism.num_heads * mechanism.head_dim
         key_width = mechanism.num_kv_heads * mechanism.head_dim
         self.query_key_value = nn.Linear(hidden_size, query_width + 2 * key_width, bias=False)
         self.mechanism = mechanism
         self.output = nn.Linear(query_width, hidden_size, bias=False)
+        width, normed_heads = query_width + 2 * key_width, mechanism.num_heads + mechanism.num_kv_heads
+        self.convolution = ProjectionConvolution(width, projection_convolution) if projection_convolution else None
+        self.query_key_norm = QueryKeyNorm(normed_heads, mechanism.head_dim) if query_key_norm else None
+        self.head_gate = HeadGate(hidden_size, mechanism.num_heads) if head_gate else None
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """Truncated normals of variance 1 / fan_in; the standard deviation of the output times `residual_scale`."""
         lecun_normal_(self.query_key_value.weight, self.query_key_value.in_features)
         lecun_normal_(self.output.weight, self.output.in_features, scale=residual_scale)
+        for part in (self.convolution, self.query_key_norm, self.head_gate):
+            if part is not None:
+                part.reset_parameters()
 
     def forward(
         self,
@@ -43,40 +68,72 @@ class MultiHeadAttention(TokenMixer):
         causal: bool = True,
         key_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attend over a whole sequence; as `TokenMixer.forward`."""
-        query, key, value = self.project(hidden, rotation)
+        """Attend over a whole sequence; as `TokenMixer.forward`.
+
+        Raises:
+            ValueError: `causal=False` where projections are convolved.
+        """
+        if self.convolution is not None and not causal:
+            raise ValueError(
+                "projection_convolution is causal only: its filters reach back, and nothing was given for ahead"
+            )
+        query, key, value = self.project(hidden, rotation, key_mask=key_mask)
         attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, hidden=hidden)
-        return self.output(_merge_heads(attended))
+        return self._finish(attended, hidden)
 
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Any:
-        """The mechanism's state before the first token."""
-        return self.mechanism.init_state(batch_size, device, dtype)
+        """The mechanism's state before the first token; with a convolution, a `ProjectionConvolutionState`."""
+        state = self.mechanism.init_state(batch_size, device, dtype)
+        if self.convolution is None:
+            return state
+        return ProjectionConvolutionState(state, self.convolution.init_tail(batch_size, device, dtype))
 
     def extend(
         self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Attend from new tokens to all tokens so far; arguments as for `forward`, the state as for the mechanism."""
-        query, key, value = self.project(hidden, rotation)
-        attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, hidden=hidden)
-        return self.output(_merge_heads(attended)), state
+        """Attend from new tokens to all tokens so far; arguments as for `forward`, and a state from `init_state`."""
+        projected = self.query_key_value(hidden)
+        if self.convolution is None:
+            query, key, value = self._heads(projected, rotation)
+            attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, hidden=hidden)
+            return self._finish(attended, hidden), state
+        projected, tail = self.convolution(projected, key_mask=key_mask, tail=state.tail)
+        heads = self._heads(projected, rotation)
+        attended, state.attention = self.mechanism.extend(*heads, state.attention, key_mask=key_mask, hidden=hidden)
+        state.tail.copy_(tail.detach())
+        return self._finish(attended, hidden), state
 
     def why_not_captured(self, state: Any) -> str | None:
-        """The mechanism's own answer."""
-        return self.mechanism.why_not_captured(state)
+        """The mechanism's own answer: a convolution does the same at every position."""
+        return self.mechanism.why_not_captured(state if self.convolution is None else state.attention)
 
-    def project(self, hidden: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """What the mechanism is given: (batch, heads, length, head_dim) query, key and value, the first two rotated."""
-        heads = self.query_key_value(hidden).unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
+    def project(
+        self, hidden: Tensor, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the mechanism is given of a whole sequence: (batch, heads, length, head_dim) query, key and value.
+
+        They are convolved, and queries and keys normed, where the layer does so; the first two are rotated.
+        """
+        projected = self.query_key_value(hidden)
+        if self.convolution is not None:
+            projected, _ = self.convolution(projected, key_mask=key_mask)
+        return self._heads(projected, rotation)
+
+    def _heads(self, projected: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        heads = projected.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
         num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
-        rotated, value = heads.split((num_heads + num_kv_heads, num_kv_heads), 1)
+        matched, value = heads.split((num_heads + num_kv_heads, num_kv_heads), 1)
+        if self.query_key_norm is not None:
+            matched = self.query_key_norm(matched)
         if rotation is not None:
-            rotated = apply_rotation(rotated, rotation)
-        query, key = rotated.split((num_heads, num_kv_heads), 1)
+            matched = apply_rotation(matched, rotation)
+        query, key = matched.split((num_heads, num_kv_heads), 1)
         return query, key, value
 
-
-def _merge_heads(attended: Tensor) -> Tensor:
-    """(batch, heads, length, head_dim) -> (batch, length, heads * head_dim)."""
-    return attended.transpose(1, 2).flatten(2)
+    def _finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """(batch, heads, length, head_dim) -> (batch, length, hidden_size): gates, and the output projection."""
+        if self.head_gate is not None:
+            attended = self.head_gate(attended, hidden)
+        return self.output(attended.transpose(1, 2).flatten(2))

@@ -46,6 +46,18 @@ class TrainingConfig(RunOptions):
     """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}; with a pattern, the options of
     each mechanism under its name. Without `attention` they change the preset's own."""
 
+    projection_convolution: int | None = option(None, on_resume=OnResume.REFUSED, least=0)
+    """Number of taps of a short causal convolution of queries, keys and values, 4 for instance; 0: none. For every
+    mechanism. Default: the preset's own, which is none."""
+
+    query_key_norm: bool | None = option(None, on_resume=OnResume.REFUSED)
+    """Norm the queries and keys of every head (root mean square), whatever the mechanism. Default: the preset's own,
+    which is not."""
+
+    head_gate: bool | None = option(None, on_resume=OnResume.REFUSED)
+    """Gate the output of every head by a sigmoid of the layer's input, whatever the mechanism. Default: the preset's
+    own, which is not."""
+
     steps: int = option(1000, on_resume=OnResume.EXTENDING, least=1)
     """Number of optimizer steps of the whole run."""
 

@@ -80,9 +80,14 @@ def make_plan(config: TrainingConfig) -> Plan:
 
 
 def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelConfig:
-    """The preset with the run's mechanism, its options, the number of layers, and further changes."""
-    if config.layers is not None:
-        changes["num_layers"] = config.layers
+    """The preset with the run's mechanism, its options, what stands around it, the number of layers, and more."""
+    given = {
+        "num_layers": config.layers,
+        "projection_convolution": config.projection_convolution,
+        "query_key_norm": config.query_key_norm,
+        "head_gate": config.head_gate,
+    }
+    changes |= {name: value for name, value in given.items() if value is not None}
     return models.preset(
         config.preset, attention=config.attention, attention_options=config.attention_options, **changes
     )

@@ -91,6 +91,24 @@ class TestThereAndBack:
         assert main(["evaluate", str(tmp_path / "back"), "--max-tokens", "50"]) == 0
 
 
+def test_what_stands_around_attention_goes_there_and_back(make_run, tmp_path):
+    """The same logits, and a line of the card."""
+    _, data = make_run()
+    sizes = ["--data", str(data), "--layers", "1", "--context", "32", "--steps", "1", "--device", "cpu"]
+    around = ["--projection-convolution", "4", "--query-key-norm", "True", "--head-gate", "True"]
+    options = ["--attention-options", "local_chunk=16", "--eval-every", "0", "--no-tensorboard"]
+    assert main(["train", "--out", str(tmp_path / "run"), *sizes, *around, *options]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "| around attention | convolution of 4 taps, query key norm, head gate |" in card
+    assert main(["import", str(tmp_path / "exported"), str(tmp_path / "back")]) == 0
+    ids = torch.arange(40)[None]
+    model, back = (load_model(tmp_path / name)[0] for name in ("run", "back"))
+    assert back.config == model.config
+    assert model.config.projection_convolution == 4
+    assert torch.equal(back(ids), model(ids))
+
+
 def test_the_card_holds_the_figures_of_the_run(make_run, exported):
     """Measured ones, as the run's own files have them."""
     run, _ = make_run()

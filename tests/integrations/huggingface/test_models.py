@@ -63,6 +63,36 @@ def test_every_mechanism_is_saved_and_loaded_bit_for_bit(name, ids, tmp_path):
         torch.testing.assert_close(loaded(ids, use_cache=True).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["softmax", "polysketch"])
+def test_what_stands_around_attention_is_saved_and_loaded_bit_for_bit(name, ids, tmp_path):
+    """Weights that are no longer those of the start; decoding too, with rows that start later."""
+    transformer = tiny(name, projection_convolution=4, query_key_norm=True, head_gate=True)
+    for parameter in transformer.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    expected = transformer(ids)
+    PolysketchForCausalLM.from_transformer(transformer).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, expected)
+    assert loaded.inner.config == transformer.config
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    together = loaded.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    alone = loaded.generate(ids[:1, 5:], max_new_tokens=6, do_sample=False)
+    assert together[0, LENGTH:].tolist() == alone[0, LENGTH - 5 :].tolist()
+
+
+def test_a_model_saved_before_anything_stood_around_attention_loads(ids, tmp_path):
+    """Its configuration does not say that there was nothing."""
+    transformer = tiny()
+    PolysketchForCausalLM.from_transformer(transformer).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    for name in ("projection_convolution", "query_key_norm", "head_gate"):
+        del saved[name]
+    path.write_text(json.dumps(saved))
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, transformer(ids))
+
+
 def test_what_no_checkpoint_holds_is_computed_anew(ids, tmp_path):
     """Buffers that are not saved, of a mechanism that has some, where memory that nobody wrote is filled with NaN."""
     transformer = tiny("squared-polynomial", attention_options={"linear": True, "coefficients": 2})

@@ -17,9 +17,9 @@ class PolysketchConfig(PreTrainedConfig):
 
     Args:
         vocab_size, num_layers, hidden_size, num_heads, head_dim, num_kv_heads, attention, attention_options,
-            feedforward_size, rotary, input_positions, rope_base, norm_epsilon: as for `ModelConfig`. The names that
-            transformers uses (num_hidden_layers, num_attention_heads, num_key_value_heads, intermediate_size) mean the
-            same fields.
+            feedforward_size, rotary, input_positions, rope_base, norm_epsilon, projection_convolution, query_key_norm,
+            head_gate: as for `ModelConfig`. The names that transformers uses (num_hidden_layers, num_attention_heads,
+            num_key_value_heads, intermediate_size) mean the same fields.
         context_length: tokens of a training window, where it is known. It limits nothing.
         use_cache: give a `PolysketchCache` with every output of a model in evaluation mode.
         bos_token_id, eos_token_id, pad_token_id: of the tokenizer.
@@ -54,6 +54,9 @@ class PolysketchConfig(PreTrainedConfig):
     input_positions: bool = True
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-5
+    projection_convolution: int = 0
+    query_key_norm: bool = False
+    head_gate: bool = False
     context_length: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True

@@ -68,6 +68,10 @@ def _model_rows(config: ModelConfig, facts: Mapping[str, Any]) -> Iterator[tuple
     yield "attention", ", ".join(names)
     if config.attention_options:
         yield "options of attention", f"`{config.to_dict()['attention_options']}`"
+    around = [f"convolution of {config.projection_convolution} taps"] if config.projection_convolution else []
+    around += [name.replace("_", " ") for name in ("query_key_norm", "head_gate") if getattr(config, name)]
+    if around:
+        yield "around attention", ", ".join(around)
     grows = "grows with every token"
     state = facts["state_bytes"]
     yield "state of a sequence", grows if state is None else f"{state:,} bytes in float32, whatever its length"
