@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "models": {"nn", "attention", "feature_maps", "ops"},
     "evaluation": {"models", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data"},
-    "training": {"evaluation", "models", "data", "storage"},
+    "training": {"evaluation", "models", "nn", "data", "storage"},
     "integrations": {"training", "evaluation", "generation", "models", "attention", "data", "storage"},
     "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
     "benchmarking": {

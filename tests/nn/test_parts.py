@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from polysketch import attention
 from polysketch.nn import GatedLinearUnit, MultiHeadAttention, TransformerBlock, gated_width, rotation_at
+from polysketch.nn.joined_linear import JoinedLinear
 
 HIDDEN, HEADS, HEAD_DIM = 12, 4, 6
 
@@ -49,6 +50,15 @@ def test_multihead_attention_projects_rotates_attends_and_merges():
     attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     expected = attended.transpose(1, 2).reshape(2, 5, -1) @ layer.output.weight.T
     torch.testing.assert_close(layer(x, rotation), expected)
+
+
+def test_joined_maps_are_one_linear_layer_that_says_where_each_begins():
+    torch.manual_seed(0)
+    joined, x = JoinedLinear(HIDDEN, (5, 2), bias=True), torch.randn(3, HIDDEN)
+    weights, biases = joined.weight.split(joined.parts), joined.bias.split(joined.parts)
+    expected = torch.cat([F.linear(x, *each) for each in zip(weights, biases, strict=True)], -1)
+    torch.testing.assert_close(joined(x), expected)
+    assert [len(weight) for weight in weights] == [5, 2]
 
 
 def test_a_block_adds_attention_then_the_feedforward():

@@ -27,6 +27,9 @@ def make(**changes) -> TrainingConfig:
         ({"learning_rate": 0.0}, "--learning-rate: expected a finite number above 0"),
         ({"learning_rate": float("nan")}, "--learning-rate: expected a finite number above 0, found nan"),
         ({"weight_decay": float("nan")}, "--weight-decay: expected at least 0.0, found nan"),
+        ({"optimizer": "sgd"}, "--optimizer: expected one of adamw, muon, found 'sgd'"),
+        ({"schedule": "constant"}, "--schedule: expected one of linear, cosine, wsd, found 'constant'"),
+        ({"dtype": "float16"}, "--dtype: expected one of auto, float32, bfloat16, found 'float16'"),
         ({"betas": (0.9, 1.0)}, "--betas: expected two numbers from 0 to below 1"),
         ({"batch_size": 8, "accumulation": 3}, "--accumulation: expected a divisor of the batch size 8, found 3"),
         ({"steps": 10, "warmup": 11}, "--warmup: expected at most --steps, which is 10, found 11"),
@@ -71,6 +74,20 @@ def test_a_change_is_refused_told_or_passed_over_as_declared(name, meaning):
 
 def test_flags_are_spelt_as_on_the_command_line():
     assert flag("learning_rate") == "--learning-rate"
+
+
+@pytest.mark.parametrize("name", ["optimizer", "schedule", "attention_options", "betas", "layers"])
+def test_an_option_newer_than_the_saved_run_has_its_default(name):
+    new = as_json(make())
+    old = {key: value for key, value in new.items() if key != name}
+    assert check_changes(TrainingConfig, old, new) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("optimizer", "muon"), ("schedule", "cosine")])
+def test_an_option_newer_than_the_saved_run_may_not_differ_from_its_default(name, value):
+    old = {key: value for key, value in as_json(make()).items() if key != name}
+    with pytest.raises(ValueError, match=f"--{name} was {getattr(make(), name)} and is now {value}"):
+        check_changes(TrainingConfig, old, as_json(make(**{name: value})))
 
 
 def test_an_option_unknown_to_the_saved_run_counts_as_changed():

@@ -87,7 +87,15 @@ def test_killed_again_and_again_it_ends_the_same(disk, make_config, left_alone, 
     assert_same_outcome(config.out, expected)
 
 
-@pytest.mark.parametrize("changes", [{"activation_checkpointing": True}, {"accumulation": 2}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation_checkpointing": True},
+        {"accumulation": 2},
+        {"dtype": "bfloat16"},
+        {"optimizer": "muon", "schedule": "cosine"},
+    ],
+)
 def test_it_ends_the_same_under_other_ways_of_computing(changes, disk, make_config, left_alone, assert_same_outcome):
     expected = left_alone(**changes)
     config = make_config(**changes, resume=True)
@@ -187,6 +195,34 @@ def test_more_steps_need_extend_and_then_the_schedule_is_that_of_the_longer_run(
         train(dataclasses.replace(config, resume=True, extend=True), progress=False)
 
 
+def test_a_wsd_run_made_longer_before_its_decay_ends_as_one_that_was_long_from_the_start(
+    make_config, left_alone, assert_same_outcome
+):
+    """Step 4 of 6 is before the last fifth of either; the warm-up is given, for its default grows with the steps."""
+    changes = {"schedule": "wsd", "warmup": 1}
+    expected = left_alone(steps=10, **changes)
+    config = make_config(keep=9, **changes)
+    train(config, progress=False)
+    longer = dataclasses.replace(config, resume=True, extend=True, steps=10, checkpoint="step-00000004")
+    train(longer, progress=False)
+    assert_same_outcome(config.out, expected)
+
+
+def test_a_run_older_than_an_option_goes_on_as_it_was_trained(make_config, disk, left_alone, assert_same_outcome):
+    """Its config.json lacks what is newer than it."""
+    expected = left_alone()
+    config = make_config(resume=True)
+    assert kill_at(disk, config, 70)
+    run = RunFolder(config.out)
+    saved = run.read_config()
+    del saved["training"]["optimizer"], saved["training"]["schedule"]
+    run.write_config(saved)
+    with pytest.raises(ValueError, match="--optimizer was adamw and is now muon"):
+        train(dataclasses.replace(config, optimizer="muon"), progress=False)
+    train(config, progress=False)
+    assert_same_outcome(config.out, expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -196,6 +232,8 @@ def test_more_steps_need_extend_and_then_the_schedule_is_that_of_the_longer_run(
         ({"attention": "softmax", "attention_options": {}}, r"--attention was \w+ and is now softmax"),
         ({"layers": 2}, r"--layers was 1 and is now 2"),
         ({"dtype": "bfloat16"}, r"--dtype was auto and is now bfloat16"),
+        ({"optimizer": "muon"}, r"--optimizer was adamw and is now muon"),
+        ({"schedule": "wsd"}, r"--schedule was linear and is now wsd"),
         ({"betas": (0.9, 0.98)}, r"--betas was \[0\.9, 0\.95\] and is now \[0\.9, 0\.98\]"),
     ],
 )

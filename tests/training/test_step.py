@@ -1,17 +1,20 @@
-"""One optimizer step: what decays, and the learning rate as a pure function of the step: up, then down."""
+"""One optimizer step: what decays, and that options reach the optimizer and the schedule."""
 
 import pytest
 import torch
 from torch import nn
 
-from polysketch.training.step import build_optimizer, learning_rate_at
+from polysketch.training.muon import Muon
+from polysketch.training.options import StepOptions
+from polysketch.training.step import Updater, build_optimizer
 
 
-def test_matrices_decay_and_vectors_do_not():
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_matrices_decay_and_vectors_do_not(name):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    model = nn.Sequential(nn.Linear(3, 40), nn.LayerNorm(40), nn.Linear(40, 40))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = build_optimizer(model, learning_rate=0.1, betas=(0.9, 0.95), weight_decay=0.5)
+    optimizer = build_optimizer(model, learning_rate=0.1, betas=(0.9, 0.95), weight_decay=0.5, name=name)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -20,16 +23,18 @@ def test_matrices_decay_and_vectors_do_not():
         torch.testing.assert_close(parameter.detach(), before[name] * factor)
 
 
-def rates(steps, warmup, peak=1.0):
-    return [learning_rate_at(step, steps=steps, warmup=warmup, peak=peak) for step in range(steps)]
+class Model(nn.Linear):
+    """Learns the mean of the ids."""
+
+    def loss(self, ids):
+        return (self(ids.float()) - ids.float()).square().mean()
 
 
-def test_it_rises_linearly_to_the_peak_and_falls_linearly_towards_zero():
-    assert rates(8, 4, peak=0.4) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.3, 0.2, 0.1])
-
-
-@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 1), (5, 0), (5, 5), (100, 10)])
-def test_it_is_positive_and_reaches_the_peak_and_no_more(steps, warmup):
-    found = rates(steps, warmup, peak=3e-3)
-    assert min(found) > 0
-    assert max(found) == pytest.approx(3e-3)
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("muon", Muon)])
+def test_the_options_choose_optimizer_and_schedule(name, kind):
+    options = StepOptions(steps=10, warmup=0, learning_rate=0.1, schedule="wsd", optimizer=name)
+    updater = Updater(Model(32, 32), options, torch.float32)
+    assert type(updater.optimizer) is kind
+    updater.compute_gradient(torch.ones(2, 32, dtype=torch.int64))
+    assert [updater.apply(step) for step in (0, 7, 9)] == [0.1, 0.1, 0.05]
+    assert all(group["lr"] == 0.05 for group in updater.optimizer.param_groups)

@@ -46,8 +46,8 @@ def test_finite_weights_are_taken():
     assert all(bool((tensor == 1).all()) for tensor in model.state_dict().values())
 
 
-def make_optimizer(model: nn.Module, weight_decay: float = 0.1) -> torch.optim.AdamW:
-    return build_optimizer(model, learning_rate=0.1, betas=(0.9, 0.95), weight_decay=weight_decay)
+def make_optimizer(model: nn.Module, name: str = "adamw") -> torch.optim.Optimizer:
+    return build_optimizer(model, learning_rate=0.1, betas=(0.9, 0.95), weight_decay=0.1, name=name)
 
 
 def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -57,13 +57,20 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> 
     optimizer.step()
 
 
-def test_going_on_from_the_saved_state_gives_the_same_bits():
-    model, other = make_model(), make_model()
-    optimizer = make_optimizer(model)
+def make_wide_model() -> nn.Module:
+    """With a matrix that is Muon's."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 32), nn.LayerNorm(32), nn.Linear(32, 32))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_going_on_from_the_saved_state_gives_the_same_bits(name):
+    model, other = make_wide_model(), make_wide_model()
+    optimizer = make_optimizer(model, name)
     for seed in range(3):
         make_step(model, optimizer, seed)
     other.load_state_dict(model.state_dict())
-    resumed = make_optimizer(other)
+    resumed = make_optimizer(other, name)
     load_optimizer_tensors(other, resumed, {k: v.clone() for k, v in optimizer_tensors(model, optimizer).items()})
     for seed in range(3, 6):
         make_step(model, optimizer, seed)
@@ -87,4 +94,16 @@ def test_state_that_lacks_a_field_of_a_parameter_is_refused_by_name():
     tensors = optimizer_tensors(model, optimizer)
     del tensors["2.bias/exp_avg_sq"]
     with pytest.raises(ValueError, match=r"for all parameters, found none called '2\.bias/exp_avg_sq'"):
-        load_optimizer_tensors(make_model(), make_optimizer(make_model()), tensors)
+        load_optimizer_tensors(model, make_optimizer(model), tensors)
+
+
+@pytest.mark.parametrize("lost", ["2.weight/momentum", "0.weight/exp_avg", "2.bias/exp_avg_sq"])
+def test_state_of_two_rules_is_complete_for_each(lost):
+    model = make_wide_model()
+    optimizer = make_optimizer(model, "muon")
+    make_step(model, optimizer, seed=0)
+    tensors = optimizer_tensors(model, optimizer)
+    assert {key.rpartition("/")[2] for key in tensors} == {"momentum", "exp_avg", "exp_avg_sq", "step"}
+    del tensors[lost]
+    with pytest.raises(ValueError, match=r"expected optimizer state for all parameters, found none (called|for) '\d\."):
+        load_optimizer_tensors(model, make_optimizer(model, "muon"), tensors)

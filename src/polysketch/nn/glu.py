@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.nn.joined_linear import JoinedLinear
 
 
 def gated_width(hidden_size: int) -> int:
@@ -24,7 +25,7 @@ class GatedLinearUnit(nn.Module):
     def __init__(self, hidden_size: int, inner_size: int | None = None) -> None:
         super().__init__()
         inner_size = gated_width(hidden_size) if inner_size is None else inner_size
-        self.gate_up = nn.Linear(hidden_size, 2 * inner_size, bias=False)
+        self.gate_up = JoinedLinear(hidden_size, (inner_size, inner_size), bias=False)
         self.down = nn.Linear(inner_size, hidden_size, bias=False)
         self.reset_parameters()
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from polysketch.attention import Mechanism
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.head_gate import HeadGate
+from polysketch.nn.joined_linear import JoinedLinear
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
 from polysketch.nn.query_key_norm import QueryKeyNorm
@@ -43,7 +44,7 @@ class MultiHeadAttention(TokenMixer):
         super().__init__()
         query_width = mechanism.num_heads * mechanism.head_dim
         key_width = mechanism.num_kv_heads * mechanism.head_dim
-        self.query_key_value = nn.Linear(hidden_size, query_width + 2 * key_width, bias=False)
+        self.query_key_value = JoinedLinear(hidden_size, (query_width, key_width, key_width), bias=False)
         self.mechanism = mechanism
         self.output = nn.Linear(query_width, hidden_size, bias=False)
         width, normed_heads = query_width + 2 * key_width, mechanism.num_heads + mechanism.num_kv_heads

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polysketch import ops
 from polysketch.attention import advance_positions
 from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.nn.joined_linear import JoinedLinear
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.rope import Rotation
 from polysketch.ops.arguments import check_at_least_one
@@ -73,7 +74,7 @@ class ShortConvolution(TokenMixer):
         check_at_least_one(filter_size=filter_size, expansion=expansion)
         width = expansion * hidden_size
         self.filter_size = filter_size
-        self.input_gate = nn.Linear(hidden_size, 2 * width)
+        self.input_gate = JoinedLinear(hidden_size, (width, width), bias=True)
         self.filter = nn.Parameter(torch.empty(width, filter_size))
         self.output = nn.Linear(width, hidden_size)
         self.reset_parameters()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from polysketch.training.options import OnResume, RunOptions, StepOptions, option
 
@@ -67,11 +67,19 @@ class TrainingConfig(RunOptions):
     learning_rate: float = option(2e-3, on_resume=OnResume.REFUSED, positive=True)
     """Peak learning rate. Small models stand 1e-3 to 3e-3; for gpt2-small the papers use 7e-4."""
 
+    schedule: Literal["linear", "cosine", "wsd"] = option("linear", on_resume=OnResume.REFUSED)
+    """The learning rate after the warm-up. linear: straight down towards zero. cosine: down along half a cosine to a
+    tenth of the peak. wsd: at the peak, then straight down towards zero over the last fifth of the steps."""
+
+    optimizer: Literal["adamw", "muon"] = option("adamw", on_resume=OnResume.REFUSED)
+    """What turns gradients into steps. muon: Muon for the matrices of the hidden layers and AdamW for all else, at the
+    same learning rate and weight decay."""
+
     betas: tuple[float, float] = option((0.9, 0.95), on_resume=OnResume.REFUSED)
     """Decay rates of AdamW's running mean of the gradient and of its square."""
 
     weight_decay: float = option(0.1, on_resume=OnResume.REFUSED, least=0.0)
-    """AdamW's weight decay. Applies to matrices only, not to gains and biases."""
+    """Decoupled weight decay. Applies to matrices only, not to gains and biases."""
 
     threads: int | None = option(None, on_resume=OnResume.ROUNDING, least=1)
     """Number of CPU threads. Default: PyTorch's choice. Another number changes the rounding on a CPU."""
@@ -108,6 +116,8 @@ class TrainingConfig(RunOptions):
             steps=self.steps,
             warmup=self.warmup_steps,
             learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            optimizer=self.optimizer,
             betas=self.betas,
             weight_decay=self.weight_decay,
             clip=self.clip,

@@ -3,10 +3,10 @@
 import dataclasses
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 _MOST = 2**31 - 1  # absurd for every option with a least value, and a number that every library can hold
 
@@ -106,6 +106,9 @@ class RunOptions:
 
 def _check_range(field: dataclasses.Field, value: Any) -> None:
     least, positive = field.metadata.get("least"), field.metadata.get("positive")
+    if get_origin(field.type) is Literal and value not in get_args(field.type):
+        expected = ", ".join(map(str, get_args(field.type)))
+        raise ValueError(f"{flag(field.name)}: expected one of {expected}, found {value!r}")
     if value is None:
         return
     if least is not None and not value >= least:  # `not >=` also catches nan
@@ -124,6 +127,8 @@ class StepOptions:
         steps: number of steps.
         warmup: steps over which the learning rate rises; at most `steps`.
         learning_rate: its peak.
+        schedule: of the learning rate, see `learning_rate_at`.
+        optimizer: "adamw" or "muon".
         betas: decay rates of AdamW's two running moments.
         weight_decay: of matrices.
         clip: largest norm of the gradient.
@@ -134,6 +139,8 @@ class StepOptions:
     steps: int
     warmup: int
     learning_rate: float
+    schedule: str = "linear"
+    optimizer: str = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip: float = 1.0
@@ -160,7 +167,8 @@ def check_changes(kind: type[RunOptions], old: Mapping[str, Any], new: Mapping[s
 
     Args:
         kind: the class of the options, whose fields say what a change of them means.
-        old: the options in the run's config.json, as `as_json` gave them.
+        old: the options in the run's config.json, as `as_json` gave them. One that is newer than the run has its
+            default.
         new: the same of the new command line.
 
     Returns:
@@ -170,6 +178,7 @@ def check_changes(kind: type[RunOptions], old: Mapping[str, Any], new: Mapping[s
         ValueError: an option changed that the result depends on; all of them are named with old and new value.
     """
     meaning = {field.name: field.metadata["on_resume"] for field in dataclasses.fields(kind)}
+    old = {**_defaults(kind, new.keys() - old.keys()), **old}
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     allowed = {OnResume.FREE, OnResume.ROUNDING} | ({OnResume.EXTENDING} if _extends(old, new) else set())
     refused = [name for name in changed if meaning.get(name) not in allowed]
@@ -181,6 +190,14 @@ def check_changes(kind: type[RunOptions], old: Mapping[str, Any], new: Mapping[s
         for name in changed
         if meaning[name] is OnResume.ROUNDING
     ]
+
+
+def _defaults(kind: type[RunOptions], names: Collection[str]) -> dict[str, Any]:
+    """The defaults of those of the options that have one, as JSON values."""
+    fields = [field for field in dataclasses.fields(kind) if field.name in names]
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    given = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    return {name: _json_value(value) for name, value in {**made, **given}.items()}
 
 
 def _extends(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""One optimizer step: gradient over a batch in parts, clipping, learning rate, AdamW."""
+"""One optimizer step: gradient over a batch in parts, clipping, learning rate, AdamW or Muon."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polysketch.training.muon import Muon, muon_matrices
 from polysketch.training.options import StepOptions
+from polysketch.training.schedule import learning_rate_at
 from polysketch.training.tensors import trained_parameters
 
 
@@ -35,13 +37,17 @@ class Updater:
 
     Attributes:
         model: as given.
-        optimizer: AdamW over the model's trained parameters.
+        optimizer: of the model's trained parameters, AdamW or Muon.
     """
 
     def __init__(self, model: Any, options: StepOptions, dtype: torch.dtype) -> None:
         self.model = model
         self.optimizer = build_optimizer(
-            model, learning_rate=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
+            model,
+            learning_rate=options.learning_rate,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            name=options.optimizer,
         )
         self._options = options
         self._dtype = dtype
@@ -76,7 +82,13 @@ class Updater:
     def apply(self, step: int) -> float:
         """Make the optimizer step number `step` (from 0); returns the learning rate used."""
         options = self._options
-        rate = learning_rate_at(step, steps=options.steps, warmup=options.warmup, peak=options.learning_rate)
+        rate = learning_rate_at(
+            step,
+            steps=options.steps,
+            warmup=options.warmup,
+            peak=options.learning_rate,
+            schedule=options.schedule,
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -84,44 +96,30 @@ class Updater:
 
 
 def build_optimizer(
-    model: nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float
-) -> torch.optim.AdamW:
-    """AdamW over the model's trained parameters in two groups: matrices decay, vectors and scalars do not.
+    model: nn.Module, *, learning_rate: float, betas: tuple[float, float], weight_decay: float, name: str = "adamw"
+) -> torch.optim.Optimizer:
+    """One optimizer of the model's trained parameters: matrices decay, vectors and scalars do not.
 
     Gains, biases and per-head factors have one axis and are left alone; weights, sketches and the embedding have two.
 
     Args:
         model: the model, already on its device.
         learning_rate: rate of the first step; `Updater` sets it anew before every step.
-        betas: decay rates of the two running moments.
+        betas: decay rates of AdamW's two running moments.
         weight_decay: decoupled decay of the matrices.
+        name: "adamw", one fused pass over all parameters per step; or "muon", see `Muon`.
 
-    Returns:
-        The optimizer, one fused pass over the parameters per step.
+    Raises:
+        ValueError: another name.
     """
-    parameters = list(trained_parameters(model).values())
+    if name not in ("adamw", "muon"):
+        raise ValueError(f"--optimizer: expected adamw or muon, found {name!r}")
+    matrices = muon_matrices(model) if name == "muon" else {}
+    parameters = [parameter for parameter in trained_parameters(model).values() if parameter not in matrices]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    if name == "muon":
+        return Muon(matrices, groups, learning_rate=learning_rate, betas=betas, weight_decay=weight_decay)
     return torch.optim.AdamW([group for group in groups if group["params"]], learning_rate, betas, fused=True)
-
-
-def learning_rate_at(step: int, *, steps: int, warmup: int, peak: float) -> float:
-    """Linear warm-up to `peak`, then linear decay towards zero (PolySketchFormer, section 4: 10k of 125k steps).
-
-    A pure function, so that a resumed run needs nothing but its step. The first step has rate `peak / warmup`, the
-    rate is `peak` at step `warmup - 1`, and the last step still has a rate above zero.
-
-    Args:
-        step: number of optimizer steps already made, 0 <= step < steps.
-        steps: number of steps of the whole run.
-        warmup: number of steps of the warm-up, 0 <= warmup <= steps.
-        peak: the largest learning rate.
-
-    Returns:
-        The learning rate of optimizer step number `step` (from 0).
-    """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * (steps - step) / max(1, steps - warmup)

@@ -98,12 +98,28 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
                 "the checkpoint is of another configuration"
             )
         optimizer.state[parameter][field] = value.to(parameter.device, copy=True)
-    _require_all_fields(parameters, tensors)
+    for names in _rules(parameters, optimizer):
+        _require_all_fields(names, tensors)
+
+
+def _rules(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Collection[set[str]]:
+    """The names of the parameters that are treated alike: groups with the same settings are of one rule."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    rules: dict[frozenset[str], set[str]] = {}
+    for group in optimizer.param_groups:
+        rules.setdefault(frozenset(group), set()).update(names[parameter] for parameter in group["params"])
+    return rules.values()
 
 
 def _require_all_fields(names: Collection[str], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a state that has a field for some parameters and not for others."""
-    fields = {key.rpartition(_SEPARATOR)[2] for key in tensors}
+    """Refuse a state that has a field for some parameters of one rule and not for others, or has none for all."""
+    found = [key.rpartition(_SEPARATOR) for key in tensors]
+    fields = {field for name, _, field in found if name in names}
+    if tensors and names and not fields:
+        raise ValueError(
+            f"expected optimizer state for all parameters, found none for {min(names)!r} and all like it: "
+            "the checkpoint is of another optimizer"
+        )
     wanted = {f"{name}{_SEPARATOR}{field}" for name in names for field in fields}
     if missing := sorted(wanted - tensors.keys()):
         raise ValueError(
