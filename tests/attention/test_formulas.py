@@ -47,6 +47,24 @@ def test_polysketch_attention_is_its_formula(learned: bool):
     torch.testing.assert_close(mechanism(query, key, value), attend(weights, value))
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_polysketch_window_attention_is_its_formula(learned: bool):
+    case = Case("polysketch-window", {"window": 6, "sketch_size": 6, "learned": learned, "hidden_size": HIDDEN})
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
+    mechanism.unit_scale.log_scale.data.normal_()
+    units = [x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key)]
+    scores = units[0] @ units[1].mT * mechanism.unit_scale.log_scale.exp()[:, None, None] / HEAD_DIM**0.5
+    beyond = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-6)
+    near = attend(scores.exp().masked_fill(beyond, 0.0), value, offset=0.0)
+    sketched = (query, key) if learned else units
+    features = [mechanism.feature_map.map_queries(sketched[0]), mechanism.feature_map.map_keys(sketched[1])]
+    weights = ((features[0] @ features[1].mT) ** 2).masked_fill(~beyond, 0.0)
+    mass = weights.sum(-1, keepdim=True)
+    gate = (hidden @ mechanism.far_gate.weight.T + mechanism.far_gate.bias).sigmoid().mT[..., None]
+    moved = torch.where(mass > 0, weights @ value / mass.clamp(min=1e-30) - near, 0.0) * mass / (0.01 + mass)
+    torch.testing.assert_close(mechanism(query, key, value, hidden=hidden), near + gate * moved)
+
+
 def test_the_gate_decays_sketched_weights_by_the_layers_input():
     case = polysketch(local_chunk=None, decay_gate=True, hidden_size=HIDDEN)
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()

@@ -55,6 +55,9 @@ from polysketch.ops.hyper import samples as hyper_samples
 from polysketch.ops.hyper import sort_lsh as hyper_sort_lsh
 from polysketch.ops.polynomial import squared_reference
 
+polysketch_window = attention.MECHANISMS["polysketch-window"]
+SEEN = next(case for case in CASES if case.name == "polysketch-window")
+
 
 def case_of(name: str, **options) -> Case:
     """The contract case with these options."""
@@ -116,6 +119,30 @@ MUTANTS = {
                 kv_heads=HEADS,
             ),
         ),
+    ),
+    "polysketch-window: the token that leaves the window is seen by neither part": Mutant(
+        polysketch_window._before,
+        "delayed(x, self.window)",
+        "delayed(x, self.window + 1)",
+        (partial(contract.test_the_last_token_sees_every_token_it_should_and_no_other, SEEN),),
+    ),
+    "polysketch-window: a token of the window is sketched too": Mutant(
+        polysketch_window._before,
+        "delayed(x, self.window)",
+        "delayed(x, self.window - 1)",
+        (partial(formulas.test_polysketch_window_attention_is_its_formula, True),),
+    ),
+    "polysketch-window: masked tokens are added to the sums": Mutant(
+        polysketch_window._features,
+        "key_features.masked_fill(~key_mask[:, None, :, None], 0.0)",
+        "key_features",
+        (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
+    ),
+    "polysketch-window: decoding forgets what leaves in the same call": Mutant(
+        polysketch_window._slide,
+        "[:, :, :new]",
+        "[:, :, -new:]",
+        (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [8, 8, 8, 8, 5]),),
     ),
     "sliding-window: one token too many": Mutant(
         window._sliding_window,

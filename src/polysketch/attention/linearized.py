@@ -57,7 +57,7 @@ class LinearizedAttention(Mechanism):
     ) -> Tensor:
         """As `Mechanism.forward`."""
         self.check_inputs(query, key, value)
-        wide = _in_range(value)
+        wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = ops.linear_attention(*features, wide, causal=causal, key_mask=key_mask, **options).output
         return output.to(value.dtype)
@@ -103,7 +103,7 @@ class LinearizedAttention(Mechanism):
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
         self.check_inputs(query, key, value)
-        wide = _in_range(value)
+        wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options)
         return output.to(value.dtype), state
@@ -120,6 +120,6 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _in_range(value: Tensor) -> Tensor:
+def in_range(value: Tensor) -> Tensor:
     """float16 as float32: features leave its range, and the op takes features and values of one dtype."""
     return value.float() if value.dtype == torch.float16 else value

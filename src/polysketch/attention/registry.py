@@ -18,6 +18,7 @@ from polysketch.attention.polarity import PolarityAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
 from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention
+from polysketch.attention.polysketch_window import PolysketchWindowAttention
 from polysketch.attention.sliding_window import SlidingWindowAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
@@ -29,6 +30,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "squared-polynomial": SquaredPolynomialAttention,
     "polysketch": PolysketchAttention,
     "polysketch-heavy": PolysketchHeavyAttention,
+    "polysketch-window": PolysketchWindowAttention,
     "llops": LlopsAttention,
     "hyper": HyperAttention,
     "sliding-window": SlidingWindowAttention,

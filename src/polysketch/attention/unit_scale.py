@@ -1,0 +1,33 @@
+"""Queries and keys of one length, and a learned scale that says how sharp their softmax is."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_EPSILON = 1e-6
+
+
+class UnitScale(nn.Module):
+    """Queries and keys of root mean square one, queries times exp(s), with one s for each key/value head.
+
+    The norm has no weights, so that products of rotated queries and keys still depend on distances alone. Scales start
+    at one. It computes in float32 or better: half precision has no room for squares.
+
+    Args:
+        num_kv_heads: key and value heads.
+    """
+
+    def __init__(self, num_kv_heads: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(num_kv_heads))
+
+    def forward(self, query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(batch, num_heads, length, head_dim) and (batch, num_kv_heads, length, head_dim) -> the same, in `dtype`."""
+        group = query.shape[1] // self.log_scale.shape[0]
+        scale = self.log_scale.exp().repeat_interleave(group)[:, None, None]
+        return (unit(query) * scale).to(dtype), unit(key).to(dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x with a root mean square of one along its last axis, in float32 or better."""
+    return F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=_EPSILON)
