@@ -26,6 +26,10 @@ MODELS = {
         "attention": "polysketch-heavy",
         "attention_options": {**CHUNKED, "prefix_gain": 0.5, "heavy_size": 2, "hash_bits": 2},
     },
+    "polysketch-window": {
+        "attention": "polysketch-window",
+        "attention_options": {"window": 6, "sketch_size": 6, "far_bias": 0.0},
+    },
     "gated": {"attention_options": {**CHUNKED, "decay_gate": True}, "num_kv_heads": 1},
     "pattern": {
         "num_layers": 4,
