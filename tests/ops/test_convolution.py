@@ -119,6 +119,25 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda x, w: ops.depthwise_convolution_2d(x, w, 2, 3), (x, patch))
 
 
+# PyTorch's own, as it reads its formulas of forward mode for the first time.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("lead", WEIGHT_SHAPES)
+def test_gradients_and_theirs_are_those_of_finite_differences_however_heads_share_filters(lead: tuple[int, int]):
+    x, weight = draw(1, HEADS, 4, WIDTH).requires_grad_(), draw(*lead, 3).requires_grad_()
+
+    def output(x: Tensor, weight: Tensor) -> Tensor:
+        return ops.causal_convolution(x, weight)[0]
+
+    assert torch.autograd.gradcheck(output, (x, weight))
+    assert torch.autograd.gradgradcheck(output, (x, weight))
+    tangents = (draw(*x.shape, seed=5), draw(*weight.shape, seed=6))
+    _, both = torch.func.jvp(output, (x.detach(), weight.detach()), tangents)
+    of_x, of_weight = output(tangents[0], weight), output(x, tangents[1])
+    torch.testing.assert_close(both, of_x + of_weight)
+    _, one = torch.func.jvp(lambda w: output(x.detach(), w), (weight.detach(),), tangents[1:])
+    torch.testing.assert_close(one, of_weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_inputs_are_summed_in_float32(dtype: torch.dtype):
     x, weight = tokens(20).to(dtype), draw(HEADS, WIDTH, SIZE)
