@@ -42,6 +42,11 @@ def test_what_makes_no_sense_is_refused_with_expected_and_found(changes, message
         make(**changes)
 
 
+def test_the_steps_are_told_the_optimizer_and_the_schedule():
+    options = make(optimizer="muon", schedule="wsd", steps=50, warmup=5).step_options()
+    assert (options.optimizer, options.schedule, options.steps, options.warmup) == ("muon", "wsd", 50, 5)
+
+
 def meanings(kind: type[RunOptions]) -> dict[str, OnResume | None]:
     return {field.name: field.metadata.get("on_resume") for field in dataclasses.fields(kind)}
 

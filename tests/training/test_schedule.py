@@ -51,6 +51,7 @@ def test_it_is_positive_and_reaches_the_peak_and_no_more(steps, warmup, schedule
     found = rates(steps, warmup, schedule, peak=3e-3)
     assert min(found) > 0
     assert max(found) == pytest.approx(3e-3)
+    assert found[min(warmup, steps - 1)] == pytest.approx(3e-3)  # the first step after the warm-up too
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
