@@ -14,14 +14,29 @@ from polysketch.models import ModelConfig, TransformerLM
 
 VOCABULARY = 257
 CAUSAL = [name for name, mechanism in MECHANISMS.items() if mechanism.is_causal]
+AROUND = "polysketch with all around it"
+PARTS_AROUND = {"projection_convolution": 4, "query_key_norm": True, "head_gate": True}
+KINDS = [*CAUSAL, AROUND]
+
+
+def away_from_the_identity(model: TransformerLM) -> TransformerLM:
+    """A model of `AROUND`, whose convolutions blend tokens and whose gates differ."""
+    for block in model.blocks:
+        for part in (block.attention.convolution, block.attention.query_key_norm, block.attention.head_gate):
+            for parameter in part.parameters():
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 def model_and_ids(name: str, device: Device) -> tuple[TransformerLM, Tensor]:
     """Two layers of two heads of 64, every mechanism with a local part given a small one; tokens on the device."""
     torch.manual_seed(0)
     length, local = (50, 16) if device.small else (500, 128)
+    around = PARTS_AROUND if name == AROUND else {}
+    name = "polysketch" if around else name
     options = {"local_chunk": local} if "local_chunk" in option_names(name) else {}
-    model = TransformerLM(ModelConfig(VOCABULARY, 2, 128, 2, attention=name, attention_options=options))
+    model = TransformerLM(ModelConfig(VOCABULARY, 2, 128, 2, attention=name, attention_options=options, **around))
+    model = away_from_the_identity(model) if around else model
     return model, torch.randint(VOCABULARY, (2, length), generator=torch.Generator().manual_seed(0))
 
 
@@ -34,7 +49,7 @@ def loss_and_gradients(model: TransformerLM, ids: Tensor) -> dict[str, Tensor]:
         return {"logits": model(ids), "loss": loss.detach(), **gradients}
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", KINDS)
 def test_logits_loss_and_gradients_are_those_of_float64(name, computer, record_property):
     model, ids = model_and_ids(name, computer)
     exact = copy.deepcopy(model).double()
@@ -43,7 +58,7 @@ def test_logits_loss_and_gradients_are_those_of_float64(name, computer, record_p
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", KINDS)
 def test_uneven_spans_give_the_logits_of_the_whole(name, computer, record_property):
     model, ids = model_and_ids(name, computer)
     model, ids = model.to(computer.where), ids.to(computer.where)
@@ -53,7 +68,7 @@ def test_uneven_spans_give_the_logits_of_the_whole(name, computer, record_proper
     assert_within({"logits": logits}, {"logits": model(ids)}, 1e-3, record_property)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_step_under_autocast_has_nearly_the_same_loss_and_learns(name, computer, record_property):
     model, ids = model_and_ids(name, computer)
     model, ids = model.to(computer.where), ids.to(computer.where)
@@ -77,7 +92,12 @@ LOCAL = 16
 STEPS = 2 * LOCAL + 5  # chunks are filled on the way, in every row at another step
 PROMPT_LENGTHS = (3, 8, 1, 21)
 PROMPTS = [[(7 * row + 3 * place) % VOCABULARY for place in range(n)] for row, n in enumerate(PROMPT_LENGTHS)]
-SKETCHED = {"random": {"learned": False}, "learned": {}, "gated": {"decay_gate": True, "hidden_size": 128}}
+SKETCHED = {
+    "random": {"learned": False},
+    "learned": {},
+    "gated": {"decay_gate": True, "hidden_size": 128},
+    AROUND: {"decay_gate": True},
+}
 
 
 @pytest.fixture
@@ -96,12 +116,14 @@ def graphs(computer, monkeypatch):
     monkeypatch.setattr(captured, "CapturedStep", step)
 
 
-def small_model(options: dict, computer: Device, dtype: torch.dtype) -> TransformerLM:
+def small_model(name: str, computer: Device, dtype: torch.dtype) -> TransformerLM:
     """Two layers; without a local part on a CPU, where a state's open chunks are positions of the host's."""
     torch.manual_seed(0)
     local = None if computer.small else LOCAL
-    options = {**options, "local_chunk": local, "sketch_size": 32}
-    model = TransformerLM(ModelConfig(VOCABULARY, 2, 128, 2, attention="polysketch", attention_options=options))
+    options = {**SKETCHED[name], "local_chunk": local, "sketch_size": 32}
+    around = PARTS_AROUND if name == AROUND else {}
+    config = ModelConfig(VOCABULARY, 2, 128, 2, attention="polysketch", attention_options=options, **around)
+    model = away_from_the_identity(TransformerLM(config)) if around else TransformerLM(config)
     return model.to(computer.where, torch.float64 if computer.small else dtype).eval()
 
 
@@ -111,7 +133,7 @@ def small_model(options: dict, computer: Device, dtype: torch.dtype) -> Transfor
 @torch.inference_mode()
 def test_a_replayed_graph_decodes_as_plain_steps_do(name, dtype, tolerance, computer, record_property):
     """Twice in one process, for the second graph finds what the first one left."""
-    model = small_model(SKETCHED[name], computer, dtype)
+    model = small_model(name, computer, dtype)
     for _ in range(2):
         plain, state = model.init_state(len(PROMPTS)), model.init_state(len(PROMPTS))
         assert captured.why_no_graph(model, state) is None

@@ -23,8 +23,8 @@ READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique_dim", 
 
 def split_positions(state: ModelState) -> ModelState:
     """Give state and layers positions of the device's own, as on a GPU."""
-    inner = [layer.attention for layer in state.layers if isinstance(layer, ProjectionConvolutionState)]
-    for each in (state, *state.layers, *inner):
+    layers = [layer.attention if isinstance(layer, ProjectionConvolutionState) else layer for layer in state.layers]
+    for each in (state, *layers):
         each.device_position = each.position.clone()
     return state
 

@@ -77,6 +77,11 @@ class ProjectionConvolutionState:
         return self.attention.position
 
     @property
+    def device_position(self) -> Tensor:
+        """The same numbers in the device's memory, where the mechanism's state has them."""
+        return self.attention.device_position
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the mechanism's state and the tail."""
         return self.attention.nbytes + self.tail.numel() * self.tail.element_size()
