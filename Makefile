@@ -70,10 +70,11 @@ test-full: $(READY) $(NEWEST)
 	PYTHONPATH=$(NEWEST) $(INTERPRETED) --timeout 3600
 	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest tests/ops/triton_compiled --timeout 3600
 
-# Without what asks for one compiled graph: the compiler of that release does not trace changes of named tuples, and
-# breaks the graph there.
+# Without what depends on the pinned Triton, and on the initial weights that the pinned PyTorch draws.
+OTHER_DRAWS := holds_a_third_to_two_thirds or under_autocast_is_close or gives_the_autocast_dtype
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest $(CORE) -m "not full and not alone" -k "not graph and not compiles and not exports" $(PARALLEL)
+	$(OLDEST)/bin/python -m pytest $(CORE) --ignore tests/ops/triton_compiled -m "not full and not alone" \
+		-k "not ($(OTHER_DRAWS))" $(PARALLEL)
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)

@@ -206,7 +206,11 @@ class PolysketchWindowAttention(Mechanism):
         kept = torch.cat([key, key_features], -1)
         near, leaving = self._slide(query, kept, value, state.recent, key_mask)
         features, values = leaving
-        options = {"power": self.feature_map.power, "normalize": False, "log_decay": self._log_decay(hidden, key_mask)}
+        options: dict[str, Any] = {
+            "power": self.feature_map.power,
+            "normalize": False,
+            "log_decay": self._log_decay(hidden, key_mask),
+        }
         wide = with_one(in_range(values))
         sums = ops.linear_attention_extend_(
             query_features.to(wide.dtype), features.to(wide.dtype), wide, state.far, **options
@@ -235,8 +239,8 @@ class PolysketchWindowAttention(Mechanism):
         )
         recent.append(kept, value, key_mask)
         new, missing = query.shape[2], query.shape[2] + self.window - keys.shape[2]
-        left = tuple(F.pad(x, (0, 0, missing, 0))[:, :, :new] for x in (features, values))
-        return near, left
+        features, values = (F.pad(x, (0, 0, missing, 0))[:, :, :new] for x in (features, values))
+        return near, (features, values)
 
     # All tokens before it.
 
@@ -273,13 +277,19 @@ class PolysketchWindowAttention(Mechanism):
         if not causal and self.decay_gate is not None:
             raise ValueError("a decay over the tokens before has no other direction: decay_gate=True is causal only")
         if not causal:
-            sums = sums + self._before(*(x.flip(2) for x in (*features, wide)), None).flip(2)
+            turned = [x.flip(2) for x in (*features, wide)]
+            sums = sums + self._before(turned[0], turned[1], turned[2], None).flip(2)
         return sums[..., :-1], sums[..., -1:]
 
     def _before(self, query_features: Tensor, key_features: Tensor, value: Tensor, log_decay: Tensor | None) -> Tensor:
         """The sums over all tokens before the window: causal attention to keys that come `window` tokens late."""
         late = (delayed(x, self.window) for x in (key_features, value))
-        options = {"power": self.feature_map.power, "causal": True, "normalize": False, "log_decay": log_decay}
+        options: dict[str, Any] = {
+            "power": self.feature_map.power,
+            "causal": True,
+            "normalize": False,
+            "log_decay": log_decay,
+        }
         return ops.linear_attention(query_features, *late, **options).output
 
     def _joined(self, near: Tensor, numerator: Tensor, mass: Tensor, hidden: Tensor | None) -> Tensor:

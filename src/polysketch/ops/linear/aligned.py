@@ -60,7 +60,7 @@ def _to_aligned(alignment: Alignment, inputs: Inputs, state: LinearAttentionStat
         local_query=None if local_query is None else move(local_query),
         local_key=None if local_key is None else move(local_key, None if opened is None else opened.open_key),
         log_decay=log_decay,
-        length=alignment.total,
+        length=alignment.total(),
     )
 
 
@@ -71,7 +71,7 @@ def _next_state(
     key, value, local_key = aligned.key, aligned.value, aligned.local_key
     dtype = state_dtype(value.dtype)
     batch, key_heads, length = key.shape[:3]
-    total = torch.full((batch,), length, device=key.device) if alignment is None else alignment.total
+    total = torch.full((batch,), length, device=key.device) if alignment is None else alignment.total()
     chunk = 0 if local_key is None else plan.chunk
     if aligned.log_decay is None:
         decay = key.new_zeros(batch, key_heads, length, dtype=dtype)

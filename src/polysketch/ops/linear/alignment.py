@@ -23,7 +23,6 @@ class Alignment(NamedTuple):
     slots: int
     length: int
 
-    @property
     def total(self) -> Tensor:
         """(batch,) tokens of each aligned row."""
         return self.fill + self.length - self.start
@@ -37,7 +36,7 @@ class Alignment(NamedTuple):
         behind = self.slots + self.start[:, None] + steps - self.fill[:, None]
         index = torch.where(steps < self.fill[:, None], steps, behind).clamp(max=source.shape[2] - 1)
         moved = _take(source, index)
-        return torch.where((steps < self.total[:, None])[:, None, :, None], moved, 0.0)
+        return torch.where((steps < self.total()[:, None])[:, None, :, None], moved, 0.0)
 
     def from_aligned(self, aligned: Tensor) -> Tensor:
         """The new tokens' rows of (batch, heads, aligned length, width), in their places; zeros where padded."""

@@ -1,0 +1,64 @@
+"""What a trained form is judged by: its losses apart by repeats, and where its windows' chunks begin."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.learning.repeats import Repeat, repeats
+from experiments.learning.settings import LearningSettings
+from polysketch.data import PreparedData
+from polysketch.models import TransformerLM
+
+_AT_ONCE = 8
+
+
+def losses(model: TransformerLM, windows: np.ndarray) -> np.ndarray:
+    """Loss in nats of every prediction: (rows, length) for (rows, length + 1) tokens."""
+    found = []
+    with torch.inference_mode():
+        for rows in np.array_split(windows, max(1, len(windows) // _AT_ONCE)):
+            ids = torch.from_numpy(rows.astype(np.int64))
+            found.append(model.token_losses(model.hidden_states(ids[:, :-1]), ids[:, 1:]).numpy())
+    return np.concatenate(found)
+
+
+def held_out_windows(data: PreparedData, settings: LearningSettings) -> np.ndarray:
+    """(rows, context + 1) tokens of the test split, spread over it evenly: the same for every form and seed."""
+    tokens, length = data.split("test").tokens, settings.context + 1
+    if len(tokens) < length:
+        raise ValueError(f"the test split has {len(tokens)} tokens, fewer than a window of {length}")
+    starts = np.linspace(0, len(tokens) - length, settings.evaluation_windows).astype(np.int64)
+    return np.stack([tokens[start : start + length] for start in starts])
+
+
+def measures(model: TransformerLM, data: PreparedData, settings: LearningSettings) -> dict[str, Any]:
+    """Losses in nats a token, with and without what lies beyond the window where a form can leave it out.
+
+    Returns:
+        `loss` of all predictions, `new`, `near` and `far` of those beyond the first two windows by `Repeat` (near is
+        within two windows), `counts` of them, `chunk_start`: how much worse the first four tokens of aligned chunks of
+        the window's size are than all tokens; `shares` by layer and head, and `far_without` and `loss_without`.
+    """
+    windows = held_out_windows(data, settings)
+    found = _told_apart(losses(model, windows), windows, settings.window)
+    if not model.prefix_shares(torch.from_numpy(windows[:1, :-1].astype(np.int64))):
+        return found
+    some = torch.from_numpy(windows[:4, :-1].astype(np.int64))
+    shares = {str(layer): heads.tolist() for layer, heads in model.prefix_shares(some).items()}
+    model.remove_prefix()
+    without = _told_apart(losses(model, windows), windows, settings.window)
+    return {**found, "shares": shares, "loss_without": without["loss"], "far_without": without["far"]}
+
+
+def _told_apart(found: np.ndarray, windows: np.ndarray, window: int) -> dict[str, Any]:
+    late = np.arange(found.shape[1]) >= 2 * window
+    kinds = repeats(windows, 2 * window)
+    masks = {kind.name.lower(): (kinds == kind) & late for kind in Repeat}
+    starts = late & (np.arange(found.shape[1]) % window < min(4, window))
+    return {
+        "loss": float(found.mean()),
+        **{name: float(found[mask].mean()) if mask.any() else None for name, mask in masks.items()},
+        "counts": {name: int(mask.sum()) for name, mask in masks.items()},
+        "chunk_start": float(found[:, starts].mean() - found[:, late].mean()),
+    }
