@@ -44,15 +44,16 @@ CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
 setup: $(READY)
 
+# Modules are compiled when they are imported: of most packages few are, and that halves the minutes of the set-up.
 # torch comes first and alone, so that no other package's range chooses another build of it. Its CUDA builds bring the
 # Triton they were made for; to the others, which have none, comes the pinned one.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("polysketch needs Python 3.11 or later: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	grep -v '^triton==' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(BIN)/python -m pip show --quiet triton 2> /dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt "triton; platform_system == 'Linux'"
-	$(BIN)/python -m pip install --quiet -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/python -m pip show --quiet triton 2> /dev/null || $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt "triton; platform_system == 'Linux'"
+	$(BIN)/python -m pip install --quiet --no-compile -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -78,13 +79,13 @@ test-oldest: $(OLDEST)/.ready
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints-oldest.txt)
-	$(OLDEST)/bin/python -m pip install --quiet -c constraints-oldest.txt -e '.[train]' hypothesis pytest pytest-timeout pytest-xdist
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints-oldest.txt)
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile -c constraints-oldest.txt -e '.[train]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@
 
 $(NEWEST): | $(READY)
 	rm -rf $@.partial
-	$(BIN)/python -m pip install --quiet --no-deps --target $@.partial triton==$(NEWEST_TRITON)
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --target $@.partial triton==$(NEWEST_TRITON)
 	mv $@.partial $@
 
 lint: $(READY)

@@ -113,6 +113,7 @@ def crash(*_, **__):
     raise RuntimeError("deliberately broken")
 
 
+@pytest.mark.full
 def test_everything_that_is_timed_is_recorded_and_drawn(tmp_path, capsys):
     status, records = run("bench", tmp_path / "gpu.jsonl")
     kinds = Counter(record["kind"] for record in records)
@@ -190,6 +191,7 @@ def test_a_filled_state_decodes_at_its_position():
         assert logits.isfinite().all()
 
 
+@pytest.mark.full
 def test_floors_come_first_and_a_case_that_fails_ends_only_its_series(tmp_path, monkeypatch):
     def too_large(*_, **__):
         raise torch.OutOfMemoryError("deliberately too large")
@@ -236,6 +238,7 @@ def test_a_table_that_breaks_down_does_not_take_the_picture_along(tmp_path, monk
     assert (tmp_path / "gpu.png").exists()
 
 
+@pytest.mark.full
 def test_sections_in_processes_of_their_own_write_the_same_file(tmp_path):
     status, records = run("bench", tmp_path / "gpu.jsonl", "--apart", "--only", "decoding")
     assert status == 0

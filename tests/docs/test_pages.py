@@ -42,8 +42,12 @@ def test_the_readme_runs(readme_folder):
     assert (readme_folder / "runs/own/metrics.jsonl").exists()
 
 
+RUN = [page for page in OTHERS if any(not block.reason for block in blocks_of(page))]
+LONG = ("evaluating.md", "replacing-attention.md", "datasets.md", "huggingface.md")  # half a minute together and more
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in OTHERS if any(not block.reason for block in blocks_of(page))], ids=name_of
+    "page", [pytest.param(page, marks=[pytest.mark.full] * (page.name in LONG)) for page in RUN], ids=map(name_of, RUN)
 )
 def test_a_page_runs_from_top_to_bottom(page, page_folder):
     page_folder(page)

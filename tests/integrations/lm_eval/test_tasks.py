@@ -215,6 +215,7 @@ def test_documents_may_be_one_json_list(tmp_path):
     assert len(loaded.task.eval_docs) == 3
 
 
+@pytest.mark.full
 @pytest.mark.data
 def test_the_files_in_circulation_are_read_whole(outside_data):
     """Every document of every task; a sentence of HellaSwag that was begun has its capital letter, as in lm_eval."""

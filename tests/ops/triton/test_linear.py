@@ -111,7 +111,9 @@ def test_what_does_not_fit_into_scratch_memory_at_once_takes_turns(monkeypatch):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[4]], ids=str)
+@pytest.mark.parametrize(
+    "case", [CASES[1], *(pytest.param(case, marks=pytest.mark.full) for case in (CASES[2], CASES[4]))], ids=str
+)
 def test_half_precision_is_as_good_as_its_own_rounding(case):
     """float16 inputs against float64 on the same numbers; sums and weights may leave the range of float16."""
     rounded = make(replace(case, dtype=torch.float16))

@@ -13,8 +13,10 @@ PROGRAMS = {"linear_fold", "linear_outputs", "linear_sums_gradient"} | {
     "linear_inner_key_gradient",
 }
 
+CAPABILITIES = [(9, 0), *(pytest.param(other, marks=pytest.mark.full) for other in ((8, 0), (10, 0)))]
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 @pytest.mark.parametrize(
     "name",
     [

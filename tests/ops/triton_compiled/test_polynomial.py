@@ -7,7 +7,7 @@ from polysketch import ops
 from polysketch.benchmarking.compiled import compile_call, complaints
 from polysketch.ops.triton.ahead_of_time import Compiled
 
-CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
+CAPABILITIES = [(9, 0), *(pytest.param(other, marks=pytest.mark.full) for other in ((8, 0), (10, 0)))]
 PRODUCTS = {(8, 0): "HMMA", (9, 0): "HGMMA", (10, 0): "UTCHMMA"}
 
 
