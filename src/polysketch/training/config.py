@@ -73,7 +73,7 @@ class TrainingConfig(RunOptions):
 
     optimizer: Literal["adamw", "muon"] = option("adamw", on_resume=OnResume.REFUSED)
     """What turns gradients into steps. muon: Muon for the matrices of the hidden layers and AdamW for all else, at one
-    learning rate and weight decay; for small models try 6e-3 to 1.5e-2."""
+    learning rate and weight decay; find the rate anew for each."""
 
     betas: tuple[float, float] = option((0.9, 0.95), on_resume=OnResume.REFUSED)
     """Decay rates of AdamW's running mean of the gradient and of its square."""
