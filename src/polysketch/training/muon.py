@@ -23,8 +23,8 @@ class Muon(torch.optim.Optimizer):
 
     with G the gradient, r the learning rate, d the weight decay, N = momentum M + (1 - momentum) G (Nesterov), and
     O as in `orthogonalize`. The root of an update's mean square then is about 0.2 r, as AdamW's is: one learning rate
-    and one weight decay serve both (Moonlight, section 2.2, for large models and long runs). A matrix that holds several
-    is taken apart.
+    and one weight decay serve both (Moonlight, section 2.2, for large models and long runs). A matrix that holds
+    several is taken apart.
 
     `torch.optim.Muon` computes in bfloat16 everywhere, which most CPUs emulate slowly.
 
