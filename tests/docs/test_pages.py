@@ -43,7 +43,7 @@ def test_the_readme_runs(readme_folder):
 
 
 RUN = [page for page in OTHERS if any(not block.reason for block in blocks_of(page))]
-LONG = ("evaluating.md", "replacing-attention.md", "datasets.md", "huggingface.md")  # half a minute together and more
+LONG = ("evaluating.md", "replacing-attention.md", "datasets.md", "huggingface.md")  # a minute and a half together
 
 
 @pytest.mark.parametrize(
