@@ -36,6 +36,9 @@ ifneq ($(POLYSKETCH_DATA),)
 export POLYSKETCH_DATA
 endif
 
+# Modules are compiled once, and not in every process that imports them, wherever the environment forbids to keep them.
+unexport PYTHONDONTWRITEBYTECODE
+
 OLDEST := .venv-oldest
 CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
