@@ -1,20 +1,15 @@
 """`gpu_check check`: the tests of every device, by pytest in a process of their own, watched from here."""
 
 import importlib.util
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks import ROOT
 from benchmarks.budget import Budget
 from benchmarks.journal import Journal
-from benchmarks.processes import end_group, last_lines
+from benchmarks.processes import Process
 
 FOLDERS = ("tests/device",)
 _MOST_PROCESSES = 12
@@ -23,7 +18,7 @@ _GRACE = 20.0  # seconds beyond the section's end, for tests begun before it
 _QUICK = 11  # every so many tests: no multiple of the number of dtypes
 _ENDED = (0, 1, 5)  # exit statuses of a run that came to its end: passed, some failed, there were none
 
-Report = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], object]
 
 
 def why_not() -> str | None:
@@ -44,20 +39,11 @@ def run_tests(
     """
     command = [*_command(device, processes, quick=quick), f"--records={journal.path.resolve()}"]
     command.append(f"--deadline={time.time() + section.left}")
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
-        try:
-            for record in _followed(journal.path, process, section.deadline + _GRACE):
-                report(record)
-        finally:
-            ended = process.poll()
-            end_group(process)
-        journal.read_again()
-        if ended not in _ENDED:
-            said = "was ended: it took too long" if ended is None else f"ended with status {ended}"
-            journal.write(
-                "crashed", part="checks", error=f"pytest {said}: {last_lines(output, 6) or 'it said nothing'}"
-            )
+    ending = Process(command).watch(section.deadline + _GRACE, lambda: [report(record) for record in journal.news()])
+    journal.read_again()
+    if ending.status not in _ENDED:
+        said = ending.said(6) or "it said nothing"
+        journal.write("crashed", part="checks", error=f"pytest {ending.reason}: {said}")
 
 
 def _command(device: str, processes: int | None, *, quick: bool) -> list[str]:
@@ -80,20 +66,3 @@ def _processes(device: str) -> int:
 
 def _installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
-
-
-def _followed(path: Path, process: "subprocess.Popen[bytes]", deadline: float) -> Iterator[dict[str, Any]]:
-    """The records of a file as another process writes them, until it ends or the deadline has passed."""
-    with path.open() as file:
-        file.seek(0, os.SEEK_END)
-        line = ""
-        while True:
-            running = process.poll() is None and time.monotonic() < deadline
-            while part := file.readline():
-                line += part
-                if line.endswith("\n"):
-                    yield json.loads(line)
-                    line = ""
-            if not running:
-                return
-            time.sleep(0.2)

@@ -2,8 +2,7 @@
 
     python -m benchmarks.compiled                                   results in benchmarks/results/compiled-programs.csv
     python -m benchmarks.compiled --ops linear --targets sm_90 --dtypes bfloat16 --out /tmp/some.csv
-    python -m benchmarks.compiled --match "r=32, h=64" --forward    calls whose names contain that; no gradients
-    python -m benchmarks.compiled --everything                      every size in every dtype; hours
+    python -m benchmarks.compiled --match "r=32, h=64"              calls whose names contain that
 
 A line for each program as it was launched: registers, spills, shared memory and tensor-core instructions. Exit status 1
 where a program spills, or takes more shared memory than its devices have, or does not compile. Compiling takes a second
@@ -25,24 +24,21 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
-from polysketch.benchmarking import calls
 from polysketch.benchmarking.compiled import compile_call, complaints
 from polysketch.benchmarking.environment import commit
 from polysketch.benchmarking.program_calls import DTYPES, OPS, ProgramCall, program_calls
+from polysketch.benchmarking.tables import print_table
 from polysketch.storage import disk
 
 TARGETS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0)}
 Row = dict[str, Any]
 
-_LARGEST = ("registers", "spills", "shared_bytes")
-_META = torch.device("meta")
 _BATCH, _HEADS, _LENGTH = 2, 8, 4_096
 
 
-def rows_of(call: ProgramCall, target: str, *, backward: bool) -> list[Row]:
-    """The programs of one call, forward and, where there is one and it is wanted, backward."""
-    made = call.build(_META, _BATCH, _HEADS, _LENGTH)
-    prepare = calls.forward_backward if backward and call.differentiable else calls.forward
+def rows_of(call: ProgramCall, target: str) -> list[Row]:
+    """The programs of one call, forward and, where there is one, backward."""
+    made = call.build(torch.device("meta"), _BATCH, _HEADS, _LENGTH)
     return [
         {
             "target": target,
@@ -59,7 +55,7 @@ def rows_of(call: ProgramCall, target: str, *, backward: bool) -> list[Row]:
             "triton": metadata.version("triton"),
             "commit": commit()[:12],
         }
-        for one in compile_call(lambda: prepare(made)(), TARGETS[target])
+        for one in compile_call(lambda: call.passes(made)(), TARGETS[target])
     ]
 
 
@@ -78,31 +74,30 @@ def print_summary(rows: Sequence[Row]) -> None:
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["program"], row["dtype"], row["target"]].append(row)
-    print(
-        f"{'program':<34}{'dtype':>10}{'target':>8}{'compiled':>9}{'registers':>10}{'spills':>7}{'KB':>7}{'tensor':>7}"
-    )
-    for (program, dtype, target), group in sorted(groups.items()):
-        registers, spills, shared = (max(row[name] for row in group) for name in _LARGEST)
-        tensor = min(row["tensor_core_instructions"] for row in group)
-        most = f"{registers:>10}{spills:>7}{shared / 1024:>7.0f}"
-        print(f"{program:<34}{dtype:>10}{target:>8}{len(group):>9}{most}{tensor:>7}")
+    print_table([_summary(key, group) for key, group in sorted(groups.items())])
     for row in rows:
         if row["complaints"]:
             print("BAD {program}, {target}, {dtype} ({call}): {complaints}; {constants}".format_map(row))
 
 
+def _summary(key: tuple[str, str, str], group: list[Row]) -> dict[str, str]:
+    named = dict(zip(("program", "dtype", "target"), key, strict=True))
+    most = {name: str(max(row[name] for row in group)) for name in ("registers", "spills", "shared_bytes")}
+    fewest = str(min(row["tensor_core_instructions"] for row in group))
+    return {**named, "compiled": str(len(group)), **most, "tensor": fewest}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile what is asked for; the file is written after every call."""
     arguments = _parse(argv)
-    wanted = program_calls(arguments.ops, arguments.dtypes, everything=arguments.everything)
-    wanted = [call for call in wanted if arguments.match in call.name]
+    wanted = [call for call in program_calls(arguments.ops, arguments.dtypes) if arguments.match in call.name]
     rows: dict[tuple, Row] = {}  # by what makes it another program; the first call that launched it so
     failed: list[str] = []
     started = time.monotonic()
     for number, call in enumerate(wanted):
         for target in arguments.targets:
             try:
-                found = rows_of(call, target, backward=not arguments.forward)
+                found = rows_of(call, target)
             except Exception as error:  # noqa: BLE001 - one program that does not compile must not hide the others
                 failed.append(f"FAILED {call.name}, {call.dtype}, {target}: {type(error).__name__}: {error}"[:300])
                 print(f"  {failed[-1]}", flush=True)
@@ -126,8 +121,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--targets", nargs="+", choices=tuple(TARGETS), default=tuple(TARGETS))
     parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=tuple(DTYPES))
     parser.add_argument("--match", default="", help="only calls whose names contain this")
-    parser.add_argument("--everything", action="store_true", help="every size in every dtype, not in bfloat16 alone")
-    parser.add_argument("--forward", action="store_true", help="without gradients")
     parser.add_argument("--out", type=Path, default=RESULTS / "compiled-programs.csv")
     return parser.parse_args(argv)
 

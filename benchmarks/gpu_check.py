@@ -40,15 +40,12 @@ from benchmarks.budget import Budget
 from benchmarks.figures import draw
 from benchmarks.gpu import generated_tokens, kernels, language_model
 from benchmarks.gpu.apart import run_apart
-from benchmarks.gpu.cases import text_of
+from benchmarks.gpu.cases import Bench, text_of
 from benchmarks.gpu.report import measurements, print_bench, print_check
 from benchmarks.journal import Journal, stamped
 from polysketch.benchmarking.environment import environment
-from polysketch.benchmarking.timing import Clock, Rates, copy_bandwidth, matmul_precision, matrix_rate
+from polysketch.benchmarking.timing import Clock, copy_bandwidth, matmul_precision, matrix_rate
 
-_SHARES = {"rates": 0.2, "attention": 0.6, "training": 0.5, "decoding": 0.92}
-"""Of what is left when each section of `bench` begins; what one does not use is the next one's."""
-_ASSUMED = Rates(989e12, 4.8e12)  # of an H200, where the device's own could not be measured
 _CHECKING = 0.9  # of the budget; the rest is for the processes' last tasks and the sanitizer
 
 
@@ -66,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore")  # fused kernels that are missing are reported as failed cases
         if getattr(arguments, "section", None):
             section, journal = Budget(arguments.budget_seconds), Journal(arguments.out, keep=True)
-            _time_section(arguments.section, device, section, journal, quick=arguments.quick)
+            _SECTIONS[arguments.section][1](_prepared(device, section, journal, arguments))
             return 0
         return _run(device, arguments)
 
@@ -77,14 +74,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     check = verbs.add_parser("check", help="is everything right?")
     check.add_argument("--processes", type=int, help="at once; default: on a GPU one for each core but two, at most 12")
     bench = verbs.add_parser("bench", help="how fast is it?")
-    sections = tuple(name for name in _SHARES if name != "rates")
+    sections = [name for name in _SECTIONS if name != "rates"]
     bench.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=", ".join(sections))
     bench.add_argument(
         "--apart",
         action=argparse.BooleanOptionalAction,
         help="each section in a process of its own, which may crash; default: on CUDA",
     )
-    bench.add_argument("--section", choices=tuple(_SHARES), help=argparse.SUPPRESS)  # one of those processes
+    bench.add_argument("--section", choices=[*_SECTIONS], help=argparse.SUPPRESS)  # one of those processes
     for verb in (check, bench):
         verb.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
         verb.add_argument("--quick", action="store_true", help="tiny sizes: a minute or two on a CPU")
@@ -150,12 +147,14 @@ def _check(device: torch.device, arguments: argparse.Namespace, budget: Budget, 
 def _bench(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
     """Ceilings, floors, and the timed sections asked for; each goes on whatever becomes of the others."""
     apart = device.type == "cuda" if arguments.apart is None else arguments.apart
-    for name in ("rates", *(name for name in _TIMED if name in (arguments.only or _TIMED))):
-        section = budget.section(_SHARES[name])
+    for name, (share, time_section) in _SECTIONS.items():
+        if name != "rates" and name not in (arguments.only or _SECTIONS):
+            continue
+        section = budget.section(share)
         if apart:
             part = partial(run_apart, name, partial(_command, name, arguments, journal), section, journal)
         else:
-            part = partial(_time_section, name, device, section, journal, quick=arguments.quick)
+            part = partial(time_section, _prepared(device, section, journal, arguments))
         _guarded(name, journal, part)
 
 
@@ -166,38 +165,25 @@ def _command(name: str, arguments: argparse.Namespace, journal: Journal, seconds
     return [*command, "--quick"] if arguments.quick else command
 
 
-def _time_section(name: str, device: torch.device, section: Budget, journal: Journal, *, quick: bool) -> None:
-    """The device's rates, or a section beside them."""
-    clock = Clock(device, most=2 if quick else 20)
-    if name == "rates":
-        _measure_rates(clock, journal, quick=quick)
-    else:
-        measured = next(iter(journal.of("rates")), None)
-        rates = Rates(measured["bfloat16"], measured["copy_bytes_per_second"]) if measured else _ASSUMED
-        _TIMED[name](clock, rates, section, journal, quick=quick)
+def _prepared(device: torch.device, section: Budget, journal: Journal, arguments: argparse.Namespace) -> Bench:
+    return Bench(Clock(device, most=2 if arguments.quick else 20), section, journal, arguments.quick)
 
 
-_TIMED = {
-    "attention": kernels.time_attention,
-    "training": language_model.time_training,
-    "decoding": generated_tokens.time_decoding,
-}
-
-
-def _measure_rates(clock: Clock, journal: Journal, *, quick: bool) -> None:
+def _measure_rates(bench: Bench) -> None:
     """Ceilings of this device, measured in this run."""
-    size = 256 if quick else 8192
-    operations = matrix_rate(clock, torch.bfloat16, size)
-    single = matrix_rate(clock, torch.float32, size)
-    with matmul_precision("high"):
-        tf32 = matrix_rate(clock, torch.float32, size)
-    bandwidth = copy_bandwidth(clock, 2**22 if quick else 2**30)
-    journal.write("rates", bfloat16=operations, float32=single, tf32=tf32, copy_bytes_per_second=bandwidth)
-    print(
-        f"  products: bfloat16 {operations / 1e12:.1f}, TF32 {tf32 / 1e12:.1f}, float32 {single / 1e12:.1f} TFLOP/s;"
-        f" copy {bandwidth / 1e12:.3f} TB/s",
-        flush=True,
-    )
+    operations = matrix_rate(bench.clock, torch.bfloat16, 256 if bench.quick else 8192)
+    bandwidth = copy_bandwidth(bench.clock, 2**22 if bench.quick else 2**30)
+    bench.journal.write("rates", bfloat16=operations, copy_bytes_per_second=bandwidth)
+    print(f"  bfloat16 product {operations / 1e12:.1f} TFLOP/s, copy {bandwidth / 1e12:.3f} TB/s", flush=True)
+
+
+_SECTIONS: dict[str, tuple[float, Callable[[Bench], None]]] = {
+    "rates": (0.2, _measure_rates),
+    "attention": (0.6, kernels.time_attention),
+    "training": (0.5, language_model.time_training),
+    "decoding": (0.92, generated_tokens.time_decoding),
+}
+"""Each section of `bench` and its share of what is left when it begins; what one does not use is the next one's."""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ def stamped(prefix: str, suffix: str) -> str:
     return f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}{suffix}"
 
 
+_ANSWERS = ("time", "train", "decode", "failed", "skipped")
+
+
 class Journal:
     """A file of JSON lines, each on disk as soon as it is known: what a killed run leaves is worth reading.
 
@@ -28,13 +31,19 @@ class Journal:
         else:
             path.write_text("")
 
+    def news(self) -> list[dict[str, Any]]:
+        """Take over, and return, what a process has appended; a line that it is still writing is left for later."""
+        known = len(self.records)
+        self.records = [json.loads(line) for line in self._whole_lines()]
+        return self.records[known:]
+
     def read_again(self) -> None:
-        """Take over what another process appended; a line that its end cut short is dropped."""
-        lines = self.path.read_text().splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            self.path.write_text("".join(lines[:-1]))
-            del lines[-1]
-        self.records = [json.loads(line) for line in lines]
+        """Take over what a process appended that has ended; a line that its end cut short is dropped."""
+        self.path.write_text("".join(self._whole_lines()))
+        self.news()
+
+    def _whole_lines(self) -> list[str]:
+        return [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def write(self, kind: str, **values: Any) -> dict[str, Any]:
         """Append one record."""
@@ -50,17 +59,9 @@ class Journal:
 
     def has(self, **labels: Any) -> bool:
         """Whether a case has been answered: by a time, a failure or the reason why it was left out."""
-        return any(_is(record, labels) for kind in _ANSWERS for record in self.of(kind))
+        return any(labels.items() <= record.items() for record in self.records if record["kind"] in _ANSWERS)
 
     def unanswered(self) -> list[dict[str, Any]]:
         """Labels of cases that were begun, and whose process ended before their answer."""
         begun = [{name: value for name, value in one.items() if name != "kind"} for one in self.of("begun")]
-        cases = [(one, {name: value for name, value in one.items() if name != "section"}) for one in begun]
-        return [one for one, labels in cases if not self.has(**labels)]
-
-
-_ANSWERS = ("time", "train", "decode", "failed", "skipped")
-
-
-def _is(record: dict[str, Any], labels: dict[str, Any]) -> bool:
-    return all(record.get(name) == value for name, value in labels.items())
+        return [one for one in begun if not self.has(**{name: one[name] for name in one if name != "section"})]

@@ -3,20 +3,16 @@
 As a module it is what runs under the tool: `compute-sanitizer python -m benchmarks.sanitizer`.
 """
 
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import torch
 
-from benchmarks import ROOT
-from benchmarks.processes import end_group
-from polysketch.benchmarking import calls
+from benchmarks.processes import Process
 from polysketch.benchmarking.program_calls import ProgramCall, most_common_first, program_calls
 
 _TOOL = "compute-sanitizer"
@@ -28,47 +24,24 @@ _FINDINGS = ("Invalid ", "Misaligned", "Out-of-range", "llegal ")
 _NOT_HERE = ("Device not supported", "is not supported on this")  # some virtual machines do not let it look on
 
 
-class Running(NamedTuple):
-    """The tool at work, and the file that it writes to."""
-
-    process: "subprocess.Popen[bytes]"
-    output: IO[bytes]
-
-
-def start() -> Running | str:
+def start() -> Process | str:
     """The tool at work on this file's `main`, or the reason why not."""
     tool = find_tool()
     if tool is None:
         return f"{_TOOL} is not installed"
     command = [tool, "--tool", "memcheck", "--error-exitcode", str(_WRONG), sys.executable, "-m", __name__]
     # Every tensor in memory of its own: else an access past one lands in another.
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    output = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would stop the tool
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True)
-    return Running(process, output)
+    return Process(command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
 
-def finish(running: Running | str, seconds: float) -> dict[str, Any]:
+def finish(running: Process | str, seconds: float) -> dict[str, Any]:
     """A record of what the tool says within that time; `passed` is None where it says nothing."""
     if isinstance(running, str):
         return {"name": _TOOL, "passed": None, "reason": running}
-    status = _wait(running.process, seconds)
-    with running.output as output:
-        output.seek(0)
-        lines = output.read().decode(errors="replace").splitlines()
+    status, _, lines = running.watch(time.monotonic() + max(1.0, seconds))
     passed, reason = _verdict(status, lines)
     reports = [line for line in lines if line.startswith("=========")][:40]
     return {"name": _TOOL, "passed": passed, "reason": reason, "reports": reports, "last_lines": lines[-3:]}
-
-
-def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
-    """Its exit status; None where it had to be ended."""
-    try:
-        return process.wait(max(1.0, seconds))
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        end_group(process)
 
 
 def _verdict(status: int | None, lines: list[str]) -> tuple[bool | None, str | None]:
@@ -96,9 +69,7 @@ def main(device: str = "cuda", most: int = 24) -> None:
     """Run the commonest calls of every op once, forward and backward; the tool looks on."""
     chosen: Sequence[ProgramCall] = most_common_first(program_calls(dtypes=("bfloat16", "float32")))[:most]
     for call in chosen:
-        made = call.build(torch.device(device), *_SIZES)
-        prepare = calls.forward_backward if call.differentiable else calls.forward
-        prepare(made)()
+        call.passes(call.build(torch.device(device), *_SIZES))()
         print(f"{_RAN}{call.name} {call.dtype}", flush=True)
     if device == "cuda":
         torch.cuda.synchronize()

@@ -12,14 +12,44 @@ import torch
 from benchmarks.budget import Budget
 from benchmarks.journal import Journal
 from polysketch.benchmarking.growth import Growth
+from polysketch.benchmarking.timing import Clock, Rates
 
 Labels = dict[str, Any]
 
+_ASSUMED = Rates(989e12, 4.8e12)
 _LONGER = 3.0  # times what the last case of a series took, compilation and all, the next may take
 
 
 class DeviceLost(RuntimeError):
     """Every call on the device fails from here on; another process can go on."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a section is given.
+
+    Attributes:
+        clock: of the device.
+        section: its time.
+        journal: of the run.
+        quick: tiny sizes.
+    """
+
+    clock: Clock
+    section: Budget
+    journal: Journal
+    quick: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything runs."""
+        return self.clock.device
+
+    @property
+    def rates(self) -> Rates:
+        """What the device does at best, as this run measured it; else what is known of an H200."""
+        measured = next(iter(self.journal.of("rates")), None)
+        return Rates(measured["bfloat16"], measured["copy_bytes_per_second"]) if measured else _ASSUMED
 
 
 @dataclass
@@ -28,82 +58,64 @@ class Cases:
 
     Attributes:
         kind: of the records.
-        device: where cases run.
-        section: its time.
-        journal: of the run.
+        bench: the section's.
         series: labels -> the series that they are a point of.
-        growth: seconds that a call may take, and what calls have taken.
+        measure: labels -> seconds, tokens_per_second, floor_seconds and what else is known of the case.
+        longest_call: seconds that a call may take.
     """
 
     kind: str
-    device: torch.device
-    section: Budget
-    journal: Journal
+    bench: Bench
     series: Callable[[Labels], Hashable]
-    growth: Growth = field(default_factory=lambda: Growth(sys.float_info.max))
+    measure: Callable[[Labels], dict[str, Any]]
+    longest_call: float = sys.float_info.max
     _spent: dict[Hashable, float] = field(default_factory=dict)
 
-    def run(
-        self,
-        points: Sequence[Labels],
-        measure: Callable[[Labels], dict[str, Any]],
-        describe: Callable[[dict[str, Any]], str],
-    ) -> None:
-        """Run the cases.
-
-        Args:
-            points: labels of every case.
-            measure: labels -> seconds and what else is known of the case.
-            describe: a record in a few words.
-        """
-        for record in (*self.journal.of(self.kind), *self.journal.of("failed")):
-            self._note(record)
+    def run(self, points: Sequence[Labels]) -> None:
+        """Run the cases with these labels."""
+        journal, growth = self.bench.journal, Growth(self.longest_call)
+        for record in (*journal.of(self.kind), *journal.of("failed")):
+            self._note(record, growth)
         for labels in points:
-            if self.journal.has(**labels):
+            if journal.has(**labels):
                 continue
-            reason = self._reason_to_skip(labels)
+            reason = self._reason_to_skip(labels, growth)
             if reason:
-                self.journal.write("skipped", section=self.kind, **labels, reason=reason)
+                journal.write("skipped", section=self.kind, **labels, reason=reason)
                 continue
             started = time.monotonic()
-            self.journal.write("begun", section=self.kind, **labels)
-            self._note(self._attempt(labels, measure, describe))
+            journal.write("begun", section=self.kind, **labels)
+            self._note(self._attempt(labels), growth)
             self._spent[self.series(labels)] = time.monotonic() - started
 
-    def _reason_to_skip(self, labels: Labels) -> str | None:
+    def _reason_to_skip(self, labels: Labels, growth: Growth) -> str | None:
         series = self.series(labels)
-        if not self.growth.allows(series, place_of(labels)):
+        if not growth.allows(series, _place(labels)):
             return "the series ended at a shorter length: it failed or became slow there"
-        fits = self.section.fits(_LONGER * self._spent.get(series, 0.5))
+        fits = self.bench.section.fits(_LONGER * self._spent.get(series, 0.5))
         return None if fits else "no time left in this section"
 
-    def _note(self, record: dict[str, Any]) -> None:
+    def _note(self, record: dict[str, Any], growth: Growth) -> None:
         """What the series takes, or that it failed."""
         if self.kind in (record["kind"], record.get("section")):
-            self.growth.note(self.series(record), place_of(record), record.get("seconds", math.inf))
+            growth.note(self.series(record), _place(record), record.get("seconds", math.inf))
 
-    def _attempt(
-        self,
-        labels: Labels,
-        measure: Callable[[Labels], dict[str, Any]],
-        describe: Callable[[dict[str, Any]], str],
-    ) -> dict[str, Any]:
+    def _attempt(self, labels: Labels) -> dict[str, Any]:
         """One record, of a time or of a failure."""
-        title = ", ".join(f"{name} {value}" for name, value in labels.items())
         try:
-            record = self.journal.write(self.kind, **labels, **measure(labels))
+            record = self.bench.journal.write(self.kind, **labels, **self.measure(labels))
+            seconds, share = record["seconds"], record["floor_seconds"] / record["seconds"]
+            said = f"{seconds * 1e3:.3f} ms, {record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of the floor"
         except Exception as error:  # noqa: BLE001 - one broken case must not hide the others
-            why = {"error": text_of(error), "out_of_memory": isinstance(error, torch.OutOfMemoryError)}
-            record = self.journal.write("failed", section=self.kind, **labels, **why)
-            print(f"  {title}: {record['error']}", flush=True)
-        else:
-            print(f"  {title}: {describe(record)}", flush=True)
-        finally:
-            release_memory(self.device)
+            said, too_large = text_of(error), isinstance(error, torch.OutOfMemoryError)
+            failure = {"error": said, "out_of_memory": too_large}
+            record = self.bench.journal.write("failed", section=self.kind, **labels, **failure)
+        print(f"  {', '.join(f'{name} {value}' for name, value in labels.items())}: {said}", flush=True)
+        release_memory(self.bench.device)
         return record
 
 
-def place_of(labels: Labels) -> int:
+def _place(labels: Labels) -> int:
     """The length or position of a case."""
     return labels["length"] if "length" in labels else labels["position"]
 

@@ -7,19 +7,18 @@ tokens, and the step that fills one is timed apart: each step is charged its sha
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.budget import Budget
-from benchmarks.gpu.cases import Labels, text_of
-from benchmarks.gpu.language_model import LARGEST, MODELS, build_model, describe, model_cases
-from benchmarks.journal import Journal
+from benchmarks.gpu.cases import Bench, Cases, Labels, text_of
+from benchmarks.gpu.language_model import LARGEST, MODELS, build_model, series_of
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.benchmarking import floors
 from polysketch.benchmarking.models import append_random, read_bytes
-from polysketch.benchmarking.timing import Clock, Rates, summary
+from polysketch.benchmarking.timing import summary
 from polysketch.benchmarking.token_steps import decode
 from polysketch.generation.captured import CapturedStep, why_no_graph
 from polysketch.models import ModelState, TransformerLM
@@ -32,10 +31,10 @@ _KEPT_FREE = 0.2  # of the device's memory, for weights, logits and activations
 _MOST_ROWS = 8_192
 
 
-def time_decoding(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
+def time_decoding(bench: Bench) -> None:
     """One token at a time, bfloat16; the most wanted contexts first."""
-    positions = (64, 128) if quick else _POSITIONS
-    batches = (1, 2) if quick else (LARGEST, 1)
+    positions = (64, 128) if bench.quick else _POSITIONS
+    batches = (1, 2) if bench.quick else (LARGEST, 1)
     points = [
         {"model": name, "batch": batch, "position": position}
         for position in positions
@@ -43,28 +42,24 @@ def time_decoding(clock: Clock, rates: Rates, section: Budget, journal: Journal,
         for name in MODELS
         if position == positions[0] or not name.endswith("r=64")
     ]
-
-    def measure(labels: Labels) -> dict[str, Any]:
-        return _decode(clock, rates, quick, labels)
-
-    model_cases("decode", clock.device, section, journal).run(points, measure, describe)
+    Cases("decode", bench, series_of, partial(_decode, bench)).run(points)
 
 
 @torch.inference_mode()
-def _decode(clock: Clock, rates: Rates, quick: bool, labels: Labels) -> dict[str, Any]:
-    model = build_model(labels["model"], clock.device, quick=quick).to(torch.bfloat16).eval()
+def _decode(bench: Bench, labels: Labels) -> dict[str, Any]:
+    model = build_model(labels["model"], bench.device, quick=bench.quick).to(torch.bfloat16).eval()
     batch, position = labels["batch"], labels["position"]
     rows = _rows_that_fit(model, position) if batch == LARGEST else batch
-    steps = 4 if quick else _STEPS
+    steps = 4 if bench.quick else _STEPS
     step, state, reason = _stepper(model, rows)
     chunk = max(getattr(layer, "local_chunk", 0) for layer in state.layers)
     fill(state, model, position + chunk // 2, room=steps + _WARM_UP)
-    timing = summary(_step_seconds(step, rows, steps, clock.device))
+    timing = summary(_step_seconds(step, rows, steps, bench.device))
     filling = None
     if chunk:
-        filling = _filling_seconds(step, state, model, position // chunk * chunk + chunk, clock.device)
+        filling = _filling_seconds(step, state, model, position // chunk * chunk + chunk, bench.device)
     seconds = timing.seconds if filling is None else timing.seconds + max(0.0, filling - timing.seconds) / chunk
-    floor = floors.decoding_step(model, rows, read_bytes(model, state)).seconds(rates)
+    floor = floors.decoding_step(model, rows, read_bytes(model, state)).seconds(bench.rates)
     return {
         **vars(timing),
         "seconds": seconds,
@@ -90,7 +85,7 @@ def _stepper(model: TransformerLM, rows: int) -> tuple[Callable[[Tensor], Tensor
         except RuntimeError as error:  # the plain step's time is worth having
             reason = f"the capture failed: {text_of(error)}"
         state = model.init_state(rows)
-    return _plain_step(model, state), state, reason
+    return lambda chosen: model.extend(chosen[:, None], state)[0][:, -1], state, reason
 
 
 def _filling_seconds(
@@ -128,10 +123,6 @@ def _rows_that_fit(model: TransformerLM, position: int) -> int:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return max(1, min(_MOST_ROWS, int((free - _KEPT_FREE * total) // of_a_row)))
-
-
-def _plain_step(model: TransformerLM, state: ModelState) -> Callable[[Tensor], Tensor]:
-    return lambda chosen: model.extend(chosen[:, None], state)[0][:, -1]
 
 
 def _step_seconds(step: Callable[[Tensor], Tensor], rows: int, count: int, device: torch.device) -> list[float]:

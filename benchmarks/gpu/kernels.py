@@ -3,20 +3,18 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.budget import Budget
-from benchmarks.gpu.cases import Cases, Labels
-from benchmarks.journal import Journal
+from benchmarks.gpu.cases import Bench, Cases, Labels
 from polysketch import ops
 from polysketch.benchmarking import calls, floors
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Floor, Shape
-from polysketch.benchmarking.growth import Growth
-from polysketch.benchmarking.timing import Clock, Rates, peak_memory
+from polysketch.benchmarking.timing import peak_memory
 from polysketch.benchmarking.ways import FUSED, Sizes, Way, way
 
 _LONGEST_CALL = 1.5  # seconds; a series that would take longer is not continued
@@ -118,53 +116,46 @@ def _batches(tokens: int, length: int) -> list[int]:
     return [tokens // length, 1] if tokens > length else [1]
 
 
-def time_attention(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
+def time_attention(bench: Bench) -> None:
     """State the floor of every point; then time what fits and is not in the journal."""
-    series, points = all_series(), cases(quick=quick)
-
-    def floor_of(labels: Labels) -> Floor:
-        floor = series[labels["series"]].way.floor(
-            _shape(labels, quick), backward=labels["direction"] == _BOTH, itemsize=_ITEMSIZE
-        )
-        assert floor is not None, f"{labels['series']}: expected operations that are counted"
-        return floor
-
-    def measure(labels: Labels) -> dict[str, Any]:
-        backward, shape = labels["direction"] == _BOTH, _shape(labels, quick)
-        return _measure(series[labels["series"]], shape, floor_of(labels), clock, rates, backward=backward)
-
-    for labels in points if not journal.of("floor") else ():
-        floor = floor_of(labels)
-        stated = {"operations": floor.operations, "bytes": floor.bytes, "seconds": floor.seconds(rates)}
-        journal.write("floor", **labels, **stated)
-    run = Cases("time", clock.device, section, journal, _series_of, Growth(_LONGEST_CALL))
-    describe = lambda one: f"{one['seconds'] * 1e3:.3f} ms, {one['tflops']:.0f} TFLOP/s"  # noqa: E731
-    run.run(points, measure, describe)
+    series, points = all_series(), cases(quick=bench.quick)
+    for labels in points if not bench.journal.of("floor") else ():
+        floor = _floor(series, labels, bench)
+        stated = {"operations": floor.operations, "bytes": floor.bytes, "seconds": floor.seconds(bench.rates)}
+        bench.journal.write("floor", **labels, **stated)
+    Cases("time", bench, _series_of, partial(_measure, bench, series), _LONGEST_CALL).run(points)
 
 
-def _shape(labels: Labels, quick: bool) -> Shape:
-    return Shape(labels["batch"], labels["length"], 2 if quick else 12)
+def _shape(labels: Labels, bench: Bench) -> Shape:
+    return Shape(labels["batch"], labels["length"], 2 if bench.quick else 12)
 
 
 def _series_of(labels: Labels) -> tuple:
     return labels["series"], labels["direction"], labels["batch"] == 1
 
 
-def _measure(
-    series: Series, shape: Shape, floor: Floor, clock: Clock, rates: Rates, *, backward: bool
-) -> dict[str, Any]:
+def _floor(series: dict[str, Series], labels: Labels, bench: Bench) -> Floor:
+    way, shape = series[labels["series"]].way, _shape(labels, bench)
+    floor = way.floor(shape, backward=labels["direction"] == _BOTH, itemsize=_ITEMSIZE)
+    assert floor is not None, f"{labels['series']}: expected operations that are counted"
+    return floor
+
+
+def _measure(bench: Bench, series: dict[str, Series], labels: Labels) -> dict[str, Any]:
     """The time, and what it means: the rate by the operations counted, and shares of what the device can do at best."""
-    call = series.way.prepare(shape, clock.device, torch.bfloat16)
+    one, shape, floor = series[labels["series"]], _shape(labels, bench), _floor(series, labels, bench)
+    backward = labels["direction"] == _BOTH
+    call = one.way.prepare(shape, bench.device, torch.bfloat16)
     function = calls.forward_backward(call) if backward else calls.forward(call)
-    peak = peak_memory(clock.device, function)
-    timing = clock.measure(function, limit_seconds=0.25)
-    rate = series.counted(shape) * (3 if backward else 1) / timing.seconds
+    peak = peak_memory(bench.device, function)
+    timing = bench.clock.measure(function, limit_seconds=0.25)
+    rate = one.counted(shape) * (3 if backward else 1) / timing.seconds
     return {
         **vars(timing),
         "tokens_per_second": shape.tokens / timing.seconds,
         "peak_bytes": peak,
-        "floor_seconds": floor.seconds(rates),
+        "floor_seconds": floor.seconds(bench.rates),
         "tflops": rate / 1e12,
-        "matrix_share": rate / rates.operations,
-        "bandwidth_share": floor.bytes / timing.seconds / rates.bandwidth,
+        "matrix_share": rate / bench.rates.operations,
+        "bandwidth_share": floor.bytes / timing.seconds / bench.rates.bandwidth,
     }

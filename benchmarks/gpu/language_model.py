@@ -1,14 +1,13 @@
 """Training steps of gpt2-small at several contexts, with softmax and with polysketch attention."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.budget import Budget
-from benchmarks.gpu.cases import Cases, Labels
-from benchmarks.journal import Journal
+from benchmarks.gpu.cases import Bench, Cases, Labels
 from polysketch.benchmarking import floors, models
-from polysketch.benchmarking.timing import Clock, Rates, peak_memory
+from polysketch.benchmarking.timing import peak_memory
 from polysketch.benchmarking.ways import Sizes
 from polysketch.models import TransformerLM
 
@@ -28,15 +27,9 @@ _STEP_TOKENS = 2**15
 _LOCAL_CHUNK = 256
 
 
-def model_cases(kind: str, device: torch.device, section: Budget, journal: Journal) -> Cases:
-    """Cases of the models above."""
-    return Cases(kind, device, section, journal, lambda labels: (labels["model"], labels["batch"] == LARGEST))
-
-
-def describe(record: dict[str, Any]) -> str:
-    """What is printed of a model's case."""
-    share = record["floor_seconds"] / record["seconds"]
-    return f"{record['tokens_per_second']:,.0f} tokens/s, {share:.1%} of the floor"
+def series_of(labels: Labels) -> tuple:
+    """The series that a case of these models is a point of."""
+    return labels["model"], labels["batch"] == LARGEST
 
 
 def build_model(name: str, device: torch.device, *, quick: bool) -> TransformerLM:
@@ -48,25 +41,21 @@ def build_model(name: str, device: torch.device, *, quick: bool) -> TransformerL
         return models.build_model(attention, "tiny" if quick else "gpt2-small", sizes, **small)
 
 
-def time_training(clock: Clock, rates: Rates, section: Budget, journal: Journal, *, quick: bool) -> None:
+def time_training(bench: Bench) -> None:
     """Steps of constant tokens, bfloat16 autocast and AdamW, at several contexts."""
-    tokens, lengths = (128, [32, 64]) if quick else (_STEP_TOKENS, [2**15, 2**11, 2**13, 2**12, 2**14])
+    tokens, lengths = (128, [32, 64]) if bench.quick else (_STEP_TOKENS, [2**15, 2**11, 2**13, 2**12, 2**14])
     points = [{"model": name, "batch": tokens // length, "length": length} for length in lengths for name in MODELS]
-
-    def measure(labels: Labels) -> dict[str, Any]:
-        return _train(clock, rates, quick, labels)
-
-    model_cases("train", clock.device, section, journal).run(points, measure, describe)
+    Cases("train", bench, series_of, partial(_train, bench)).run(points)
 
 
-def _train(clock: Clock, rates: Rates, quick: bool, labels: Labels) -> dict[str, Any]:
-    model = build_model(labels["model"], clock.device, quick=quick)
+def _train(bench: Bench, labels: Labels) -> dict[str, Any]:
+    model = build_model(labels["model"], bench.device, quick=bench.quick)
     shape = (labels["batch"], labels["length"] + 1)
-    ids = torch.randint(model.config.vocab_size, shape, device=clock.device)
-    step = models.training_step(model, ids, lambda: torch.autocast(clock.device.type, dtype=torch.bfloat16))
-    peak = peak_memory(clock.device, step)
-    timing = clock.measure(step, limit_seconds=1.0)
+    ids = torch.randint(model.config.vocab_size, shape, device=bench.device)
+    step = models.training_step(model, ids, lambda: torch.autocast(bench.device.type, dtype=torch.bfloat16))
+    peak = peak_memory(bench.device, step)
+    timing = bench.clock.measure(step, limit_seconds=1.0)
     floor = floors.training_step(model, labels["batch"], labels["length"])
     rate = labels["batch"] * labels["length"] / timing.seconds
-    counted = {"operations": floor.operations, "floor_seconds": floor.seconds(rates)}
+    counted = {"operations": floor.operations, "floor_seconds": floor.seconds(bench.rates)}
     return {**vars(timing), "tokens_per_second": rate, "peak_bytes": peak, **counted}

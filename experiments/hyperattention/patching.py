@@ -27,17 +27,10 @@ from experiments.hyperattention.replacing import PatchingSettings, measure_patch
 from experiments.study.command import run_command
 from polysketch.attention import mechanism_class
 from polysketch.benchmarking.environment import environment, load
+from polysketch.benchmarking.tables import Row, print_table
 from polysketch.benchmarking.workbench import save
 from polysketch.cli.attention_options import parse_attention_options
-from polysketch.cli.benchmark.common import (
-    Row,
-    machine_line,
-    print_busy,
-    print_table,
-    show_progress,
-    use_threads,
-    write_record,
-)
+from polysketch.cli.benchmark.common import machine_line, print_busy, show_progress, use_threads, write_record
 from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.integrations.replacement import attention_layers

@@ -25,7 +25,8 @@ from experiments.llops.picture import plot_approximation
 from experiments.llops.vectors import Vectors, gaussian_vectors, model_vectors
 from experiments.study.command import run_command
 from polysketch.benchmarking.environment import environment
-from polysketch.cli.benchmark.common import Row, print_table, show_progress, use_threads, write_record
+from polysketch.benchmarking.tables import Row, print_table
+from polysketch.cli.benchmark.common import show_progress, use_threads, write_record
 from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.training import load_model

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from experiments.polysketchformer.sums import DESCRIPTION, CumulativeSumsSettings, time_cumulative_sums
 from experiments.study.command import run_command
-from polysketch.cli.benchmark.common import CommonFlags, Row, run_benchmark, time_columns
+from polysketch.benchmarking.tables import Row
+from polysketch.cli.benchmark.common import CommonFlags, run_benchmark, time_columns
 
 SIZES = {"smoke": "--lengths 64 --features 32 --heads 2", "cpu": ""}
 

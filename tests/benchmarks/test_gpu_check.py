@@ -15,7 +15,7 @@ from benchmarks.journal import Journal
 
 from benchmarks import checking, gpu_check, sanitizer
 from polysketch.attention import PolynomialAttention
-from polysketch.benchmarking.timing import Clock, Rates
+from polysketch.benchmarking.timing import Clock
 
 CPU = torch.device("cpu")
 
@@ -289,7 +289,7 @@ def test_without_a_gpu_the_default_device_is_refused_in_one_line(capsys, monkeyp
         assert "--device cpu" in capsys.readouterr().out
 
 
-def test_decoding_is_charged_its_share_of_the_step_that_fills_a_chunk(monkeypatch):
+def test_decoding_is_charged_its_share_of_the_step_that_fills_a_chunk(monkeypatch, tmp_path):
     starts = []
 
     def seconds(step, rows, count, device):
@@ -304,7 +304,8 @@ def test_decoding_is_charged_its_share_of_the_step_that_fills_a_chunk(monkeypatc
     monkeypatch.setattr(generated_tokens, "_step_seconds", seconds)
     monkeypatch.setattr(generated_tokens, "_stepper", stepper)
     labels = {"model": "random r=32", "batch": 1, "position": 64}
-    found = generated_tokens._decode(Clock(CPU), Rates(1e12, 1e12), True, labels)
+    bench = cases.Bench(Clock(CPU), Budget(60), Journal(tmp_path / "gpu.jsonl"), quick=True)
+    found = generated_tokens._decode(bench, labels)
     assert starts == [72, 76, 76, 76]
     assert found["seconds"] == 2.0
     assert found["filling_step_seconds"] == 17.0

@@ -4,7 +4,7 @@ The same calls on every device: on "meta" they are compiled, on CUDA they run. P
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.benchmarking import calls
 from polysketch.benchmarking.calls import Call
 from polysketch.feature_maps import LearnedSketch
 from polysketch.feature_maps.learned_sketch import SketchNetwork
@@ -56,19 +57,15 @@ class ProgramCall:
     build: Callable[[torch.device, int, int, int], Call]
     differentiable: bool = True
 
+    def passes(self, call: Call) -> Callable[[], Any]:
+        """The call that was built, forward and, where there is one, backward."""
+        return calls.forward_backward(call) if self.differentiable else calls.forward(call)
 
-def program_calls(
-    ops_wanted: tuple[str, ...] = (), dtypes: tuple[str, ...] = tuple(DTYPES), *, everything: bool = False
-) -> list[ProgramCall]:
-    """Calls of some ops, or of all, in some dtypes.
 
-    Args:
-        ops_wanted: of `OPS`.
-        dtypes: names, of `DTYPES`.
-        everything: every size in every dtype; else other dtypes than bfloat16 come at the common sizes only.
-    """
+def program_calls(ops_wanted: Sequence[str] = (), dtypes: Sequence[str] = tuple(DTYPES)) -> list[ProgramCall]:
+    """Calls of some ops of `OPS`, or of all, in some of `DTYPES`: in bfloat16 all sizes, else the common ones."""
     made = itertools.chain.from_iterable(OPS[op](dtype) for op in ops_wanted or OPS for dtype in dtypes)
-    return [call for call in made if everything or call.dtype == "bfloat16" or call.name in _COMMON]
+    return [call for call in made if call.dtype == "bfloat16" or call.name in _COMMON]
 
 
 def most_common_first(made: list[ProgramCall]) -> list[ProgramCall]:

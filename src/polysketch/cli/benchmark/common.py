@@ -5,18 +5,18 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from polysketch.benchmarking.tables import Row, print_table
 from polysketch.cli.output_files import check_folder, check_plot
 
 if TYPE_CHECKING:
     from polysketch.benchmarking import Workbench
 
 Settings = TypeVar("Settings")
-Row = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,15 +148,6 @@ def print_busy(load: float | None) -> None:
     cores = os.cpu_count() or 1
     if load is not None and load > cores / 2:
         print(f"load {load:.1f} on {cores} cores before the start: other programs ran, do not trust these times")
-
-
-def print_table(rows: Sequence[Row]) -> None:
-    """Print rows under the names of their columns, right-aligned; columns empty in every row are left out."""
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    print("  ".join(name.rjust(widths[name]) for name in columns))
-    for row in rows:
-        print("  ".join(row[name].rjust(widths[name]) for name in columns))
 
 
 def time_columns(one: dict[str, Any], baseline: str) -> Row:

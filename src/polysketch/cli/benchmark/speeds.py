@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polysketch.benchmarking import AttentionSettings, DecodingSettings, TrainingSettings
-from polysketch.cli.benchmark.common import CommonFlags, Row, megabytes, run_benchmark, time_columns
+from polysketch.benchmarking.tables import Row
+from polysketch.cli.benchmark.common import CommonFlags, megabytes, run_benchmark, time_columns
 
 __all__ = ["AttentionFlags", "DecodingFlags", "TrainingFlags", "run_attention", "run_decoding", "run_training"]
 
