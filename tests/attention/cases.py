@@ -7,6 +7,7 @@ enough.
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -190,6 +191,37 @@ def examples_of(name: str) -> list[Case]:
 
 NAMED = {case.name for case in CASES}
 CASES += [case for name in attention.MECHANISMS if name not in NAMED for case in examples_of(name)]
+
+
+def told_by(case: Case) -> set[tuple]:
+    """What a case shows of its mechanism: its options, numbers by name alone, and what tests leave it out of."""
+    kinds = {key: type(value) if type(value) in (int, float, tuple) else value for key, value in case.options.items()}
+    kinds |= {name: bool(getattr(case, name)) for name in ("leaves_out", "not_smooth", "widest_head")}
+    return {("grouped", case.kv_heads < HEADS), *((case.name, *item) for item in kinds.items())}
+
+
+def represented(cases: list[Case]) -> list[Case]:
+    """Few cases that tell all that these tell. Greedy: next the one that tells most, the earliest of several."""
+    found = [polysketch(prefix_gain=0.5, kv_heads=2)]  # the library's own, as it is by default
+    missing = set().union(*map(told_by, cases)) - told_by(found[0])
+    while missing:
+        found.append(max(cases, key=lambda case: len(told_by(case) & missing)))
+        missing -= told_by(found[-1])
+    return found
+
+
+REPRESENTED = represented(CASES)
+
+
+def marks_of(case: Case) -> list:
+    """A case that represents a mechanism and its options runs always, another in the full product."""
+    return [] if case in REPRESENTED else [pytest.mark.full]
+
+
+def others_full(cases: list[Case]) -> list:
+    """Cases as parameters of a test."""
+    return [pytest.param(case, marks=marks_of(case)) for case in cases]
+
 
 CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]
 COMPLETE_CASES = [case for case in CASES if not case.leaves_out]

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention.cases import BATCH, CASES, CAUSAL_CASES, COMPLETE_CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case
+from attention.cases import (
+    BATCH,
+    CASES,
+    CAUSAL_CASES,
+    COMPLETE_CAUSAL_CASES,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    Case,
+    others_full,
+)
 from polysketch import attention, ops
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
@@ -47,7 +57,7 @@ def test_every_mechanism_of_the_table_has_a_case():
     assert {case.name for case in CASES} == set(attention.MECHANISMS)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.build().has_prefix], ids=str)
+@pytest.mark.parametrize("case", others_full([case for case in CASES if case.build().has_prefix]), ids=str)
 def test_the_sketched_prefix_holds_a_third_to_two_thirds_of_the_mass(case: Case):
     mechanism = case.build()
     query, key, _, hidden = case.inputs()
@@ -107,7 +117,7 @@ def test_forward_equals_extend_over_a_split(complete_causal_case: Case, sizes: l
     torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
 
 
-@pytest.mark.parametrize("case", COMPLETE_CAUSAL_CASES, ids=str)
+@pytest.mark.parametrize("case", others_full(COMPLETE_CAUSAL_CASES), ids=str)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=9))
 def test_forward_equals_extend_over_any_split(case: Case, cuts: set[int]):

@@ -8,12 +8,13 @@ from attention.cases import CASES, Case
 from polysketch import attention
 
 ONE_CASE_EACH = [next(case for case in CASES if case.name == name) for name in {c.name: 0 for c in CASES}]
+LENGTH = 20  # beyond a chunk of 8 tokens; hyper halves it twice
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def output_and_gradients(mechanism: attention.Mechanism, attend, case: Case) -> list[Tensor]:
     """The output, then the gradients of query, key, value and every parameter."""
-    query, key, value, hidden = (x.requires_grad_() for x in case.inputs(dtype=torch.float32, batch=1))
+    query, key, value, hidden = (x.requires_grad_() for x in case.inputs(dtype=torch.float32, batch=1, length=LENGTH))
     output = attend(query, key, value, hidden=hidden, causal=mechanism.is_causal)
     inputs = (query, key, value, *mechanism.parameters())
     return [output, *torch.autograd.grad(output.square().sum(), inputs)]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attention.cases import CASES, Case
+from attention.cases import CASES, Case, marks_of
 
 LENGTH = 11  # beyond a chunk of 8 tokens and a window of 9
 
@@ -16,7 +16,11 @@ def directions(case: Case) -> list[bool]:
     return [True] * mechanism.is_causal + [False] * mechanism.is_bidirectional
 
 
-RUNS = [pytest.param(case, causal, id=f"{case} causal={causal}") for case in CASES for causal in directions(case)]
+RUNS = [
+    pytest.param(case, causal, id=f"{case} causal={causal}", marks=marks_of(case))
+    for case in CASES
+    for causal in directions(case)
+]
 
 
 @pytest.mark.parametrize(("case", "causal"), RUNS)

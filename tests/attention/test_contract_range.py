@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention.cases import CASES, Case
+from attention.cases import CASES, Case, others_full
 from polysketch import attention
 
 HEAD_DIM, LENGTH, SIZE = 128, 20, 16.0
 LARGEST = torch.finfo(torch.float16).max
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.widest_head is None], ids=str)
+@pytest.mark.parametrize("case", others_full([case for case in CASES if case.widest_head is None]), ids=str)
 @torch.no_grad()
 def test_large_entries_of_float16_give_no_wrong_number(case: Case):
     mechanism = case.build(dtype=torch.float32, head_dim=HEAD_DIM, num_heads=2, num_kv_heads=2).half()

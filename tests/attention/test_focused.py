@@ -188,6 +188,7 @@ def test_half_precision_has_the_range_that_powers_need(name: str, dtype: torch.d
     torch.testing.assert_close(output.double(), expected, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
 
 
+@pytest.mark.full  # causal ones are seen by the contract
 @pytest.mark.parametrize("name", ["focused", "polarity"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_convolved_mechanisms_compile_into_one_graph(name: str, causal: bool):

@@ -5,13 +5,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attention.cases import CASES, Case
+from attention.cases import CASES, Case, marks_of
 from polysketch import attention
 
 # PyTorch's own, as it reads its formulas of forward mode for the first time.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script. is deprecated:DeprecationWarning")
 
-RUNS = [pytest.param(case, causal, id=f"{case} causal={causal}") for case in CASES for causal in (True, False)]
+RUNS = [
+    pytest.param(case, causal, id=f"{case} causal={causal}", marks=marks_of(case))
+    for case in CASES
+    for causal in (True, False)
+]
 
 
 def products(case: Case, causal: bool) -> tuple[Tensor, Tensor]:
