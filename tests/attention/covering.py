@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 Row = dict[str, Any]
 
 
@@ -25,6 +27,14 @@ def pairwise_covering(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
         missing -= _pairs(row)
         rows.append(row)
     return rows
+
+
+def pairs_always(factors: Mapping[str, Sequence[Any]]) -> list:
+    """Every combination as parameters of a test, in the order of the factors: those beyond `pairwise_covering` full."""
+    always = pairwise_covering(factors)
+    return [
+        pytest.param(*row.values(), marks=[] if row in always else pytest.mark.full) for row in full_product(factors)
+    ]
 
 
 def _pairs(row: Row) -> set[tuple]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils import logging
 
-from integrations.huggingface.counting import KINDS, train_counting
+from integrations.huggingface.counting import KINDS, SHOWN, train_counting
 from integrations.huggingface.runs import make_run_in
 from polysketch.integrations.huggingface import PolysketchForCausalLM
 
@@ -25,9 +25,9 @@ def counting_model() -> Callable[[str], PolysketchForCausalLM]:
     return get
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=[pytest.param(kind, marks=[pytest.mark.full] * (kind not in SHOWN)) for kind in KINDS])
 def model(request: pytest.FixtureRequest, counting_model: Callable[[str], PolysketchForCausalLM]) -> Any:
-    """The trained model of each kind; not to be changed."""
+    """The trained model of each kind, the others in the full product; not to be changed."""
     return counting_model(request.param)
 
 

@@ -23,6 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "performer": {"attention": "performer", "attention_options": {"num_features": 32, "local_chunk": CHUNK}},
 }
 """Learned sketch with exact chunks; a hybrid with short convolutions; growing keys and values; random features."""
+SHOWN = ("polysketch", "based")
+"""With all that a cache can hold: sums, chunks, last tokens, and a window of keys and values."""
 
 
 def counting(rows: int, length: int, generator: torch.Generator) -> torch.Tensor:

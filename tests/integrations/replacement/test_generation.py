@@ -21,6 +21,13 @@ from integrations.replacement.models import (
 from polysketch import replace_attention, replacement_cache, restore_attention
 from polysketch.integrations.replacement import AttentionCall, StateLayer, observing_attention
 
+OPTIONS = ({}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"prefill_chunk_size": 6})
+EVERY_OPTION_OR_MODEL = [
+    pytest.param(name, options, marks=[pytest.mark.full] * bool(name != "llama" and options), id=f"{name}-{options}")
+    for name in MODELS
+    for options in OPTIONS
+]
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request, folder):
@@ -48,11 +55,7 @@ def test_both_the_chunk_and_the_prefix_are_heard(model):
     assert ((torch.stack(shares).mean(1) > 0.3) & (torch.stack(shares).mean(1) < 0.7)).all()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"prefill_chunk_size": 6}],
-    ids=str,
-)
+@pytest.mark.parametrize(("model", "options"), EVERY_OPTION_OR_MODEL, indirect=["model"])
 def test_generation_with_states_is_generation_without_a_cache(model, options):
     """Tokens and logits, of a left-padded batch whose padding crosses the ends of chunks."""
     ids = text()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attention.covering import pairs_always
 from integrations.replacement.models import (
     LAYERS,
     LENGTH,
@@ -19,22 +20,29 @@ from polysketch import replace_attention
 from polysketch.integrations.replacement import replaced_mechanisms
 from polysketch.integrations.replacement.masks import DeferredMask
 
+REPLACED = {"original": tuple(MODELS), "replaced": ("all", -1, (0, 2))}
 
-@pytest.fixture(scope="module", params=MODELS)
+
+@pytest.fixture(scope="module")
 def original(request, folder):
     """An unmodified model."""
     return load(folder, request.param)
 
 
-@pytest.fixture(params=["all", -1, [0, 2]], ids=str)
+@pytest.fixture
 def replaced(request, original, folder):
     """The same model with the mechanism "softmax" in all or some of its layers."""
     model = load(folder, original.config.model_type)
-    assert replace_attention(model, "softmax", layers=request.param) is model
+    layers = list(request.param) if isinstance(request.param, tuple) else request.param
+    assert replace_attention(model, "softmax", layers=layers) is model
     return model
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize(
+    ("original", "replaced", "side"),
+    pairs_always({**REPLACED, "side": ("none", "left", "right")}),
+    indirect=["original", "replaced"],
+)
 def test_softmax_in_the_place_of_softmax_gives_the_models_own_logits(original, replaced, side):
     """At every real token, whichever side is padded."""
     ids = text()
@@ -44,10 +52,14 @@ def test_softmax_in_the_place_of_softmax_gives_the_models_own_logits(original, r
     torch.testing.assert_close(found[real], expected[real], rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True}], ids=str)
+@pytest.mark.parametrize(
+    ("original", "replaced", "options"),
+    pairs_always({**REPLACED, "options": ("greedy", "beams", "sampling")}),
+    indirect=["original", "replaced"],
+)
 def test_it_generates_what_the_model_generates(original, replaced, options):
     """From a left-padded batch, with the caches that generate makes."""
-    ids = text()
+    ids, options = text(), {"greedy": {}, "beams": {"num_beams": 3}, "sampling": {"do_sample": True}}[options]
     found = generate(replaced, ids, left_padding(ids), **options)
     assert_same_generation(found, generate(original, ids, left_padding(ids), **options))
 
