@@ -98,7 +98,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights_and_metrics(data
     generator = random.Random(0)
 
     def moments(seconds: float) -> list[tuple[float, bool]]:
-        return [(generator.uniform(0.0, seconds / 4), True) for _ in range(3)]
+        return [(generator.uniform(0.0, seconds / 4), True) for _ in range(2)]
 
     check_killed_runs(data_folder, tmp_path, 80, moments)
 

@@ -12,6 +12,18 @@ TOLERANCE = {"rtol": 1e-8, "atol": 1e-9}
 HYPERPLANES = torch.randn(8, 5, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
+def each_sampling_with(name: str, uniform: bool) -> pytest.MarkDecorator:
+    """Both ways to draw, each with one value of another option; all four pairs in the full product."""
+    pairs = [(sampling, value) for sampling in ("uniform", "norm") for value in (False, True)]
+    full = [[pytest.mark.full] * ((value == uniform) != (sampling == "uniform")) for sampling, value in pairs]
+    rows = [pytest.param(*pair, marks=marks) for pair, marks in zip(pairs, full, strict=True)]
+    return pytest.mark.parametrize(("sampling", name), rows)
+
+
+BY_SAMPLING_AND_RANK = each_sampling_with("by_rank", True)
+BY_SAMPLING_AND_CAUSAL = each_sampling_with("causal", False)
+
+
 def tensors(length=64, batch=1, heads=2, key_heads=1, head_dim=8, value_dim=5, seed=0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(heads, length, head_dim), (key_heads, length, head_dim), (key_heads, length, value_dim)]
@@ -89,8 +101,7 @@ def test_queries_of_another_number_than_keys_are_placed_by_their_code(keys):
     assert hyper([query, key, value]).isfinite().all()
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "norm"])
-@pytest.mark.parametrize("by_rank", [True, False])
+@BY_SAMPLING_AND_RANK
 def test_the_estimated_denominator_is_unbiased_over_seeds(sampling, by_rank):
     """A sample counts (n - chunk) / (samples outside), whatever its value. Keys in the chunk must not count twice."""
     inputs = with_values_of_zero(tensors())
@@ -104,8 +115,7 @@ def test_the_estimated_denominator_is_unbiased_over_seeds(sampling, by_rank):
     assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / len(ratio) ** 0.5
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "norm"])
-@pytest.mark.parametrize("by_rank", [True, False])
+@BY_SAMPLING_AND_RANK
 def test_the_estimated_numerator_is_unbiased_over_seeds(sampling, by_rank):
     """Of uniform samples as the denominator; a sample by norms counts 1 / (m P)."""
     inputs = with_values_of_zero(tensors())
@@ -119,8 +129,7 @@ def test_the_estimated_numerator_is_unbiased_over_seeds(sampling, by_rank):
     assert abs(float(share.mean()) - 1) < 4 * float(share.std()) / len(share) ** 0.5
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "norm"])
-@pytest.mark.parametrize("causal", [False, True])
+@BY_SAMPLING_AND_CAUSAL
 def test_outputs_are_unbiased_where_half_of_the_values_are_zero(causal, sampling):
     """Along the exact output, the mean of 200 seeds is 1 within 4 standard errors and the quotient's own bias.
 
@@ -159,8 +168,7 @@ def test_gradients_with_two_draws_are_those_of_the_formula(causal, capping, with
         assert all(x.isfinite().all() and x.norm() > 0 for x in grads)
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "norm"])
-@pytest.mark.parametrize("causal", [False, True])
+@BY_SAMPLING_AND_CAUSAL
 def test_the_error_falls_with_the_root_of_the_sample_size(sampling, causal):
     """Four times the samples halve the error. Of 512 keys, drawing 128 different ones is a little better: 2.24 times.
 

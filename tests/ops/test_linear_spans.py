@@ -19,7 +19,7 @@ def _uninitialised_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=[2, 3, 5])
+@pytest.fixture(params=[pytest.param(2, marks=pytest.mark.full), 3, pytest.param(5, marks=pytest.mark.full)])
 def cuts(request, monkeypatch) -> list[int]:
     """Every causal call runs in so many spans if it can; the numbers of spans that calls ran in."""
     found = []
