@@ -4,8 +4,9 @@ Attention, training steps, decoding, memory, and generation early and late in a 
 """
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ from polysketch.benchmarking import (
 from polysketch.benchmarking.models import build_model, state_at
 from polysketch.benchmarking.timing import ratio
 from polysketch.benchmarking.token_steps import Decoder, take_turns
-from polysketch.benchmarking.ways import Sizes, way
+from polysketch.benchmarking.ways import way
+
+Settings = AttentionSettings | TrainingSettings | DecodingSettings
 
 _GIGABYTE = 1e9
 _EXACT_TOO = ("given", "learned", "random", "polynomial")  # where exact polynomial attention does not take minutes
@@ -34,53 +37,62 @@ _EXACT_TOO = ("given", "learned", "random", "polynomial")  # where exact polynom
 
 @dataclass(frozen=True)
 class Scale:
-    """What is timed, and how large; the defaults are those of the stated figures.
+    """How large everything is.
 
     Attributes:
-        forward, backward: of attention; the last two lengths of `forward` are doubled.
-        training, decoding: of models, against the same model with softmax attention.
+        compared: section -> what is timed against the baseline; the last two lengths of `forward` are doubled.
         memory: of the attention whose memory is measured.
         memory_step: of the training step whose memory is measured, at its one context.
-        positions: where generation is timed; each time over the whole local chunk that holds the position.
-        preset, preset_changes: of the model that generates there.
+        generation: where generation is timed; each time over the whole local chunk that holds the position.
+        changes: of the preset of the model that generates there.
         repeats: timed rounds of A B A B.
         rate_size: side of the matrices whose product gives the machine's rate.
     """
 
-    forward: tuple[AttentionSettings, ...] = (
-        AttentionSettings(lengths=(1_024, 2_048, 4_096, 8_192), variants=_EXACT_TOO),
-        AttentionSettings(lengths=(16_384, 32_768)),
-    )
-    backward: tuple[AttentionSettings, ...] = (
-        AttentionSettings(lengths=(4_096, 8_192), variants=_EXACT_TOO, backward=True),
-        AttentionSettings(lengths=(16_384,), backward=True),
-    )
-    training: tuple[TrainingSettings, ...] = (TrainingSettings(),)
-    decoding: tuple[DecodingSettings, ...] = (DecodingSettings(preset="tiny"), DecodingSettings(preset="mini"))
-    memory: AttentionSettings = field(default_factory=lambda: AttentionSettings(lengths=(32_768,)))
-    memory_step: TrainingSettings = field(default_factory=lambda: TrainingSettings(contexts=(32_768,)))
-    positions: tuple[int, int] = (1_000, 32_000)
-    preset: str = "mini"
-    preset_changes: dict[str, Any] = field(default_factory=lambda: {"hidden_size": 768, "num_heads": 12})
-    repeats: int = 3
-    rate_size: int = 2_048
+    compared: dict[str, tuple[Settings, ...]]
+    memory: AttentionSettings
+    memory_step: TrainingSettings
+    generation: DecodingSettings
+    changes: dict[str, Any]
+    repeats: int
+    rate_size: int
 
 
+FULL = Scale(
+    compared={
+        "forward": (
+            AttentionSettings(lengths=(1_024, 2_048, 4_096, 8_192), variants=_EXACT_TOO),
+            AttentionSettings(lengths=(16_384, 32_768)),
+        ),
+        "backward": (
+            AttentionSettings(lengths=(4_096, 8_192), variants=_EXACT_TOO, backward=True),
+            AttentionSettings(lengths=(16_384,), backward=True),
+        ),
+        "training": (TrainingSettings(),),
+        "decoding": (DecodingSettings(preset="tiny"), DecodingSettings(preset="mini")),
+    },
+    memory=AttentionSettings(lengths=(32_768,)),
+    memory_step=TrainingSettings(contexts=(32_768,)),
+    generation=DecodingSettings(preset="mini", positions=(1_000, 32_000)),
+    changes={"hidden_size": 768, "num_heads": 12},
+    repeats=3,
+    rate_size=2_048,
+)
 _TINY: dict[str, Any] = {"heads": 2, "local": 64}
-FULL = Scale()
 QUICK = Scale(
-    forward=(
-        AttentionSettings(lengths=(256,), variants=_EXACT_TOO, **_TINY),
-        AttentionSettings(lengths=(512, 1_024), **_TINY),
-    ),
-    backward=(AttentionSettings(lengths=(256,), variants=_EXACT_TOO, backward=True, **_TINY),),
-    training=(TrainingSettings(preset="tiny", contexts=(128,), local=64),),
-    decoding=(DecodingSettings(preset="tiny", positions=(128,), local=64),),
+    compared={
+        "forward": (
+            AttentionSettings(lengths=(256,), variants=_EXACT_TOO, **_TINY),
+            AttentionSettings(lengths=(512, 1_024), **_TINY),
+        ),
+        "backward": (AttentionSettings(lengths=(256,), variants=_EXACT_TOO, backward=True, **_TINY),),
+        "training": (TrainingSettings(preset="tiny", contexts=(128,), local=64),),
+        "decoding": (DecodingSettings(preset="tiny", positions=(128,), local=64),),
+    },
     memory=AttentionSettings(lengths=(256,), **_TINY),
     memory_step=TrainingSettings(preset="tiny", contexts=(256,), local=64),
-    positions=(40, 200),
-    preset="tiny",
-    preset_changes={"num_layers": 1},
+    generation=DecodingSettings(preset="tiny", positions=(40, 200), local=64),
+    changes={"num_layers": 1},
     repeats=1,
     rate_size=256,
 )
@@ -111,38 +123,29 @@ class Bench(Workbench):
     scale: Scale
 
 
-def forward(bench: Bench) -> Outcome:
-    """Ratios to SDPA at every length, and what the last doubling costs."""
-    outcome = _compared(bench, time_attention, bench.scale.forward, "times as fast as SDPA")
-    outcome.figures += [_doubling(bench, name) for name in ("given", "learned")]
-    return outcome
-
-
-def backward(bench: Bench) -> Outcome:
-    """Ratios to SDPA of forward and backward together."""
-    return _compared(bench, time_attention, bench.scale.backward, "times as fast as SDPA")
-
-
-def training(bench: Bench) -> Outcome:
-    """Seconds of a training step of softmax over those of learned and random sketches."""
-    return _compared(bench, time_training, bench.scale.training, "times as fast as softmax")
-
-
-def decoding(bench: Bench) -> Outcome:
-    """Tokens per second, folding of a chunk included, over those of softmax with its cache of keys and values."""
-    return _compared(bench, time_decoding, bench.scale.decoding, "tokens per second over softmax")
-
-
-def _compared(
-    bench: Bench, time: Callable[[Workbench, Any], list[dict[str, Any]]], asked: Sequence[Any], compared: str
-) -> Outcome:
-    """All measurements, and a figure for each that is not of the baseline, which comes first."""
+def compared(bench: Bench, section: str) -> Outcome:
+    """All measurements of a section, and a figure for each that is not of the baseline, which comes first."""
     outcome = Outcome()
-    for settings in asked:
+    for settings in bench.scale.compared[section]:
+        time, what = _TIMED[type(settings)]
         measurements = time(bench, settings)
         others = [one for one in measurements if one["series"] != measurements[0]["series"]]
         outcome.measurements += measurements
-        outcome.figures += [_figure(one, compared) for one in others]
+        outcome.figures += [_figure(one, what) for one in others]
+    return outcome
+
+
+_TIMED: dict[type, tuple[Callable[[Workbench, Any], list[dict[str, Any]]], str]] = {
+    AttentionSettings: (time_attention, "times as fast as SDPA"),
+    TrainingSettings: (time_training, "times as fast as softmax"),
+    DecodingSettings: (time_decoding, "tokens per second over softmax"),  # folding of a chunk included
+}
+
+
+def forward(bench: Bench) -> Outcome:
+    """Ratios to SDPA at every length, and what the last doubling costs."""
+    outcome = compared(bench, "forward")
+    outcome.figures += [_doubling(bench, name) for name in ("given", "learned")]
     return outcome
 
 
@@ -156,7 +159,7 @@ def _figure(one: dict[str, Any], compared: str) -> Figure:
 
 def _doubling(bench: Bench, name: str) -> Figure:
     """The time at the last length over that at half of it, alternating."""
-    settings = bench.scale.forward[-1]
+    settings: Any = bench.scale.compared["forward"][-1]
     half, length = settings.lengths[-2:]
     one = way(name, settings.sizes)
     torch.manual_seed(0)
@@ -199,18 +202,18 @@ def training_memory(bench: Bench) -> Outcome:
 @torch.inference_mode()
 def generation(bench: Bench) -> Outcome:
     """Time per token over a whole local chunk, late over early in a context, the two taking turns token by token."""
-    sizes, scale = Sizes(local=bench.scale.decoding[0].local), bench.scale
-    model = build_model("learned", scale.preset, sizes, **scale.preset_changes).eval()
+    asked = bench.scale.generation
+    model = build_model("learned", asked.preset, asked.sizes, **bench.scale.changes).eval()
     token = torch.zeros(1, 1, dtype=torch.int64)
-    starts = {position: position - position % sizes.local for position in scale.positions}
-    places = {str(at): Decoder(model, state_at(model, 1, start), token) for at, start in starts.items()}
-    take_turns(places, sizes.local, turn=1)
-    for place in places.values():
-        place.rounds.clear()  # that one warmed up
+    states = [state_at(model, 1, asked.start(position)) for position in asked.positions]
+    decoders = {str(index): Decoder(model, state, token) for index, state in enumerate(states)}
+    take_turns(decoders, asked.local, turn=1)
+    for decoder in decoders.values():
+        decoder.rounds.clear()  # that one warmed up
     for turn in range(bench.repeats):
-        take_turns(places, sizes.local, turn=1)
+        take_turns(decoders, asked.local, turn=1)
         bench.progress(f"generation: round {turn + 1}")
-    early, late = (_place(position, places[str(position)]) for position in scale.positions)
+    early, late = map(_place, asked.positions, decoders.values())
     floor = floors.decoding_step(model, 1, late["state_bytes"]).seconds(bench.rates)
     return Outcome(_generation_figures(early, late, floor), [early, late])
 
@@ -237,29 +240,20 @@ def _generation_figures(early: dict[str, Any], late: dict[str, Any], floor: floa
     compared = ("median_seconds", "percentile_99_seconds", "state_bytes")
     median, tail, size = (late[name] / early[name] for name in compared)
     note = f"{late['median_seconds'] * 1e3:.3g} ms a token, floor {floor * 1e3:.3g} ms"
-    slow = f"{late['percentile_99_seconds'] * 1e3:.3g} ms"
-    folds = [
-        Figure(
-            "generation, folding a chunk over the median",
-            place["fold_seconds"] / place["median_seconds"],
-            at_most=_MOST_FOLD,
-            note=when,
-        )
-        for when, place in (("late", late), ("early", early))
-    ]
+    slow, fold = f"{late['percentile_99_seconds'] * 1e3:.3g} ms", "generation, folding a chunk over the median"
+    late_fold, early_fold = (place["fold_seconds"] / place["median_seconds"] for place in (late, early))
     return [
         Figure(f"generation, median {where}", median, note=note, **within),
         Figure(f"generation, 99th percentile {where}", tail, note=slow, **within),
-        *folds,
+        Figure(fold, late_fold, at_most=_MOST_FOLD, note="late"),
+        Figure(fold, early_fold, at_most=_MOST_FOLD, note="early"),
         Figure(f"generation, state bytes {where}", size, at_least=1, at_most=1, note=f"{late['state_bytes']:,}"),
     ]
 
 
 SECTIONS: dict[str, Callable[[Bench], Outcome]] = {
     "forward": forward,
-    "backward": backward,
-    "training": training,
-    "decoding": decoding,
+    **{name: partial(compared, section=name) for name in ("backward", "training", "decoding")},
     "memory": attention_memory,
     "training-memory": training_memory,
     "generation": generation,

@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from polysketch.benchmarking.calls import Call
+from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.workbench import Workbench
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Largest relative error of an output, by dtype. Measured: 5e-7 and 5e-3; a wrong algorithm is off by far more."""
 
 _GRADIENTS = 10  # those of weights are sums over all tokens that cancel: so many times the error is allowed
 _OUTPUT = "output"
+_CHECKED_HEADS = 4
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -38,17 +41,19 @@ def disagreement(call: Call, *, backward: bool) -> dict[str, float]:
     return {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
 
 
-def require_agreement(make: Callable[[], Call], what: str, *, dtype: torch.dtype, backward: bool) -> float:
-    """Refuse a computation that is wrong.
+def checked_shape(local: int, heads: int, head_dim: int, batch: int = 1) -> Shape:
+    """Where attention is checked: a few heads, and two and a half chunks of `local`, so that every part has weight."""
+    return Shape(batch, 2 * local + local // 2 + 1, min(heads, _CHECKED_HEADS), head_dim)
+
+
+def require_agreement(bench: Workbench, make: Callable[[], Call], what: str, *, backward: bool) -> None:
+    """Refuse a computation that is wrong, and say how far off one is that is right.
 
     Args:
+        bench: the tolerance is that of `TOLERANCES` for its dtype, and for gradients ten times as much.
         make: gives the call; seeded here, so that a refusal can be repeated.
-        what: names it in the message.
-        dtype: of the call; the tolerance is that of `TOLERANCES`, and for gradients ten times as much.
+        what: names it in messages.
         backward: gradients too.
-
-    Returns:
-        The relative error of the output.
 
     Raises:
         ValueError: naming the measured error and the tolerance.
@@ -57,13 +62,13 @@ def require_agreement(make: Callable[[], Call], what: str, *, dtype: torch.dtype
         torch.manual_seed(0)
         errors = disagreement(make(), backward=backward)
     for name, error in errors.items():
-        tolerance = TOLERANCES[dtype] * (1 if name == _OUTPUT else _GRADIENTS)
+        tolerance = TOLERANCES[bench.dtype] * (1 if name == _OUTPUT else _GRADIENTS)
         if not error <= tolerance:
             raise ValueError(
                 f"{what} is wrong and is not timed: its {name} is off by {error:.2g} of its size from the float64"
                 f" reference, expected at most {tolerance:g}"
             )
-    return errors[_OUTPUT]
+    bench.progress(f"{what} agrees with the reference: relative error {errors[_OUTPUT]:.1e}")
 
 
 def _results(call: Call, *, backward: bool) -> dict[str, Tensor]:

@@ -9,14 +9,11 @@ import torch
 
 from polysketch import ops
 from polysketch.benchmarking import calls, memory
-from polysketch.benchmarking.agreement import require_agreement
-from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.agreement import checked_shape, require_agreement
 from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.settings import AttentionSettings
-from polysketch.benchmarking.ways import BASELINE, Way, way, with_baseline
+from polysketch.benchmarking.ways import BASELINE, way, with_baseline
 from polysketch.benchmarking.workbench import Workbench
-
-_CHECKED_HEADS = 4
 
 
 def time_attention(bench: Workbench, settings: AttentionSettings) -> list[dict[str, Any]]:
@@ -51,11 +48,15 @@ def check_agreement(bench: Workbench, settings: AttentionSettings) -> None:
         ValueError: naming the error and the tolerance.
     """
     backends = picked_backends(settings, bench)
-    for name in settings.names:
-        one = way(name, settings.sizes)
+    shape = checked_shape(settings.local, settings.heads, settings.head_dim)
+    for one in (way(name, settings.sizes) for name in settings.names):
+        if one.prepare_check is None:
+            continue
         # A mechanism takes "auto"; what that means at the timed lengths is checked here.
         for backend in backends if one.linear else [settings.backend]:
-            _check(bench, settings, one, backend)
+            make = partial(one.prepare_check, shape, bench.device, bench.dtype, backend=backend)
+            what = one.title + (f" (backend {backend!r})" if one.linear else "")
+            require_agreement(bench, make, what, backward=settings.backward)
 
 
 def picked_backends(settings: AttentionSettings, bench: Workbench) -> list[str]:
@@ -72,17 +73,6 @@ def _picked(settings: AttentionSettings, bench: Workbench, backend: str, length:
     shape = (settings.batch, settings.heads, length, settings.sketch_size)
     features = torch.zeros((), device=bench.device, dtype=bench.dtype).expand(shape)  # one number in memory
     return ops.linear_attention_backend(features, features, backend=backend)
-
-
-def _check(bench: Workbench, settings: AttentionSettings, one: Way, backend: str) -> None:
-    if one.prepare_check is None:
-        return
-    length = 2 * settings.local + settings.local // 2 + 1
-    shape = Shape(1, length, min(settings.heads, _CHECKED_HEADS), settings.head_dim)
-    make = partial(one.prepare_check, shape, bench.device, bench.dtype, backend=backend)
-    what = one.title + (f" (backend {backend!r})" if one.linear else "")
-    error = require_agreement(make, what, dtype=bench.dtype, backward=settings.backward)
-    bench.progress(f"{what} agrees with the reference: relative error {error:.1e}")
 
 
 def _time_length(bench: Workbench, settings: AttentionSettings, length: int, growth: Growth) -> dict[str, list[float]]:

@@ -5,7 +5,8 @@ Causal where a mechanism can be.
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,58 +28,89 @@ def is_over_features(kind: type) -> bool:
     return issubclass(kind, LinearizedAttention) and kind.forward is LinearizedAttention.forward
 
 
-def prepare(name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
-    """The mechanism of random queries, keys and values."""
-    return _call(*_made(name, options, shape, device, dtype), backend=None)
+@dataclass
+class _Prepared:
+    """A mechanism, calibrated where it can be, and random inputs of it.
+
+    Attributes:
+        module: the mechanism.
+        tensors: query, key and value.
+        hidden: what it reads besides; None where it does not.
+    """
+
+    module: Any
+    tensors: list[Tensor]
+    hidden: Tensor | None
+
+    def exact(self) -> "_Prepared":
+        """The same in float64 on the CPU."""
+        hidden = None if self.hidden is None else exact([self.hidden])[0]
+        return _Prepared(copy.deepcopy(self.module).cpu().double(), exact(self.tensors), hidden)
+
+    def call(self, backend: str | None = None) -> Call:
+        """Forward; over features by the backend that is asked for, as `LinearizedAttention.forward` does it."""
+
+        def attend() -> Tensor:
+            return self.module(*self.tensors, causal=self.module.is_causal, hidden=self.hidden)
+
+        def attend_over_features() -> Tensor:
+            query, key, value = self.tensors
+            (queries, keys), options = self.module.operands(query, key, value.dtype, self.hidden)
+            return ops.linear_attention(queries, keys, value, causal=True, backend=backend or "auto", **options).output
+
+        function = attend_over_features if backend and is_over_features(type(self.module)) else attend
+        leaves = [*self.tensors, *([] if self.hidden is None else [self.hidden]), *self.module.parameters()]
+        return Call(function, leaves, lambda: self.exact().call("reference"))
+
+    def generation(self, spans: list[int]) -> Call:
+        """Reading spans of tokens one after the other. No gradients."""
+
+        def generate() -> Tensor:
+            state, outputs, hidden = self.module.init_state(len(self.tensors[0])), [], [None] * len(spans)
+            if self.hidden is not None:
+                hidden = list(self.hidden.split(spans, dim=1))
+            for *span, beside in zip(*(tensor.split(spans, dim=2) for tensor in self.tensors), hidden, strict=True):
+                output, state = self.module.extend(*span, state, hidden=beside)
+                outputs.append(output)
+            return torch.cat(outputs, 2)
+
+        return self.call()._replace(function=generate)
 
 
-def prepare_check(
+def _prepared(name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype) -> _Prepared:
+    tensors, hidden = heads(shape, device, torch.float32), None
+    if "hidden_size" in attention.option_names(name):
+        options = {"hidden_size": shape.heads * shape.head_dim, **options}
+    module: Any = attention.build(name, num_heads=shape.heads, head_dim=shape.head_dim, **options).to(device).eval()
+    if module.reads_hidden:
+        hidden = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
+    module.calibrate(*tensors[:2], hidden=hidden)
+    hidden = None if hidden is None else hidden.to(dtype)
+    return _Prepared(module.to(dtype), [tensor.to(dtype) for tensor in tensors], hidden)
+
+
+def prepare(
     name: str,
     options: dict[str, Any],
     shape: Shape,
     device: torch.device,
     dtype: torch.dtype,
     *,
-    local: int,
-    backend: str = "auto",
+    backend: str | None = None,
 ) -> Call:
-    """The mechanism for a check at a small length: each of its parts carries weight there.
-
-    Args:
-        name, options: of the mechanism.
-        shape, device, dtype: of the inputs; longer than two chunks of `local`.
-        local: tokens of a chunk or window at most.
-        backend: of `linear_attention`, where the mechanism is over features.
-    """
-    return _call(*_made(name, checked_options(name, options, local), shape, device, dtype), backend=backend)
+    """The mechanism of random inputs, over features by the backend of `linear_attention` that is named."""
+    return _prepared(name, options, shape, device, dtype).call(backend)
 
 
 def prepare_generation(
     name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype, *, local: int
 ) -> Call:
-    """As `prepare_check`, generating: a span read at once, then one chunk and a token one by one. No gradients."""
+    """For a check, generating: a span read at once, then one chunk of `local` and a token one by one. No gradients."""
     options = checked_options(name, options, local)
     if "min_length" in options:  # hyper, whose decoding is exact, shall be exact all along
         options["min_length"] = shape.length
-    module, tensors, given = _made(name, options, shape, device, dtype)
     spans = [shape.length - local - 1] + [1] * (local + 1)
-
-    def generate() -> Tensor:
-        state, outputs = module.init_state(shape.batch), []
-        for *span, hidden in zip(*_split(tensors, spans), *_split_hidden(given, spans), strict=True):
-            output, state = module.extend(*span, state, hidden=hidden)
-            outputs.append(output)
-        return torch.cat(outputs, 2)
-
-    return Call(generate, [*tensors, *module.parameters()], lambda: _definition(module, tensors, given))
-
-
-def _split(tensors: Sequence[Tensor], spans: list[int]) -> list[tuple[Tensor, ...]]:
-    return [tensor.split(spans, dim=2) for tensor in tensors]
-
-
-def _split_hidden(given: dict[str, Tensor], spans: list[int]) -> list[Sequence[Tensor | None]]:
-    return [given["hidden"].split(spans, dim=1) if given else [None] * len(spans)]
+    return _prepared(name, options, shape, device, dtype).generation(spans)
 
 
 def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str, Any]:
@@ -89,59 +121,22 @@ def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str,
         options: those that are asked for.
         local: tokens of a chunk or window at most.
     """
-    parameters = inspect.signature(attention.mechanism_class(name)).parameters
-    usual = {option: options.get(option, one.default) for option, one in parameters.items()}
+    usual = _with_defaults(name, options)
     counted = {option: part for option, part in _NEARBY.items() if usual.get(option) is not None}
     options = {**options, **{option: min(usual[option], max(1, local // part)) for option, part in counted.items()}}
-    gain = {"prefix_gain": _CHECKED_SHARE} if "prefix_gain" in parameters and "local_chunk" in counted else {}
+    gain = {"prefix_gain": _CHECKED_SHARE} if "prefix_gain" in usual and "local_chunk" in counted else {}
     return {**gain, **options}
 
 
-def _made(
-    name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype
-) -> tuple[Any, list[Tensor], dict[str, Tensor]]:
-    """The module, calibrated where it can be; query, key and value; and what it takes besides."""
-    tensors = heads(shape, device, torch.float32)
-    given: dict[str, Tensor] = {}
-    if "hidden_size" in attention.option_names(name):
-        options = {"hidden_size": shape.heads * shape.head_dim, **options}
-    module: Any = attention.build(name, num_heads=shape.heads, head_dim=shape.head_dim, **options).to(device).eval()
-    if module.reads_hidden:
-        given["hidden"] = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
-    module.calibrate(*tensors[:2], **given)
-    given = {part: tensor.to(dtype) for part, tensor in given.items()}
-    return module.to(dtype), [tensor.to(dtype) for tensor in tensors], given
-
-
-def _call(module: Any, tensors: list[Tensor], given: dict[str, Tensor], *, backend: str | None) -> Call:
-    """The call; over features by the backend that is asked for, as `LinearizedAttention.forward` does it."""
-
-    def attend() -> Tensor:
-        return module(*tensors, causal=module.is_causal, **given)
-
-    def attend_over_features() -> Tensor:
-        query, key, value = tensors
-        (queries, keys), options = module.operands(query, key, value.dtype, given.get("hidden"))
-        return ops.linear_attention(queries, keys, value, causal=True, backend=backend or "auto", **options).output
-
-    function: Callable[[], Tensor] = attend_over_features if backend and is_over_features(type(module)) else attend
-    leaves = [*tensors, *given.values(), *module.parameters()]
-    return Call(function, leaves, lambda: _definition(module, tensors, given))
-
-
-def _definition(module: Any, tensors: list[Tensor], given: dict[str, Tensor]) -> Call:
-    """A copy in float64 on the CPU, over features with the reference of the op."""
-    exact_given = dict(zip(given, exact(given.values()), strict=True))
-    return _call(copy.deepcopy(module).cpu().double(), exact(tensors), exact_given, backend="reference")
+def _with_defaults(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(attention.mechanism_class(name)).parameters
+    return {option: one.default for option, one in parameters.items()} | options
 
 
 def floor(name: str, options: dict[str, Any], shape: Shape, *, backward: bool, itemsize: int) -> Floor | None:
     """Operations and bytes it cannot do without; None where they are not counted."""
-    if name not in _FLOORS:
-        return None
-    parameters = inspect.signature(attention.mechanism_class(name)).parameters
-    sizes = {option: one.default for option, one in parameters.items()} | options
-    return _FLOORS[name](shape, sizes, backward=backward, itemsize=itemsize)
+    counted = _FLOORS.get(name)
+    return counted and counted(shape, _with_defaults(name, options), backward=backward, itemsize=itemsize)
 
 
 def _polysketch(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | None:

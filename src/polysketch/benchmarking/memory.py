@@ -8,6 +8,7 @@ on from the process that started this one. The process is `python -m polysketch.
 """
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -45,8 +46,8 @@ def attention(bench: Workbench, name: str, shapes: Sequence[Shape], sizes: Sizes
         prepared = (way(name, sizes).prepare(shape, bench.device, bench.dtype) for shape in shapes)
         return [peak_memory(bench.device, run(call)) or 0 for call in prepared]
     same = {"sizes": asdict(sizes), "backward": backward}
-    cases = [_asked("attention", name, bench.dtype, shape=asdict(shape), **same) for shape in shapes]
-    return [found["beyond_bytes"] for found in _measured(cases)]
+    cases = [{"shape": asdict(shape), **same} for shape in shapes]
+    return [found["beyond_bytes"] for found in _measured("attention", name, bench.dtype, cases)]
 
 
 def training(settings: TrainingSettings, name: str, context: int, dtype: torch.dtype) -> dict[str, int]:
@@ -58,17 +59,14 @@ def training(settings: TrainingSettings, name: str, context: int, dtype: torch.d
     Raises:
         RuntimeError: as for `attention`.
     """
-    return _measured([_asked("training", name, dtype, settings=asdict(settings), length=context)])[0]
+    return _measured("training", name, dtype, [{"settings": asdict(settings), "length": context}])[0]
 
 
-def _asked(computation: str, name: str, dtype: torch.dtype, **asked: Any) -> dict[str, Any]:
-    named = {"computation": computation, "name": name, "dtype": str(dtype).removeprefix("torch.")}
-    return {**named, "threads": torch.get_num_threads(), **asked}
-
-
-def _measured(cases: list[dict[str, Any]]) -> list[dict[str, int]]:
+def _measured(computation: str, name: str, dtype: torch.dtype, cases: list[dict[str, Any]]) -> list[dict[str, int]]:
     """The figures of each case: on Linux from copies of one process, elsewhere each from a process started for it."""
-    runs = [cases] if sys.platform == "linux" else [[case] for case in cases]
+    named = {"computation": computation, "name": name, "dtype": str(dtype).removeprefix("torch.")}
+    asked = [{**named, "threads": torch.get_num_threads(), **case} for case in cases]
+    runs = [asked] if sys.platform == "linux" else [[case] for case in asked]
     return [found for run in runs if run for found in _run_apart(run)]
 
 
@@ -140,9 +138,8 @@ def main(text: str) -> None:
     importing PyTorch takes, and no memory that another case has touched.
     """
     cases = json.loads(text)
-    measure = _measure if len(cases) == 1 else _measure_in_a_copy
     for asked in cases:
-        measure(asked)
+        (_measure if len(cases) == 1 else _measure_in_a_copy)(asked)
 
 
 def _measure(asked: dict[str, Any]) -> None:
@@ -153,20 +150,12 @@ def _measure(asked: dict[str, Any]) -> None:
 
 def _measure_in_a_copy(asked: dict[str, Any]) -> None:
     """Measure in a copy of this process, whose peak starts from what it holds now; end with it if it fails."""
-    copy = os.fork()
-    if copy == 0:
-        status = 1
-        try:
-            _measure(asked)
-            status = 0
-        except Exception as error:  # noqa: BLE001 - the copy must end here, whatever happens
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(copy, 0)
-    if os.WIFSIGNALED(status):
-        print(f"killed by signal {os.WTERMSIG(status)}; was it out of memory?", file=sys.stderr, flush=True)
-    if status:
+    copy = multiprocessing.get_context("fork").Process(target=_measure, args=(asked,))
+    copy.start()
+    copy.join()
+    if copy.exitcode and copy.exitcode < 0:
+        print(f"killed by signal {-copy.exitcode}; was it out of memory?", file=sys.stderr, flush=True)
+    if copy.exitcode:
         sys.exit(1)
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from polysketch.benchmarking import floors
-from polysketch.benchmarking.agreement import require_agreement
-from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.agreement import checked_shape, require_agreement
 from polysketch.benchmarking.mechanisms import prepare_generation
 from polysketch.benchmarking.models import BASELINE, build_model, read_bytes, state_at
 from polysketch.benchmarking.settings import DecodingSettings
@@ -27,7 +26,6 @@ from polysketch.models import ModelState, TransformerLM, preset
 
 _TURN = 32  # tokens
 _WARM_UP = 4  # tokens
-_CHECKED_HEADS = 4
 
 
 @dataclass
@@ -85,11 +83,9 @@ def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
     """Compare attention of the model's shape, generating, with the reference for the whole sequence."""
     config = preset(settings.preset)
     mechanism, options = mechanism_of(name, settings.sizes)
-    length = 2 * settings.local + settings.local // 2 + 1
-    shape = Shape(settings.batch, length, min(_CHECKED_HEADS, config.num_heads), config.head_dim)
+    shape = checked_shape(settings.local, config.num_heads, config.head_dim, settings.batch)
     make = partial(prepare_generation, mechanism, options, shape, bench.device, bench.dtype, local=settings.local)
-    error = require_agreement(make, f"{name}, generating,", dtype=bench.dtype, backward=False)
-    bench.progress(f"{name}, generating, agrees with the reference: relative error {error:.1e}")
+    require_agreement(bench, make, f"{name}, generating,", backward=False)
 
 
 @torch.inference_mode()

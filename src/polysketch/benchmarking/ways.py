@@ -85,11 +85,12 @@ def way(name: str, sizes: Sizes) -> Way:
     mechanism, options = mechanism_of(name, sizes)
     kind = attention.mechanism_class(mechanism)
     title = SKETCHES[name][0] if name in SKETCHES else name
+    checked = mechanisms.checked_options(mechanism, options, sizes.local)
     return Way(
         title if kind.is_causal else f"{title} (bidirectional)",
         partial(mechanisms.prepare, mechanism, options),
         partial(mechanisms.floor, mechanism, options),
-        partial(mechanisms.prepare_check, mechanism, options, local=sizes.local),
+        partial(mechanisms.prepare, mechanism, checked, backend="auto"),
         mechanisms.is_over_features(kind),
     )
 
