@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from benchmarks import RESULTS
-from benchmarks.cpu import FULL, QUICK, SECTIONS, Bench, Scale
+from benchmarks.cpu import FULL, QUICK, SECTIONS, Bench
 from benchmarks.figures import draw
 from benchmarks.journal import stamped
 from polysketch.benchmarking import measure_rates
 from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.workbench import save
-from polysketch.cli.benchmark.common import machine_line, picture_title, print_busy, rates_line
+from polysketch.cli.benchmark.common import machine_line, picture_title, print_busy, rates_line, show_progress
 
 _DTYPE = "float32"
 
@@ -35,8 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the sections asked for; returns the exit status: 1 if a section failed, not if a target was missed."""
     arguments = _parse(argv)
     path = arguments.out or RESULTS / stamped("cpu-quick" if arguments.quick else "cpu", ".json")
-    bench = _bench(QUICK if arguments.quick else FULL)
-    report = _report(bench, arguments.quick)
+    scale, clock = QUICK if arguments.quick else FULL, Clock(torch.device("cpu"))
+    rates = measure_rates(clock, torch.float32, scale.rate_size)
+    bench = Bench(clock=clock, rates=rates, repeats=scale.repeats, progress=show_progress, scale=scale)
+    report: dict[str, Any] = {
+        "environment": environment(bench.device),
+        "quick": arguments.quick,
+        "settings": asdict(scale),
+        "rates": asdict(rates),
+        "sections": {},
+    }
     print(machine_line(report["environment"], _DTYPE))
     print(rates_line(report["rates"]))
     print_busy(load())
@@ -44,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         report["sections"][name] = _run_section(name, bench)
         save(report, path)
     print(f"\nrecord: {path}")
-    _draw(report, path.with_suffix(".png"))
-    return 1 if any("error" in section for section in report["sections"].values()) else 0
+    sections = report["sections"].values()
+    timed = [one for section in sections for one in section.get("measurements", []) if "direction" in one]
+    draw(timed, picture_title(report["environment"], _DTYPE), path.with_suffix(".png"))
+    return 1 if any("error" in section for section in sections) else 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -54,26 +64,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: tries the script in seconds")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/cpu-TIME.json")
     return parser.parse_args(argv)
-
-
-def _bench(scale: Scale) -> Bench:
-    clock = Clock(torch.device("cpu"))
-    rates = measure_rates(clock, torch.float32, scale.rate_size)
-    return Bench(clock=clock, rates=rates, repeats=scale.repeats, progress=_say, scale=scale)
-
-
-def _say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
-
-
-def _report(bench: Bench, quick: bool) -> dict[str, Any]:
-    return {
-        "environment": environment(torch.device("cpu")),
-        "quick": quick,
-        "settings": asdict(bench.scale),
-        "rates": asdict(bench.rates),
-        "sections": {},
-    }
 
 
 def _run_section(name: str, bench: Bench) -> dict[str, Any]:
@@ -91,13 +81,6 @@ def _run_section(name: str, bench: Bench) -> dict[str, Any]:
         print(f"  {one.line}", flush=True)
     took = {"seconds": time.monotonic() - started, "load_before": before, "load_after": load()}
     return {"figures": [one.as_json() for one in outcome.figures], "measurements": outcome.measurements, **took}
-
-
-def _draw(report: dict[str, Any], path: Path) -> None:
-    """One picture of everything that was timed."""
-    sections = report["sections"].values()
-    timed = [one for section in sections for one in section.get("measurements", []) if "direction" in one]
-    draw(timed, picture_title(report["environment"], _DTYPE), path)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from polysketch.benchmarking import (
     TrainingSettings,
     Workbench,
     calls,
-    floors,
     memory,
     time_attention,
     time_decoding,
@@ -26,7 +25,7 @@ from polysketch.benchmarking import (
 )
 from polysketch.benchmarking.models import build_model, state_at
 from polysketch.benchmarking.timing import ratio
-from polysketch.benchmarking.token_steps import Decoder, take_turns
+from polysketch.benchmarking.token_steps import Decoder, time_rounds
 from polysketch.benchmarking.ways import way
 
 Settings = AttentionSettings | TrainingSettings | DecodingSettings
@@ -206,15 +205,10 @@ def generation(bench: Bench) -> Outcome:
     model = build_model("learned", asked.preset, asked.sizes, **bench.scale.changes).eval()
     token = torch.zeros(1, 1, dtype=torch.int64)
     states = [state_at(model, 1, asked.start(position)) for position in asked.positions]
-    decoders = {str(index): Decoder(model, state, token) for index, state in enumerate(states)}
-    take_turns(decoders, asked.local, turn=1)
-    for decoder in decoders.values():
-        decoder.rounds.clear()  # that one warmed up
-    for turn in range(bench.repeats):
-        take_turns(decoders, asked.local, turn=1)
-        bench.progress(f"generation: round {turn + 1}")
+    decoders = {when: Decoder(model, state, token) for when, state in zip(("early", "late"), states, strict=True)}
+    time_rounds(bench, decoders, asked.local, warm_up=asked.local, what="generation", turn=1)
     early, late = map(_place, asked.positions, decoders.values())
-    floor = floors.decoding_step(model, 1, late["state_bytes"]).seconds(bench.rates)
+    floor = decoders["late"].floor.seconds(bench.rates)
     return Outcome(_generation_figures(early, late, floor), [early, late])
 
 

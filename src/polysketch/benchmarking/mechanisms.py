@@ -29,7 +29,7 @@ def is_over_features(kind: type) -> bool:
 
 
 @dataclass
-class _Prepared:
+class Prepared:
     """A mechanism, calibrated where it can be, and random inputs of it.
 
     Attributes:
@@ -42,10 +42,10 @@ class _Prepared:
     tensors: list[Tensor]
     hidden: Tensor | None
 
-    def exact(self) -> "_Prepared":
+    def exact(self) -> "Prepared":
         """The same in float64 on the CPU."""
         hidden = None if self.hidden is None else exact([self.hidden])[0]
-        return _Prepared(copy.deepcopy(self.module).cpu().double(), exact(self.tensors), hidden)
+        return Prepared(copy.deepcopy(self.module).cpu().double(), exact(self.tensors), hidden)
 
     def call(self, backend: str | None = None) -> Call:
         """Forward; over features by the backend that is asked for, as `LinearizedAttention.forward` does it."""
@@ -77,7 +77,8 @@ class _Prepared:
         return self.call()._replace(function=generate)
 
 
-def _prepared(name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype) -> _Prepared:
+def prepared(name: str, options: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype) -> Prepared:
+    """The mechanism with these options, and its inputs."""
     tensors, hidden = heads(shape, device, torch.float32), None
     if "hidden_size" in attention.option_names(name):
         options = {"hidden_size": shape.heads * shape.head_dim, **options}
@@ -86,20 +87,7 @@ def _prepared(name: str, options: dict[str, Any], shape: Shape, device: torch.de
         hidden = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
     module.calibrate(*tensors[:2], hidden=hidden)
     hidden = None if hidden is None else hidden.to(dtype)
-    return _Prepared(module.to(dtype), [tensor.to(dtype) for tensor in tensors], hidden)
-
-
-def prepare(
-    name: str,
-    options: dict[str, Any],
-    shape: Shape,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    backend: str | None = None,
-) -> Call:
-    """The mechanism of random inputs, over features by the backend of `linear_attention` that is named."""
-    return _prepared(name, options, shape, device, dtype).call(backend)
+    return Prepared(module.to(dtype), [tensor.to(dtype) for tensor in tensors], hidden)
 
 
 def prepare_generation(
@@ -110,7 +98,7 @@ def prepare_generation(
     if "min_length" in options:  # hyper, whose decoding is exact, shall be exact all along
         options["min_length"] = shape.length
     spans = [shape.length - local - 1] + [1] * (local + 1)
-    return _prepared(name, options, shape, device, dtype).generation(spans)
+    return prepared(name, options, shape, device, dtype).generation(spans)
 
 
 def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Language models, a training step and states at a position: ready to be timed on any device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polysketch.attention import KeyValueState
 from polysketch.benchmarking.ways import Sizes, mechanism_of
-from polysketch.models import ModelConfig, ModelState, TransformerLM, preset
+from polysketch.models import ModelState, TransformerLM, preset
 from polysketch.training.step import build_optimizer
 
 BASELINE = "softmax"
@@ -19,18 +19,8 @@ _CLIP = 1.0
 _PREFILL_SPAN = 4_096
 
 
-def check_models(names: Sequence[str]) -> None:
-    """Refuse names that are no mechanism.
-
-    Raises:
-        ValueError: listing those that exist.
-    """
-    for name in names:
-        mechanism_of(name, Sizes())
-
-
-def model_config(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> ModelConfig:
-    """The preset with the mechanism `name` in every layer.
+def build_model(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> TransformerLM:
+    """The preset with the mechanism `name` in every layer, the same weights every time, on PyTorch's default device.
 
     Args:
         name: learned, random, or a mechanism with options as for `ways.way`.
@@ -42,12 +32,7 @@ def model_config(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> M
         ValueError: an unknown name or preset; the message lists those that exist.
     """
     mechanism, options = mechanism_of(name, sizes)
-    return preset(preset_name, attention=mechanism, attention_options=options, **changes)
-
-
-def build_model(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> TransformerLM:
-    """The model of `model_config`, the same random weights every time, on PyTorch's default device."""
-    config = model_config(name, preset_name, sizes, **changes)
+    config = preset(preset_name, attention=mechanism, attention_options=options, **changes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return TransformerLM(config)

@@ -98,9 +98,10 @@ class _ModelSettings:
 
     def __post_init__(self) -> None:
         check_positive(batch=self.batch, sketch_size=self.sketch_size, local=self.local)
-        from polysketch.benchmarking.models import check_models
+        from polysketch.benchmarking.ways import mechanism_of
 
-        check_models(self.models)
+        for name in self.models:
+            mechanism_of(name, self.sizes)
 
     @property
     def sizes(self) -> "Sizes":

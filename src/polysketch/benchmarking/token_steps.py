@@ -7,7 +7,7 @@ alone, and short enough that a machine that slows down slows all of them.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polysketch.benchmarking import floors
 from polysketch.benchmarking.agreement import checked_shape, require_agreement
+from polysketch.benchmarking.floors import Floor
 from polysketch.benchmarking.mechanisms import prepare_generation
 from polysketch.benchmarking.models import BASELINE, build_model, read_bytes, state_at
 from polysketch.benchmarking.settings import DecodingSettings
@@ -48,6 +49,11 @@ class Decoder:
     def seconds(self) -> list[float]:
         """Of every token of all rounds."""
         return [second for seconds in self.rounds for second in seconds]
+
+    @property
+    def floor(self) -> Floor:
+        """Of a step."""
+        return floors.decoding_step(self.model, len(self.token), read_bytes(self.model, self.state))
 
     def stepper(self) -> Callable[[Tensor], Tensor]:
         """What reads a token (batch, 1) and gives the next, from a copy of the state on."""
@@ -92,13 +98,23 @@ def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
 def _time_position(bench: Workbench, settings: DecodingSettings, position: int) -> list[dict[str, Any]]:
     start = settings.start(position)
     decoders = {name: _decoder(bench, settings, name, start) for name in with_baseline(settings.models, BASELINE)}
-    for decoder in decoders.values():
-        decode(decoder.stepper(), decoder.token, min(_WARM_UP, settings.local))
-    for turn in range(bench.repeats):
-        take_turns(decoders, settings.local)
-        bench.progress(f"decoding at {start:,}: round {turn + 1} of {bench.repeats}")
+    time_rounds(bench, decoders, settings.local, warm_up=min(_WARM_UP, settings.local), what=f"decoding at {start:,}")
     chunks = {name: [sum(seconds) for seconds in decoder.rounds] for name, decoder in decoders.items()}
-    return [_measurement(bench, settings, start, name, decoders[name], chunks) for name in decoders]
+    return [
+        {
+            "direction": f"decoding with {settings.preset}",
+            "position": start,
+            "series": name,
+            **bench.measurement(chunks, name, BASELINE, settings.batch, decoder.floor),
+            "seconds": statistics.median(decoder.seconds),
+            "mean_seconds": statistics.median(chunks[name]) / settings.local,
+            "slowest_seconds": max(decoder.seconds),
+            "tokens_per_second": settings.batch * settings.local / statistics.median(chunks[name]),
+            "state_bytes": decoder.state.nbytes,
+            "all_seconds": decoder.rounds,
+        }
+        for name, decoder in decoders.items()
+    ]
 
 
 def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int) -> Decoder:
@@ -108,8 +124,29 @@ def _decoder(bench: Workbench, settings: DecodingSettings, name: str, start: int
     return Decoder(model, state, torch.zeros(settings.batch, 1, dtype=torch.int64, device=bench.device))
 
 
-def take_turns(decoders: dict[str, Decoder], count: int, turn: int = _TURN) -> None:
-    """A round: `count` tokens by every model, some tokens here and some there, from copies of the states."""
+def time_rounds(
+    bench: Workbench, decoders: Mapping[str, Decoder], count: int, *, warm_up: int, what: str, turn: int = _TURN
+) -> None:
+    """Generate `count` tokens by every model `bench.repeats` times, from copies of the states.
+
+    Args:
+        bench: says how often, and is told of every round.
+        decoders: the models; their `rounds` are filled.
+        count: tokens of a round.
+        warm_up: tokens of a round that is not kept.
+        what: names it for `bench.progress`.
+        turn: tokens by one model before the next one's turn.
+    """
+    _take_turns(decoders, warm_up, turn)
+    for decoder in decoders.values():
+        decoder.rounds.clear()
+    for number in range(bench.repeats):
+        _take_turns(decoders, count, turn)
+        bench.progress(f"{what}: round {number + 1} of {bench.repeats}")
+
+
+def _take_turns(decoders: Mapping[str, Decoder], count: int, turn: int) -> None:
+    """A round: `count` tokens by every model, some tokens here and some there."""
     running = [(decoder, decoder.stepper()) for decoder in decoders.values()]
     tokens = [decoder.token for decoder, _ in running]
     for decoder, _ in running:
@@ -135,27 +172,3 @@ def decode(step: Callable[[Tensor], Tensor], token: Tensor, count: int) -> tuple
         token.flatten()[0].item()  # what a reader waits for, and a GPU with it
         seconds.append(time.perf_counter() - started)
     return token, seconds
-
-
-def _measurement(
-    bench: Workbench,
-    settings: DecodingSettings,
-    start: int,
-    name: str,
-    decoder: Decoder,
-    chunks: dict[str, list[float]],
-) -> dict[str, Any]:
-    mean = statistics.median(chunks[name]) / settings.local
-    floor = floors.decoding_step(decoder.model, settings.batch, read_bytes(decoder.model, decoder.state))
-    return {
-        "direction": f"decoding with {settings.preset}",
-        "position": start,
-        "series": name,
-        **bench.measurement(chunks, name, BASELINE, settings.batch, floor),
-        "seconds": statistics.median(decoder.seconds),
-        "mean_seconds": mean,
-        "slowest_seconds": max(decoder.seconds),
-        "tokens_per_second": settings.batch / mean,
-        "state_bytes": decoder.state.nbytes,
-        "all_seconds": decoder.rounds,
-    }

@@ -59,8 +59,18 @@ def _time_context(
     steps = {name: training_step(model, ids, bench.autocast) for name, model in models.items()}
     say = bench.saying(f"training at {context:,}")
     seconds = bench.clock.alternate(steps, repeats=bench.repeats, progress=say)
-    peaks = {name: _peak(bench, settings, name, context, steps[name]) for name in models}
-    return [_measurement(bench, settings, models[name], name, context, seconds, peaks[name]) for name in models]
+    return [
+        {
+            "direction": f"training step of {settings.preset}",
+            "length": context,
+            "series": name,
+            **bench.measurement(
+                seconds, name, BASELINE, settings.batch * context, floors.training_step(model, settings.batch, context)
+            ),
+            "peak_bytes": _peak(bench, settings, name, context, steps[name]),
+        }
+        for name, model in models.items()
+    ]
 
 
 def _peak(
@@ -71,22 +81,3 @@ def _peak(
     if bench.device.type == "cuda":
         return peak_memory(bench.device, step)
     return memory.training(settings, name, context, bench.dtype)["peak_bytes"]
-
-
-def _measurement(
-    bench: Workbench,
-    settings: TrainingSettings,
-    model: TransformerLM,
-    name: str,
-    context: int,
-    seconds: dict[str, list[float]],
-    peak: int | None,
-) -> dict[str, Any]:
-    floor = floors.training_step(model, settings.batch, context)
-    return {
-        "direction": f"training step of {settings.preset}",
-        "length": context,
-        "series": name,
-        **bench.measurement(seconds, name, BASELINE, settings.batch * context, floor),
-        "peak_bytes": peak,
-    }

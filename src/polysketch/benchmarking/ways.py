@@ -88,9 +88,9 @@ def way(name: str, sizes: Sizes) -> Way:
     checked = mechanisms.checked_options(mechanism, options, sizes.local)
     return Way(
         title if kind.is_causal else f"{title} (bidirectional)",
-        partial(mechanisms.prepare, mechanism, options),
+        lambda *where: mechanisms.prepared(mechanism, options, *where).call(),
         partial(mechanisms.floor, mechanism, options),
-        partial(mechanisms.prepare, mechanism, checked, backend="auto"),
+        lambda *where, backend="auto": mechanisms.prepared(mechanism, checked, *where).call(backend),
         mechanisms.is_over_features(kind),
     )
 

@@ -1,7 +1,6 @@
 """`polysketch benchmark tune`."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -60,10 +59,11 @@ def run(flags: TuneFlags) -> int:
     calls = [call for call in most_common_first(program_calls(flags.ops, flags.dtypes)) if flags.match in call.name]
     if not calls:
         raise ValueError(f"expected calls to tune for, found none whose name contains {flags.match!r}")
+    out = flags.out
     how = Tuning(
         clock=Clock(device),
         generation=generation(device),
-        file_of=tuned_file if flags.out is None else _files_in(flags.out),
+        file_of=tuned_file if out is None else lambda program: out / f"{program}.json",
         programs=flags.programs,
         deadline=time.monotonic() + flags.budget_seconds,
         say=lambda text: print(text, flush=True),
@@ -95,7 +95,3 @@ def _check_names(programs: tuple[str, ...]) -> None:
     unknown = sorted(set(programs) - set(program_names()))
     if unknown:
         raise ValueError(f"expected --programs among {', '.join(program_names())}; found {', '.join(unknown)}")
-
-
-def _files_in(folder: Path) -> Callable[[str], Path]:
-    return lambda program: folder / f"{program}.json"
