@@ -23,7 +23,7 @@ from polysketch.benchmarking import (
     time_decoding,
     time_training,
 )
-from polysketch.benchmarking.models import build_model, state_at
+from polysketch.benchmarking.models import build_model, decoding_floor, state_at
 from polysketch.benchmarking.timing import ratio
 from polysketch.benchmarking.token_steps import Decoder, time_rounds
 from polysketch.benchmarking.ways import way
@@ -208,7 +208,7 @@ def generation(bench: Bench) -> Outcome:
     decoders = {when: Decoder(model, state, token) for when, state in zip(("early", "late"), states, strict=True)}
     time_rounds(bench, decoders, asked.local, warm_up=asked.local, what="generation", turn=1)
     early, late = map(_place, asked.positions, decoders.values())
-    floor = decoders["late"].floor.seconds(bench.rates)
+    floor = decoding_floor(model, decoders["late"].state).seconds(bench.rates)
     return Outcome(_generation_figures(early, late, floor), [early, late])
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from benchmarks.gpu.cases import Bench, Cases, Labels, text_of
 from benchmarks.gpu.language_model import LARGEST, MODELS, build_model, series_of
 from polysketch.attention.key_value_state import KeyValueState
-from polysketch.benchmarking import floors
-from polysketch.benchmarking.models import append_random, read_bytes
+from polysketch.benchmarking.models import append_random, decoding_floor
 from polysketch.benchmarking.timing import summary
 from polysketch.benchmarking.token_steps import decode
 from polysketch.generation.captured import CapturedStep, why_no_graph
@@ -59,7 +58,7 @@ def _decode(bench: Bench, labels: Labels) -> dict[str, Any]:
     if chunk:
         filling = _filling_seconds(step, state, model, position // chunk * chunk + chunk, bench.device)
     seconds = timing.seconds if filling is None else timing.seconds + max(0.0, filling - timing.seconds) / chunk
-    floor = floors.decoding_step(model, rows, read_bytes(model, state)).seconds(bench.rates)
+    floor = decoding_floor(model, state).seconds(bench.rates)
     return {
         **vars(timing),
         "seconds": seconds,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import Bench, Cases, Labels
-from polysketch.benchmarking import floors, models
+from polysketch.benchmarking import models
 from polysketch.benchmarking.timing import peak_memory
 from polysketch.benchmarking.ways import Sizes
 from polysketch.models import TransformerLM
@@ -55,7 +55,7 @@ def _train(bench: Bench, labels: Labels) -> dict[str, Any]:
     step = models.training_step(model, ids, lambda: torch.autocast(bench.device.type, dtype=torch.bfloat16))
     peak = peak_memory(bench.device, step)
     timing = bench.clock.measure(step, limit_seconds=1.0)
-    floor = floors.training_step(model, labels["batch"], labels["length"])
+    floor = models.training_floor(model, labels["batch"], labels["length"])
     rate = labels["batch"] * labels["length"] / timing.seconds
     counted = {"operations": floor.operations, "floor_seconds": floor.seconds(bench.rates)}
     return {**vars(timing), "tokens_per_second": rate, "peak_bytes": peak, **counted}

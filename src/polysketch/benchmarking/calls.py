@@ -5,6 +5,7 @@ blind to half of the computation.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -54,13 +55,10 @@ def sdpa(shape: Shape, device: torch.device, dtype: torch.dtype, *, backend: SDP
     query, key, value = heads(shape, device, dtype)
 
     def attend() -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        with nullcontext() if backend is None else sdpa_kernel([backend]):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
-    def attend_by_backend() -> Tensor:
-        with sdpa_kernel([] if backend is None else [backend]):
-            return attend()
-
-    return Call(attend if backend is None else attend_by_backend, [query, key, value])
+    return Call(attend, [query, key, value])
 
 
 def linear(

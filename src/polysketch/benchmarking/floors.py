@@ -7,10 +7,8 @@ attention: 2.5 times the forward products. Bytes: every input read once and ever
 from dataclasses import dataclass
 
 from polysketch.benchmarking.timing import Rates
-from polysketch.models import ModelConfig, TransformerLM
 
 _ATTENTION_BACKWARD = 2.5
-_OPTIMIZER_BYTES = 36  # a float32 parameter: read twice, gradient both ways, two moments both ways, written
 
 
 @dataclass(frozen=True)
@@ -85,23 +83,6 @@ def cumulative_sums(shape: Shape, features: int, *, itemsize: int) -> Floor:
     return _floor(products, shape.rows * itemsize, 2 * features + shape.head_dim, shape.head_dim, backward=False)
 
 
-def training_step(model: TransformerLM, batch: int, length: int) -> Floor:
-    """Forward, backward and update of a language model; activations are not counted as bytes."""
-    config = model.config
-    shape = Shape(batch, length, config.num_heads, config.head_dim)
-    weights = sum(weight.numel() for weight in _projections(model))
-    logits = 4 * 2 * shape.tokens * config.vocab_size * config.hidden_size
-    operations = 3 * 2 * shape.tokens * weights + logits + _layers(config, shape, backward=True).operations
-    return Floor(operations, _OPTIMIZER_BYTES * model.num_parameters())
-
-
-def decoding_step(model: TransformerLM, batch: int, state_bytes: int) -> Floor:
-    """One token of every row: every weight and the whole state are read once."""
-    weights = sum(weight.numel() for weight in model.parameters())
-    itemsize = next(model.parameters()).element_size()
-    return Floor(2 * batch * weights, weights * itemsize + state_bytes)
-
-
 def _floor(products: float, row_bytes: float, read: int, written: int, backward: bool) -> Floor:
     """Forward: read and write. Backward besides: read both again and the gradient of the output, write gradients."""
     if not backward:
@@ -121,21 +102,3 @@ def _sketch_products(shape: Shape, sketch_size: int, learned: bool) -> float:
     """Queries and keys through the two networks, or the two random matrices, of degree 4."""
     networks = 16 * shape.head_dim * sketch_size + 48 * sketch_size**2
     return 2 * 2 * shape.rows * (networks if learned else 2 * shape.head_dim * sketch_size)
-
-
-def _projections(model: TransformerLM) -> list:
-    """The matrices of the blocks that every token goes through once; sketches are counted by head."""
-    named = model.blocks.named_parameters()
-    return [weight for name, weight in named if weight.dim() == 2 and "feature_map" not in name]
-
-
-def _layers(config: ModelConfig, shape: Shape, *, backward: bool) -> Floor:
-    total = Floor(0, 0)
-    for name, options in config.layers():
-        if name == "polysketch":
-            sizes = options.get("sketch_size", 32), options.get("local_chunk", 1024) or 1
-            learned = options.get("learned", True)
-            total += polysketch(shape, *sizes, backward=backward, itemsize=2, learned=learned)
-        else:
-            total += exact_attention(shape, backward=backward, itemsize=2)
-    return total

@@ -1,4 +1,4 @@
-"""Language models, a training step and states at a position: ready to be timed on any device."""
+"""Language models, a training step and states at a position: ready to be timed on any device, with their floors."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from polysketch.attention import KeyValueState
+from polysketch.benchmarking.floors import Floor, Shape
+from polysketch.benchmarking.mechanisms import floor
 from polysketch.benchmarking.ways import Sizes, mechanism_of
 from polysketch.models import ModelState, TransformerLM, preset
 from polysketch.training.step import build_optimizer
@@ -16,6 +18,7 @@ BASELINE = "softmax"
 """What every other model is compared with."""
 
 _CLIP = 1.0
+_OPTIMIZER_BYTES = 36  # a float32 parameter: read twice, gradient both ways, two moments both ways, written
 _PREFILL_SPAN = 4_096
 
 
@@ -93,3 +96,23 @@ def read_bytes(model: TransformerLM, state: ModelState) -> int:
     return sum(
         rows * layer.length * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers
     )
+
+
+def decoding_floor(model: TransformerLM, state: ModelState) -> Floor:
+    """One token of every row: every weight and the whole state are read once."""
+    weights = sum(weight.numel() for weight in model.parameters())
+    read = weights * model.output_bias.element_size() + read_bytes(model, state)
+    return Floor(2 * len(state.position) * weights, read)
+
+
+def training_floor(model: TransformerLM, batch: int, length: int) -> Floor:
+    """Forward, backward and update; activations are not counted as bytes, nor attention that nobody has counted."""
+    config = model.config
+    shape = Shape(batch, length, config.num_heads, config.head_dim)
+    named = model.blocks.named_parameters()  # sketches are counted by head
+    weights = sum(weight.numel() for name, weight in named if weight.dim() == 2 and "feature_map" not in name)
+    logits = 4 * 2 * shape.tokens * config.vocab_size * config.hidden_size
+    layers = [floor(name, options, shape, backward=True, itemsize=2) for name, options in config.layers()]
+    attention = sum(layer.operations for layer in layers if layer)
+    operations = 3 * 2 * shape.tokens * weights + logits + attention
+    return Floor(operations, _OPTIMIZER_BYTES * model.num_parameters())

@@ -105,30 +105,21 @@ def _linear(
     name = ", ".join([_sizes(power, features, width, local), *(flag for flag, is_set in flags.items() if is_set)])
 
     def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
-        make = partial(_random, device, DTYPES[dtype], batch)
-        tensors = {"query": make(heads, length, features).abs(), "key": make(heads // shared, length, features).abs()}
-        tensors["value"] = make(heads // shared, length, width)
-        if local:
-            tensors |= {"near": make(heads, length, width), "far": make(heads // shared, length, width) / width**0.5}
-        if decays:
-            tensors["decay"] = -0.01 * make(heads // shared, length).abs()
-        attend: Callable[..., Tensor] = partial(_attend, power=power, causal=causal, local=local)
-        return Call(lambda: attend(**tensors), list(tensors.values()))
+        make, key_heads = partial(_random, device, DTYPES[dtype], batch), heads // shared
+        query, key = make(heads, length, features).abs(), make(key_heads, length, features).abs()
+        value = make(key_heads, length, width)
+        near = [make(heads, length, width), make(key_heads, length, width) / width**0.5] if local else []
+        decay = [-0.01 * make(key_heads, length).abs()] if decays else []
+        options: dict[str, Any] = {"power": power, "causal": causal, "offset": 1.0, "backend": "triton"}
+
+        def attend() -> Tensor:
+            exact = ops.LocalPolynomial(near[0], near[1], _DEGREE, local) if near else None
+            log_decay = decay[0] if decay else None
+            return ops.linear_attention(query, key, value, local=exact, log_decay=log_decay, **options).output
+
+        return Call(attend, [query, key, value, *near, *decay])
 
     return ProgramCall(f"linear {name}", "linear", dtype, build)
-
-
-def _attend(*, power: int, causal: bool, local: int, decay: Tensor | None = None, **tensors: Tensor) -> Tensor:
-    exact = ops.LocalPolynomial(tensors["near"], tensors["far"], _DEGREE, local) if local else None
-    return ops.linear_attention(
-        *(tensors[name] for name in ("query", "key", "value")),
-        power=power,
-        causal=causal,
-        offset=1.0,
-        local=exact,
-        log_decay=decay,
-        backend="triton",
-    ).output
 
 
 def _sketch_calls(dtype: str) -> Iterator[ProgramCall]:

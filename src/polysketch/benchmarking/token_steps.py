@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polysketch.benchmarking import floors
 from polysketch.benchmarking.agreement import checked_shape, require_agreement
-from polysketch.benchmarking.floors import Floor
 from polysketch.benchmarking.mechanisms import prepare_generation
-from polysketch.benchmarking.models import BASELINE, build_model, read_bytes, state_at
+from polysketch.benchmarking.models import BASELINE, build_model, decoding_floor, state_at
 from polysketch.benchmarking.settings import DecodingSettings
 from polysketch.benchmarking.ways import mechanism_of, with_baseline
 from polysketch.benchmarking.workbench import Workbench
@@ -49,11 +47,6 @@ class Decoder:
     def seconds(self) -> list[float]:
         """Of every token of all rounds."""
         return [second for seconds in self.rounds for second in seconds]
-
-    @property
-    def floor(self) -> Floor:
-        """Of a step."""
-        return floors.decoding_step(self.model, len(self.token), read_bytes(self.model, self.state))
 
     def stepper(self) -> Callable[[Tensor], Tensor]:
         """What reads a token (batch, 1) and gives the next, from a copy of the state on."""
@@ -105,7 +98,7 @@ def _time_position(bench: Workbench, settings: DecodingSettings, position: int) 
             "direction": f"decoding with {settings.preset}",
             "position": start,
             "series": name,
-            **bench.measurement(chunks, name, BASELINE, settings.batch, decoder.floor),
+            **bench.measurement(chunks, name, BASELINE, settings.batch, decoding_floor(decoder.model, decoder.state)),
             "seconds": statistics.median(decoder.seconds),
             "mean_seconds": statistics.median(chunks[name]) / settings.local,
             "slowest_seconds": max(decoder.seconds),

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from polysketch.benchmarking import floors, memory
+from polysketch.benchmarking import memory
 from polysketch.benchmarking.attention_alone import check_agreement
-from polysketch.benchmarking.models import BASELINE, build_model, training_step
+from polysketch.benchmarking.models import BASELINE, build_model, training_floor, training_step
 from polysketch.benchmarking.settings import AttentionSettings, TrainingSettings
 from polysketch.benchmarking.timing import peak_memory
 from polysketch.benchmarking.ways import with_baseline
@@ -59,17 +59,16 @@ def _time_context(
     steps = {name: training_step(model, ids, bench.autocast) for name, model in models.items()}
     say = bench.saying(f"training at {context:,}")
     seconds = bench.clock.alternate(steps, repeats=bench.repeats, progress=say)
+    floor_of = {name: training_floor(model, settings.batch, context) for name, model in models.items()}
     return [
         {
             "direction": f"training step of {settings.preset}",
             "length": context,
             "series": name,
-            **bench.measurement(
-                seconds, name, BASELINE, settings.batch * context, floors.training_step(model, settings.batch, context)
-            ),
+            **bench.measurement(seconds, name, BASELINE, settings.batch * context, floor_of[name]),
             "peak_bytes": _peak(bench, settings, name, context, steps[name]),
         }
-        for name, model in models.items()
+        for name in models
     ]
 
 

@@ -19,6 +19,10 @@ from polysketch.storage import disk, strict_json
 _COPIED_BYTES = 2**28
 
 
+def _say_nothing(_: str) -> None:
+    """What a quiet run does with progress."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workbench:
     """A device and its clock, what it can do at best, and where to say how far a benchmark is.
@@ -37,7 +41,7 @@ class Workbench:
     rates: Rates
     dtype: torch.dtype = torch.float32
     repeats: int = 3
-    progress: Callable[[str], None] = lambda _: None
+    progress: Callable[[str], None] = _say_nothing
     started: float = field(default_factory=time.monotonic)
     load_before: float | None = field(default_factory=load)
 

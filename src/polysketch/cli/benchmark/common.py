@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from polysketch.benchmarking.settings import check_positive
 from polysketch.benchmarking.tables import Row, print_table
 from polysketch.cli.output_files import check_folder, check_plot
 
@@ -39,10 +40,7 @@ class CommonFlags:
     """write a plot of the time per token, and of memory where it is measured, to this file (.png, .pdf or .svg)"""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"expected --{name} of at least 1, found {value}")
+        check_positive(**{"--threads": 1 if self.threads is None else self.threads, "--repeats": self.repeats})
         settings = super()
         if hasattr(settings, "__post_init__"):  # flags are these and the fields of a benchmark's settings
             settings.__post_init__()
