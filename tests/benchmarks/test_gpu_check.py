@@ -68,7 +68,7 @@ def checked(folder: Path, monkeypatch, happens: str, seconds: float = 60.0, grac
     [
         ("assert number == 3, 'not three'", "AssertionError: not three"),
         ("os._exit(3)", "crashed while running"),
-        ("raise RuntimeError('an illegal access')", "an illegal access"),
+        pytest.param("raise RuntimeError('an illegal access')", "an illegal access", marks=pytest.mark.full),
         ("time.sleep(60)", "Timeout"),
     ],
 )
