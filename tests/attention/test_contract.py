@@ -22,6 +22,7 @@ from attention.cases import (
 from polysketch import attention, ops
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
+FULL = pytest.mark.full
 
 
 def extend_over(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...], sizes: list[int]) -> Tensor:
@@ -67,7 +68,7 @@ def test_the_sketched_prefix_holds_a_third_to_two_thirds_of_the_mass(case: Case)
     assert shares.max() < 0.7
 
 
-@pytest.mark.parametrize("changed", [1, 11, 24, LENGTH - 1])
+@pytest.mark.parametrize("changed", [1, pytest.param(11, marks=FULL), 24, pytest.param(LENGTH - 1, marks=FULL)])
 def test_changing_tokens_changes_nothing_before_them(causal_case: Case, changed: int):
     mechanism, inputs, others = causal_case.build(), causal_case.inputs(), causal_case.inputs(seed=2)
     mixed = tuple(
@@ -79,7 +80,7 @@ def test_changing_tokens_changes_nothing_before_them(causal_case: Case, changed:
     assert (after[:, :, changed:] - before[:, :, changed:]).abs().amax(-1).min() > 1e-4
 
 
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
+@pytest.mark.parametrize("length", [1, *(pytest.param(n, marks=FULL) for n in (7, 8, 30)), 9])
 def test_appending_tokens_changes_nothing_before_them(causal_case: Case, length: int):
     mechanism, inputs = causal_case.build(), causal_case.inputs()
     shorter = tuple(x.narrow(-2, 0, length) for x in inputs)
@@ -111,7 +112,15 @@ def test_without_causal_the_first_token_sees_later_ones(complete_case: Case):
         assert bool((difference > 1e-7).all()) if token < complete_case.first_sees else not difference.any()
 
 
-@pytest.mark.parametrize("sizes", [[1] * LENGTH, [LENGTH], [8, 8, 8, 8, 5], [1, 7, 1, 1, 20, 7], [9, 1, 1, 1, 25]])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [8, 8, 8, 8, 5],
+        [1, 7, 1, 1, 20, 7],
+        *(pytest.param(x, marks=FULL) for x in ([1] * LENGTH, [LENGTH], [9, 1, 1, 1, 25])),
+    ],
+    ids=str,
+)
 def test_forward_equals_extend_over_a_split(complete_causal_case: Case, sizes: list[int]):
     mechanism, inputs = complete_causal_case.build(), complete_causal_case.inputs()
     torch.testing.assert_close(extend_over(mechanism, inputs, sizes), run(mechanism, inputs), **TIGHT)
@@ -145,7 +154,7 @@ def test_rows_of_the_batch_do_not_influence_one_another(case: Case):
     torch.testing.assert_close(run(mechanism, inputs)[1:], alone, **TIGHT)
 
 
-@pytest.mark.parametrize("count", [1, 5, 8, 13])
+@pytest.mark.parametrize("count", [5, *(pytest.param(n, marks=FULL) for n in (1, 8)), 13])
 def test_left_padding_changes_nothing(case: Case, count: int):
     mechanism, inputs = case.build(), case.inputs()
     padded, mask = pad_left(inputs, row=0, count=count)
@@ -155,7 +164,7 @@ def test_left_padding_changes_nothing(case: Case, count: int):
     torch.testing.assert_close(run(mechanism, padded, key_mask=mask)[1], run(mechanism, padded)[1], **TIGHT)
 
 
-@pytest.mark.parametrize("prefill", [6, 20])
+@pytest.mark.parametrize("prefill", [pytest.param(6, marks=FULL), 20])
 def test_left_padding_changes_nothing_when_decoding(complete_causal_case: Case, prefill: int):
     mechanism, inputs, count = complete_causal_case.build(), complete_causal_case.inputs(), 5
     padded, mask = pad_left(inputs, row=0, count=count)
@@ -171,7 +180,7 @@ def test_left_padding_changes_nothing_when_decoding(complete_causal_case: Case, 
     torch.testing.assert_close(output[1], run(mechanism, padded)[1], **TIGHT)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=FULL), 3])
 def test_masked_tokens_of_a_row_that_has_started_keep_their_places_when_decoding(complete_causal_case: Case, size: int):
     mechanism, (query, key, value, hidden) = complete_causal_case.build(), complete_causal_case.inputs()
     mask = torch.ones(BATCH, LENGTH, dtype=torch.bool)

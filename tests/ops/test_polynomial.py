@@ -86,7 +86,7 @@ def test_powers_are_powers(exponent):
 # Blockwise is the reference.
 
 
-@pytest.mark.parametrize("length", [1, 63, 65, 257, 1000])
+@pytest.mark.parametrize("length", [1, 63, 65, 257, pytest.param(1000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("degree", "heads", "key_heads", "value_dim", "masked"),

@@ -27,7 +27,7 @@ def transformer(tokenizer) -> TransformerLM:
     return model
 
 
-@pytest.fixture(params=["own tokenizer", "tokenizer of transformers"])
+@pytest.fixture(params=["own tokenizer", pytest.param("tokenizer of transformers", marks=pytest.mark.full)])
 def pair(request, transformer, tokenizer, fast_tokenizer):
     """(the model in our class, the same in lm_eval's own)."""
     settings = {"max_length": MAX_LENGTH, "batch_size": 5}

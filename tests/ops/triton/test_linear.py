@@ -156,7 +156,7 @@ def test_sums_beyond_the_range_of_half_precision_stay_finite():
 
 @pytest.mark.parametrize("view", ["tokens before heads", "every second column"])
 def test_any_strides_are_taken(view):
-    case = Case(length=21, batch=2, heads=2, key_heads=2, dtype=torch.float32)
+    case = Case(length=9, batch=2, heads=2, key_heads=2, local_chunk=4, features=12, dtype=torch.float32)
     tensors = make(case)
     if view == "tokens before heads":
         strided = tensors.map(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))

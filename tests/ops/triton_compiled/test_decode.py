@@ -43,7 +43,7 @@ def compiled_step(
 @pytest.mark.parametrize(
     "options",
     [
-        {"features": 32, "chunk": 256},
+        pytest.param({"features": 32, "chunk": 256}, marks=pytest.mark.full),
         {"features": 64, "chunk": 1024, "decays": True, "shared": 2},
         {"features": 32, "chunk": 0, "decays": True},
         {"features": 64, "chunk": 256, "dtype": torch.float32},

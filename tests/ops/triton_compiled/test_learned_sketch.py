@@ -1,5 +1,7 @@
 """The programs of the learned sketch, in their shipped configurations, as compiled for devices that are not there."""
 
+import functools
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ def network(inputs: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.empty(shape, device="meta", dtype=dtype) for shape in [*shapes, (size, 8 * size)]]
 
 
+@functools.cache
 def compiled_sketch(
     capability: tuple[int, int], head_dim: int, size: int, *, degree: int = 4, dtype: torch.dtype = torch.bfloat16
 ) -> list[Compiled]:
@@ -41,7 +44,7 @@ def assert_well_made(programs: list[Compiled], capability: tuple[int, int]) -> N
         assert one.opcodes["F2F"] == 0, f"{one.name} converts numbers one by one, at a sixteenth of the rate"
 
 
-@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("size", [32, pytest.param(64, marks=pytest.mark.full)])
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_nothing_spills_shared_memory_is_enough_and_products_run_on_tensor_cores(capability, size):
     programs = compiled_sketch(capability, 64, size)
