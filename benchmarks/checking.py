@@ -42,8 +42,7 @@ def run_tests(
     ending = Process(command).watch(section.deadline + _GRACE, lambda: [report(record) for record in journal.news()])
     journal.read_again()
     if ending.status not in _ENDED:
-        said = ending.said(6) or "it said nothing"
-        journal.write("crashed", part="checks", error=f"pytest {ending.reason}: {said}")
+        journal.write("crashed", part="checks", error=f"pytest {ending.why}")
 
 
 def _command(device: str, processes: int | None, *, quick: bool) -> list[str]:

@@ -26,9 +26,11 @@ class Ending(NamedTuple):
     reason: str
     lines: list[str]
 
-    def said(self, count: int = 3) -> str:
-        """What it wrote last, such as its exception, in one line."""
-        return " | ".join([line.strip() for line in self.lines if line.strip()][-count:])[-600:]
+    @property
+    def why(self) -> str:
+        """The reason, and what it wrote last, such as its exception, in one line."""
+        said = " | ".join([line.strip() for line in self.lines if line.strip()][-6:])[-600:]
+        return f"{self.reason}: {said or 'it wrote nothing'}"
 
 
 class Process:

@@ -27,7 +27,7 @@ def run_apart(name: str, command: Callable[[float], list[str]], section: Budget,
     for _ in range(_MOST_STARTS):
         process = Process(command(max(0.0, section.left)), shown=True)
         ending = process.watch(section.deadline + _GRACE, journal.news, _LONGEST_SILENCE)
-        reason = f"its process {ending.reason} ({ending.said()})"
+        reason = f"its process {ending.why}"
         journal.read_again()
         for labels in journal.unanswered():
             journal.write("failed", **labels, error="no answer" if ending.status == 0 else reason, out_of_memory=False)
