@@ -26,7 +26,7 @@ from polysketch.benchmarking import measure_rates
 from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.workbench import save
-from polysketch.cli.benchmark.common import machine_line, picture_title, print_busy, rates_line, show_progress
+from polysketch.cli.benchmark.common import machine_line, picture_title, print_busy, rates_line
 
 _DTYPE = "float32"
 
@@ -37,11 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = arguments.out or RESULTS / stamped("cpu-quick" if arguments.quick else "cpu", ".json")
     scale, clock = QUICK if arguments.quick else FULL, Clock(torch.device("cpu"))
     rates = measure_rates(clock, torch.float32, scale.rate_size)
-    bench = Bench(clock=clock, rates=rates, repeats=scale.repeats, progress=show_progress, scale=scale)
+    bench = Bench(clock=clock, rates=rates, repeats=scale.repeats, progress=_say, scale=scale)
+    sizes = asdict(scale)
     report: dict[str, Any] = {
         "environment": environment(bench.device),
         "quick": arguments.quick,
-        "settings": asdict(scale),
+        "settings": {**sizes.pop("compared"), **sizes},
         "rates": asdict(rates),
         "sections": {},
     }
@@ -64,6 +65,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: tries the script in seconds")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/cpu-TIME.json")
     return parser.parse_args(argv)
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def _run_section(name: str, bench: Bench) -> dict[str, Any]:

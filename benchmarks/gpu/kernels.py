@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,33 +24,26 @@ _BOTH = "forward+backward"
 SDPA = tuple(FUSED)
 
 
-@dataclass(frozen=True)
-class Series:
-    """One way to attend, timed at many lengths.
+Counted = Callable[[Shape], float]
+"""Operations of the forward pass, as rates are stated: of exact attention half of both products, of ours
+4 (r (r + 1) / 2) (h + 1) + 2 local (h + 1) a token and head; backward twice as many."""
 
-    Attributes:
-        way: how.
-        counted: (shape) -> operations of the forward pass, as rates are stated: of exact attention half of both
-            products, of ours 4 (r (r + 1) / 2) (h + 1) + 2 local (h + 1) a token and head; backward twice as many.
-    """
-
-    way: Way
-    counted: Callable[[Shape], float]
+Series = tuple[Way, Counted]
 
 
 def all_series() -> dict[str, Series]:
     """The fused kernels first, then features given, then whole mechanisms, random and learned."""
     sizes, wide = [Sizes(size, _LOCAL) for size in (32, 64)], Sizes(32, 1024)
-    found = {name: Series(way(name, Sizes()), _exact) for name in SDPA}
+    found: dict[str, Series] = {name: (way(name, Sizes()), _exact) for name in SDPA}
     if importlib.util.find_spec("fla") is not None:
         name = f"fla linear m={_FEATURES}"
-        found[name] = Series(Way(name, _fla, _power_one_floor), _power_one_operations)
+        found[name] = Way(name, _fla, _power_one_floor), _power_one_operations
     found |= {f"features r={each.sketch_size}": _sketched("given", each) for each in sizes}
     found[f"features r=32 local={wide.local}"] = _sketched("given", wide)
     found |= {f"{kind} r={each.sketch_size}": _sketched(kind, each) for kind in ("random", "learned") for each in sizes}
     name = f"features m={_FEATURES}, power 1"
-    found[name] = Series(Way(name, _power_one, _power_one_floor), _power_one_operations)
-    return {**found, "polynomial degree=4": Series(way("polynomial", Sizes()), _exact)}
+    found[name] = Way(name, _power_one, _power_one_floor), _power_one_operations
+    return {**found, "polynomial degree=4": (way("polynomial", Sizes()), _exact)}
 
 
 def _sketched(name: str, sizes: Sizes) -> Series:
@@ -60,7 +52,7 @@ def _sketched(name: str, sizes: Sizes) -> Series:
     def counted(shape: Shape) -> float:
         return shape.rows * (4 * expanded + 2 * min(sizes.local, shape.length)) * (shape.head_dim + 1)
 
-    return Series(way(name, sizes), counted)
+    return way(name, sizes), counted
 
 
 def _exact(shape: Shape) -> float:
@@ -135,21 +127,22 @@ def _series_of(labels: Labels) -> tuple:
 
 
 def _floor(series: dict[str, Series], labels: Labels, bench: Bench) -> Floor:
-    way, shape = series[labels["series"]].way, _shape(labels, bench)
-    floor = way.floor(shape, backward=labels["direction"] == _BOTH, itemsize=_ITEMSIZE)
+    floor = series[labels["series"]][0].floor(
+        _shape(labels, bench), backward=labels["direction"] == _BOTH, itemsize=_ITEMSIZE
+    )
     assert floor is not None, f"{labels['series']}: expected operations that are counted"
     return floor
 
 
 def _measure(bench: Bench, series: dict[str, Series], labels: Labels) -> dict[str, Any]:
     """The time, and what it means: the rate by the operations counted, and shares of what the device can do at best."""
-    one, shape, floor = series[labels["series"]], _shape(labels, bench), _floor(series, labels, bench)
+    (one, counted), shape, floor = series[labels["series"]], _shape(labels, bench), _floor(series, labels, bench)
     backward = labels["direction"] == _BOTH
-    call = one.way.prepare(shape, bench.device, torch.bfloat16)
+    call = one.prepare(shape, bench.device, torch.bfloat16)
     function = calls.forward_backward(call) if backward else calls.forward(call)
     peak = peak_memory(bench.device, function)
     timing = bench.clock.measure(function, limit_seconds=0.25)
-    rate = one.counted(shape) * (3 if backward else 1) / timing.seconds
+    rate = counted(shape) * (3 if backward else 1) / timing.seconds
     return {
         **vars(timing),
         "tokens_per_second": shape.tokens / timing.seconds,
