@@ -34,7 +34,8 @@ class Form:
 
 
 _WINDOW = {"window": None}
-_SKETCHED = ("polysketch-window", {**_WINDOW, "sketch_size": 32})
+_CODES = ("polysketch-window", {**_WINDOW, "sketch_size": 24})
+_SKETCHED = ("polysketch-window", {**_WINDOW, "features": "learned", "sketch_size": 32})
 
 FORMS = {
     form.name: form
@@ -42,18 +43,18 @@ FORMS = {
         Form("softmax", "softmax over all tokens", "softmax"),
         Form("window", "softmax in the window alone", "sliding-window", _WINDOW),
         Form("paper", "the paper's: aligned chunks, one denominator", "polysketch", {"local_chunk": None}),
-        Form("gate", "window + learned sketch, by a gate", *_SKETCHED),
-        Form("gate-open", "the same, gate half open", _SKETCHED[0], {**_SKETCHED[1], "far_bias": 0.0}),
-        Form("gate-decay", "the same, with decay", _SKETCHED[0], {**_SKETCHED[1], "decay_gate": True}),
-        Form("gate-random", "window + random sketch, by a gate", _SKETCHED[0], {**_SKETCHED[1], "learned": False}),
-        Form("gate-64", "window + learned sketch of 64, by a gate", _SKETCHED[0], {**_SKETCHED[1], "sketch_size": 64}),
+        Form("codes", "window + products of codes", *_CODES),
+        Form("codes-closed", "the same, far part closed at first", _CODES[0], {**_CODES[1], "far_bias": -5.0}),
+        Form("codes-decay", "the same, with decay", _CODES[0], {**_CODES[1], "decay_gate": True}),
+        Form("learned", "window + learned sketch", *_SKETCHED),
+        Form("random", "window + random sketch", _SKETCHED[0], {**_SKETCHED[1], "features": "random"}),
         Form("power", "symmetric power 2, no window", "symmetric-power"),
         Form("based", "based and windows in turn", ("based", "sliding-window"), {"sliding-window": _WINDOW}),
         Form(
             "mixture",
-            "three layers of window + sketch, one of softmax",
+            "three layers of window + codes, one of softmax",
             ("polysketch-window", "polysketch-window", "polysketch-window", "softmax"),
-            {"polysketch-window": _SKETCHED[1]},
+            {"polysketch-window": _CODES[1]},
         ),
     )
 }

@@ -1,6 +1,6 @@
 """Forms of attention on source code: what the far field is worth, for equal tokens and seeds.
 
-    python -m experiments.learning.forms_compared --size cpu --only softmax window gate --seeds 0 1 2 --threads 1
+    python -m experiments.learning.forms_compared --size quick --only softmax window codes --seeds 0 1 2 --threads 1
 
 Every form is trained on Python's standard library with everything else equal, and judged on held-out files: the loss
 of all tokens, and apart that of tokens which end a pair that occurred only beyond two windows (far), within them (near)
@@ -32,10 +32,11 @@ from polysketch.training.run_folder import RunFolder
 class FormsFlags:
     """Compare forms of attention on source code. Flags left out take the value of the size."""
 
-    size: Literal["smoke", "cpu"]
-    """smoke: seconds, to see that everything runs. cpu: about a million parameters, an hour or two for each run."""
+    size: Literal["smoke", "quick", "cpu"]
+    """smoke: seconds, to see that everything runs. quick: about ten minutes for each run. cpu:
+    about a million parameters, an hour or two for each run."""
 
-    only: tuple[str, ...] = ("softmax", "window", "gate")
+    only: tuple[str, ...] = ("softmax", "window", "codes")
     """Forms to train; an unknown name lists those that exist."""
 
     seeds: tuple[int, ...] = (0,)

@@ -47,22 +47,29 @@ def test_polysketch_attention_is_its_formula(learned: bool):
     torch.testing.assert_close(mechanism(query, key, value), attend(weights, value))
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_polysketch_window_attention_is_its_formula(learned: bool):
-    case = Case("polysketch-window", {"window": 6, "sketch_size": 6, "learned": learned, "hidden_size": HIDDEN})
+def unit(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+@pytest.mark.parametrize("features", ["codes", "learned", "random"])
+def test_polysketch_window_attention_is_its_formula(features: str):
+    case = Case("polysketch-window", {"window": 6, "sketch_size": 6, "features": features, "hidden_size": HIDDEN})
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()
+    unrotated = case.inputs(seed=7)[:2]
     mechanism.unit_scale.log_scale.data.normal_()
-    units = [x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() for x in (query, key)]
-    scores = units[0] @ units[1].mT * mechanism.unit_scale.log_scale.exp()[:, None, None] / HEAD_DIM**0.5
+    scores = unit(query) @ unit(key).mT * mechanism.unit_scale.log_scale.exp()[:, None, None] / HEAD_DIM**0.5
+    sketched = tuple(map(unit, unrotated)) if features == "random" else unrotated
+    phi = mechanism.feature_map.map_queries(sketched[0]), mechanism.feature_map.map_keys(sketched[1])
+    far = (phi[0] @ phi[1].mT) ** mechanism.feature_map.power
+    far = far * (hidden @ mechanism.far_logit.weight.T + mechanism.far_logit.bias).exp().mT[..., None]
     beyond = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-6)
-    near = attend(scores.exp().masked_fill(beyond, 0.0), value, offset=0.0)
-    sketched = (query, key) if learned else units
-    features = [mechanism.feature_map.map_queries(sketched[0]), mechanism.feature_map.map_keys(sketched[1])]
-    weights = ((features[0] @ features[1].mT) ** 2).masked_fill(~beyond, 0.0)
-    mass = weights.sum(-1, keepdim=True)
-    gate = (hidden @ mechanism.far_gate.weight.T + mechanism.far_gate.bias).sigmoid().mT[..., None]
-    moved = torch.where(mass > 0, weights @ value / mass.clamp(min=1e-30) - near, 0.0) * mass / (0.01 + mass)
-    torch.testing.assert_close(mechanism(query, key, value, hidden=hidden), near + gate * moved)
+    weights = torch.where(beyond, far, scores.exp())
+    output = mechanism(query, key, value, hidden=hidden, unrotated=unrotated)
+    torch.testing.assert_close(output, attend(weights, value, offset=0.0))
+    share = (weights * beyond).tril().sum(-1) / weights.tril().sum(-1)
+    torch.testing.assert_close(
+        mechanism.prefix_share(query, key, hidden=hidden, unrotated=unrotated), share[..., 6:].mean((0, 2))
+    )
 
 
 def test_the_gate_decays_sketched_weights_by_the_layers_input():

@@ -130,7 +130,7 @@ MUTANTS = {
         polysketch_window._before,
         "delayed(x, self.window)",
         "delayed(x, self.window - 1)",
-        (partial(formulas.test_polysketch_window_attention_is_its_formula, True),),
+        (partial(formulas.test_polysketch_window_attention_is_its_formula, "codes"),),
     ),
     "polysketch-window: masked tokens are added to the sums": Mutant(
         polysketch_window._features,
@@ -139,7 +139,7 @@ MUTANTS = {
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
     ),
     "polysketch-window: decoding forgets what leaves in the same call": Mutant(
-        polysketch_window._slide,
+        polysketch_window._leaving,
         "[:, :, :new]",
         "[:, :, -new:]",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [8, 8, 8, 8, 5]),),

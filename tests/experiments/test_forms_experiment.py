@@ -12,7 +12,7 @@ from experiments.study.command import run_command
 
 from polysketch.data import prepare
 
-ONLY = ("softmax", "gate", "mixture")
+ONLY = ("softmax", "codes", "mixture")
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_every_form_leaves_a_record_a_row_and_a_line(finished):
     records = {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
     assert records.keys() == {f"{name}-seed0" for name in ONLY}
     assert all(record["loss"] > 0 and record["counts"]["far"] > 0 for record in records.values())
-    assert records["gate-seed0"]["loss_without"] != records["gate-seed0"]["loss"]
-    assert len(records["gate-seed0"]["shares"]) == 4
+    assert records["codes-seed0"]["loss_without"] != records["codes-seed0"]["loss"]
+    assert len(records["codes-seed0"]["shares"]) == 4
     assert "loss_without" not in records["softmax-seed0"]
     assert len((results / "table.md").read_text().splitlines()) == 2 + len(ONLY)
     assert (results / "validation.png").stat().st_size > 1_000

@@ -78,7 +78,7 @@ def test_projections_are_convolved_then_normed_then_rotated():
     matched = heads[:, : HEADS + KV_HEADS]
     lengths = (matched.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     matched = matched / lengths * mixer.query_key_norm.scale.view(-1, 1, HEAD_DIM)
-    query, key, value = mixer.project(x)
+    query, key, value, _ = mixer.project(x)
     torch.testing.assert_close(torch.cat([query, key], 1), matched)
     torch.testing.assert_close(value, heads[:, HEADS + KV_HEADS :])
     rotated = mixer.project(x, rotation_at(torch.arange(LENGTH), HEAD_DIM))
@@ -88,7 +88,7 @@ def test_projections_are_convolved_then_normed_then_rotated():
 
 def test_every_head_is_gated_by_the_layers_input_before_the_output_projection():
     mixer, x = layer(head_gate=True), tokens()
-    query, key, value = mixer.project(x)
+    query, key, value, _ = mixer.project(x)
     attended = mixer.mechanism(query, key, value)
     for head in range(HEADS):
         logits = x @ mixer.head_gate.weight[head] + mixer.head_gate.bias[head]

@@ -43,7 +43,7 @@ def test_multihead_attention_projects_rotates_attends_and_merges():
     torch.manual_seed(0)
     layer, x = MultiHeadAttention(HIDDEN, mechanism()), torch.randn(2, 5, HIDDEN)
     rotation = rotation_at(torch.arange(5), HEAD_DIM)
-    query, key, value = layer.project(x, rotation)
+    query, key, value, _ = layer.project(x, rotation)
     assert query.shape == (2, HEADS, 5, HEAD_DIM)
     assert key.shape == value.shape == (2, 2, 5, HEAD_DIM)
     assert not torch.allclose(layer.project(x)[0], query)

@@ -80,6 +80,52 @@ def test_a_sliding_window_is_masked_softmax(monkeypatch, length, window, causal,
     )
 
 
+def with_one_more(query, key, value, logit, other, window, causal, mask) -> Tensor:
+    """The definition, by the full matrix with one more column."""
+    position = torch.arange(key.shape[2])
+    age = position[-query.shape[2] :, None] - position
+    allowed = ((age >= 0) | (not causal)) & (age.abs() < window)
+    allowed = allowed & (True if mask is None else mask[:, None, None, :])
+    logits = (scores(query, key) * query.shape[3] ** -0.5).masked_fill(~allowed, float("-inf"))
+    weights = torch.cat([logits, logit[..., None]], -1).softmax(-1)
+    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return weights[..., :-1] @ value + weights[..., -1:] * other
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("window", [1, 16, 70])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_key_beside_the_window_is_one_more_column_of_the_softmax(monkeypatch, length, window, causal, masked):
+    monkeypatch.setattr(window_module, "_ROWS", 32)
+    mask = padding(length) if masked else None
+    generator = torch.Generator().manual_seed(2)
+    beside = [torch.randn(2, 4, length, *more, generator=generator, dtype=torch.float64) for more in ((), (5,))]
+    assert_same_with_gradients(
+        lambda q, k, v, logit, other: ops.sliding_window_attention(
+            q, k, v, window=window, causal=causal, key_mask=mask, beside=ops.BesideKey(logit, other)
+        ),
+        lambda q, k, v, logit, other: with_one_more(q, k, v, logit, other, window, causal, mask),
+        [*tensors(length), *beside],
+    )
+
+
+def test_a_key_beside_of_logit_minus_infinity_is_none():
+    query, key, value = tensors()
+    mask = padding(37)
+    beside = ops.BesideKey(torch.full(query.shape[:3], float("-inf"), dtype=torch.float64), torch.ones(2, 4, 37, 5))
+    options = {"window": 9, "causal": True, "key_mask": mask}
+    output = ops.sliding_window_attention(query, key, value, **options, beside=beside)
+    torch.testing.assert_close(output, ops.sliding_window_attention(query, key, value, **options), **TOLERANCE)
+    assert output[1, :, :5].eq(0).all()  # padding before the row's first token sees nothing
+
+
+def test_a_key_beside_of_another_shape_is_refused():
+    query, key, value = tensors()
+    with pytest.raises(ValueError, match=r"expected a logit and a value of .*\(2, 4, 37\)"):
+        ops.sliding_window_attention(query, key, value, window=9, beside=ops.BesideKey(query[..., 0], query))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [37, 38, 4000])
 def test_a_window_of_the_length_or_more_is_softmax(window, causal):

@@ -65,6 +65,14 @@ class Mechanism(nn.Module):
         """Whether it needs `hidden`, the layer's input, beside query, key and value."""
         return False
 
+    @property
+    def reads_unrotated(self) -> bool:
+        """Whether `forward` and `extend` take `unrotated` too: query and key as they were before rotary positions.
+
+        A layer that rotates them hands both over; without it, a mechanism takes query and key themselves.
+        """
+        return False
+
     def forward(
         self,
         query: Tensor,

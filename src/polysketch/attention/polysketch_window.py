@@ -1,4 +1,4 @@
-"""Polysketch attention around a window: softmax to the last tokens, sketched weights for all before, and a gate."""
+"""Polysketch attention around a window: softmax over the last tokens, and one key more for all before them."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -10,12 +10,16 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention.base import Mechanism
 from polysketch.attention.decay_gate import DecayGate
-from polysketch.attention.far_gate import FarGate
-from polysketch.attention.linearized import in_range, widened
+from polysketch.attention.far_logit import FarLogit
+from polysketch.attention.linearized import in_range
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.unit_scale import UnitScale, unit
-from polysketch.feature_maps import GaussianSketch, LearnedSketch
+from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch, SoftCodes
 from polysketch.ops.arguments import check_at_least_one
+
+_TINY = 1e-30  # beside a mass of float32: what no token has
+_SKETCHES = {"learned": LearnedSketch, "random": GaussianSketch}
+FEATURES = ("codes", *_SKETCHES)
 
 
 @dataclass
@@ -50,45 +54,46 @@ class WindowState:
 
 
 class PolysketchWindowAttention(Mechanism):
-    """o_i = a_i + g_i s_i (f_i - a_i): the window's answer a_i, moved towards that of all tokens before it.
+    """One softmax over the last `window` tokens, and over weights of features for all tokens before them.
 
-        a_i = sum_j softmax_j(c q^_i . k^_j / sqrt(head_dim)) v_j       over the last `window` tokens, itself included
-        f_i = sum_j w_ij v_j / sum_j w_ij,  w_ij = (phi(q_i) . phi(k_j))^2          over all tokens before these
-        s_i = sum_j w_ij / (0.01 + sum_j w_ij),  g_i = sigmoid(w . hidden_i + b)
+        o_i = (sum_near e_ij v_j + exp(b_i) sum_far w_ij v_j) / (sum_near e_ij + exp(b_i) sum_far w_ij)
+        e_ij = exp(c q^_i . k^_j / sqrt(head_dim)),  w_ij = (phi(q_i) . phi(k_j))^power,  b_i = u . hidden_i + b
 
-    q^ and k^ are queries and keys of root mean square one, and c is a learned scale. c, w and b are those of the
-    key/value head. phi is the sketch of `PolysketchAttention`.
+    near are the last `window` tokens, the token itself included, and far all before them. q^ and k^ are queries and
+    keys of root mean square one, and c is a learned scale. c, u and b are those of the key/value head. Features are
+    taken of queries and keys before rotary positions, where the layer gives them: near tokens are told by their place,
+    far ones by their content.
 
     It is the form of PolySketchFormer (section 3.2) with three changes. Every query sees the same number of exact
     tokens, where aligned chunks show the first token of a chunk nothing but itself. Exact weights are those of softmax.
-    Each part has a denominator of its own, for sketched weights have no bound and would take all of the mass of one.
+    And by `features` of "codes", one far key can weigh as much as hundreds of others (`SoftCodes`).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         window: tokens with exact weights, the token itself included.
-        degree: of the sketched polynomial, a power of two.
-        sketch_size: r, the number of features; time grows as r^2.
-        learned: the learned sketch (Algorithm 2), else the random one (Algorithm 1).
-        share: "layer", one sketch for all heads, or "head", one for each key/value head.
-        far_bias: the mean of the biases b. They are spread over the heads by 0.6 to either side: -2 opens heads by 7
-            to 20 % to begin with.
-        decay_gate: decay sketched weights by a gate on the layer's input (`DecayGate`), from when a token leaves the
-            window; causal only. Needs `hidden_size`.
-        hidden_size: width of the layer's input, for the gates; None for gates that are constants.
+        features: "codes" (`SoftCodes`, of every key/value head its own), "learned" (Algorithm 2) or "random" (Algorithm
+            1), the two sketches of PolySketchFormer, one for all heads.
+        sketch_size: r: of each code, or the number of a sketch's features; time grows as r^2.
+        degree: of the sketched polynomial, a power of two; codes have none.
+        far_bias: the mean of the biases b, spread over the heads by 0.6 to either side. At -2 a far token weighs about
+            a tenth of a near one to begin with, by codes.
+        decay_gate: decay far weights by a gate on the layer's input (`DecayGate`), from when a token leaves the window;
+            causal only. Needs `hidden_size`.
+        hidden_size: width of the layer's input, for b and the gate; None for a b that is constant.
 
     Raises:
         TypeError: an option of another type.
         ValueError: an option out of range, or options that do not go together.
 
-    Cost, a token and head, r = sketch_size: 2 (head_dim + value_dim) (window + 255) operations in the window,
-    2 r (r + 1) (value_dim + 2) for the sums, and the sketch of a query and a key. The state is about r^2 / 2
-    (value_dim + 2) numbers a key/value head, and window (head_dim + r + value_dim) of the window.
+    Cost, a token and head, with F = r^2 products of codes or r (r + 1) / 2 of a sketch: 2 (head_dim + value_dim + 2)
+    (window + 255) operations in the window, 4 F (value_dim + 1) for the sums, and the features of a query and a key.
+    The state is F (value_dim + 2) numbers a key/value head, and window (head_dim + features + value_dim) of the window.
     """
 
-    offset = 0.01  # the start of a sequence has no far tokens: small beside the weights of few
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"window": 8, "sketch_size": 6, "far_bias": 0.0},
-        {"window": 5, "sketch_size": 8, "far_bias": 0.0, "learned": False, "share": "head", "decay_gate": True},
+        {"window": 8, "sketch_size": 4, "far_bias": 0.0},
+        {"window": 6, "sketch_size": 6, "features": "learned", "far_bias": 3.3},
+        {"window": 8, "sketch_size": 8, "features": "random", "far_bias": -6.0, "decay_gate": True},
     )
 
     def __init__(
@@ -98,37 +103,40 @@ class PolysketchWindowAttention(Mechanism):
         num_kv_heads: int | None = None,
         *,
         window: int = 256,
+        features: Literal["codes", "learned", "random"] = "codes",
+        sketch_size: int = 24,
         degree: int = 4,
-        sketch_size: int = 32,
-        learned: bool = True,
-        share: Literal["layer", "head"] = "layer",
         far_bias: float = -2.0,
         decay_gate: bool = False,
         hidden_size: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        check_at_least_one(window=window)
+        check_at_least_one(window=window, sketch_size=sketch_size)
+        if features not in FEATURES:
+            raise ValueError(f"features must be one of {', '.join(map(repr, FEATURES))}, got {features!r}")
         if decay_gate and hidden_size is None:
             raise ValueError("decay_gate=True needs hidden_size, the width of the layer's input")
-        sketch = LearnedSketch if learned else GaussianSketch
         self.window, self.far_bias, self.prefix_removed = window, far_bias, False
-        self.is_bidirectional, self.learned = not decay_gate, learned
-        self.feature_map = sketch(
-            head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
-        )
+        self.features, self.is_bidirectional = features, not decay_gate
+        self.feature_map = self._feature_map(sketch_size, degree)
         self.unit_scale = UnitScale(self.num_kv_heads)
-        self.far_gate = FarGate(hidden_size, self.num_kv_heads, far_bias)
+        self.far_logit = FarLogit(hidden_size, self.num_kv_heads, far_bias)
         self.decay_gate = DecayGate(hidden_size, self.num_kv_heads) if decay_gate and hidden_size is not None else None
 
     @property
     def has_prefix(self) -> bool:
-        """There always is a sketched rest."""
+        """There always is a rest beyond the window."""
         return True
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether the gates read the layer's input."""
-        return self.far_gate.reads_hidden or self.decay_gate is not None
+        """Whether the weight of the far part, or its decay, depends on the layer's input."""
+        return self.far_logit.reads_hidden or self.decay_gate is not None
+
+    @property
+    def reads_unrotated(self) -> bool:
+        """Features are taken of what rotary positions have not turned."""
+        return True
 
     def forward(
         self,
@@ -139,32 +147,44 @@ class PolysketchWindowAttention(Mechanism):
         causal: bool = True,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """As `Mechanism.forward`."""
+        """As `Mechanism.forward`.
+
+        Args:
+            query, key, value, causal, key_mask, hidden: as there.
+            unrotated: query and key before rotary positions, for features; those given when None.
+        """
         self.check_inputs(query, key, value)
-        near = self._near(query, key, value, causal, key_mask)
-        numerator, mass = self._far(query, key, value, causal, key_mask, hidden)
-        return self._joined(near, numerator, mass, hidden).to(value.dtype)
+        beside = self._far(unrotated or (query, key), value, causal, key_mask, hidden)
+        return self._near(query, key, value, beside, causal, key_mask).to(value.dtype)
 
     @torch.no_grad()
     def prefix_share(
-        self, query: Tensor, key: Tensor, *, key_mask: Tensor | None = None, hidden: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """The mean of g_i s_i, over tokens beyond the window: how far the output moves towards the sketched part.
+        """The mean share of the mass that lies beyond the window, over tokens that have anything there.
 
         Args:
-            query, key, key_mask, hidden: as for `forward`.
+            query, key, key_mask, hidden, unrotated: as for `forward`.
 
         Returns:
             (num_heads,) in [0, 1]; 0 in a sequence that fits into the window.
         """
-        _, mass = self._far(query, key, widened(key[..., :1]), True, key_mask, hidden)
-        share = self._gate(hidden) * (mass / (self.offset + mass))[..., 0]
-        beyond = mass[..., 0] > 0
+        nothing = torch.zeros_like(key[..., :1])
+        logit, value = self._far(unrotated or (query, key), nothing, True, key_mask, hidden)
+        share = self._near(query, key, nothing, ops.BesideKey(logit, value + 1.0), True, key_mask)[..., 0]
+        beyond = logit > float("-inf")
         return (share * beyond).sum((0, 2)) / beyond.sum((0, 2)).clamp(min=1)
 
     def remove_prefix(self) -> None:
-        """Close the gates for good, so that only the window is attended to: an ablation."""
+        """Take all weight from what lies beyond the window, for good: an ablation."""
         self.prefix_removed = True
 
     def init_state(
@@ -198,57 +218,78 @@ class PolysketchWindowAttention(Mechanism):
         *,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, WindowState]:
-        """As `Mechanism.extend`: tokens that leave the window are added to the sums."""
+        """As `Mechanism.extend`: tokens that leave the window are added to the sums.
+
+        Args:
+            query, key, value, state, key_mask, hidden: as there.
+            unrotated: as for `forward`.
+        """
         self.check_inputs(query, key, value)
-        query_features, key_features = self._features(query, key, value.dtype, key_mask)
+        query_features, key_features = self._features(unrotated or (query, key), value.dtype, key_mask)
         query, key = self.unit_scale(query, key, value.dtype)
         kept = torch.cat([key, key_features], -1)
-        near, leaving = self._slide(query, kept, value, state.recent, key_mask)
-        features, values = leaving
-        options: dict[str, Any] = {
-            "power": self.feature_map.power,
-            "normalize": False,
-            "log_decay": self._log_decay(hidden, key_mask),
-        }
-        wide = with_one(in_range(values))
+        rows, values, mask = state.recent.followed_by(kept, value, key_mask)
+        keys, features = rows.split((self.head_dim, self.feature_map.feature_dim), -1)
+        state.recent.append(kept, value, key_mask)
+        features, leaving = (self._leaving(x, query.shape[2]) for x in (features, values))
+        wide = with_one(in_range(leaving))
         sums = ops.linear_attention_extend_(
-            query_features.to(wide.dtype), features.to(wide.dtype), wide, state.far, **options
+            query_features.to(wide.dtype),
+            features.to(wide.dtype),
+            wide,
+            state.far,
+            power=self.feature_map.power,
+            normalize=False,
+            log_decay=self._log_decay(hidden, key_mask),
         )
-        return self._joined(near, sums[..., :-1], sums[..., -1:], hidden).to(value.dtype), state
+        near = ops.sliding_window_attention_with_cache(
+            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=self._beside(sums, hidden)
+        )
+        return near.to(value.dtype), state
 
     def extra_repr(self) -> str:
         """Sizes and options."""
         removed = ", prefix removed" if self.prefix_removed else ""
-        return f"{super().extra_repr()}, window={self.window}, far_bias={self.far_bias!r}{removed}"
+        options = f"window={self.window}, features={self.features!r}, far_bias={self.far_bias!r}"
+        return f"{super().extra_repr()}, {options}{removed}"
 
     # The window.
 
-    def _near(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, key_mask: Tensor | None) -> Tensor:
+    def _near(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        beside: ops.BesideKey,
+        causal: bool,
+        key_mask: Tensor | None,
+    ) -> Tensor:
         query, key = self.unit_scale(query, key, value.dtype)
-        return ops.sliding_window_attention(query, key, value, window=self.window, causal=causal, key_mask=key_mask)
-
-    def _slide(
-        self, query: Tensor, kept: Tensor, value: Tensor, recent: RecentTokens, key_mask: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The window's answers to new tokens, and the features and values of as many that leave it; both move on."""
-        rows, values, mask = recent.followed_by(kept, value, key_mask)
-        keys, features = rows.split((self.head_dim, self.feature_map.feature_dim), -1)
-        near = ops.sliding_window_attention_with_cache(
-            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask
+        return ops.sliding_window_attention(
+            query, key, value, window=self.window, causal=causal, key_mask=key_mask, beside=beside
         )
-        recent.append(kept, value, key_mask)
-        new, missing = query.shape[2], query.shape[2] + self.window - keys.shape[2]
-        features, values = (F.pad(x, (0, 0, missing, 0))[:, :, :new] for x in (features, values))
-        return near, (features, values)
+
+    def _leaving(self, x: Tensor, new: int) -> Tensor:
+        """Of kept and new tokens the oldest, as many as are new: they leave the window. Zeros while it is not full."""
+        missing = new + self.window - x.shape[2]
+        return F.pad(x, (0, 0, missing, 0))[:, :, :new]
 
     # All tokens before it.
 
+    def _feature_map(self, sketch_size: int, degree: int) -> FeatureMap:
+        sizes: dict[str, Any] = {"head_dim": self.head_dim, "num_kv_heads": self.num_kv_heads}
+        if self.features == "codes":
+            return SoftCodes(**sizes, codewords=sketch_size)
+        return _SKETCHES[self.features](**sizes, degree=degree, sketch_size=sketch_size)
+
     def _features(
-        self, query: Tensor, key: Tensor, dtype: torch.dtype, key_mask: Tensor | None
+        self, vectors: tuple[Tensor, Tensor], dtype: torch.dtype, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Features in `dtype`; those of a masked key are zeros, and give no weight."""
-        if not self.learned:  # the learned sketch begins with a norm of its own
+        query, key = vectors
+        if self.features == "random":  # the others begin with a norm of their own
             query, key = unit(query).to(query.dtype), unit(key).to(key.dtype)
         query_features, key_features = self.feature_map.map_both(query, key)
         if key_mask is not None:
@@ -263,23 +304,22 @@ class PolysketchWindowAttention(Mechanism):
 
     def _far(
         self,
-        query: Tensor,
-        key: Tensor,
+        vectors: tuple[Tensor, Tensor],
         value: Tensor,
         causal: bool,
         key_mask: Tensor | None,
         hidden: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Sums of weighted values (..., value_dim) and of weights (..., 1) over all tokens beyond the window."""
-        wide = with_one(in_range(value))
-        features = self._features(query, key, wide.dtype, key_mask)
-        sums = self._before(*features, wide, self._log_decay(hidden, key_mask))
+    ) -> ops.BesideKey:
+        """All tokens beyond the window as one key."""
         if not causal and self.decay_gate is not None:
             raise ValueError("a decay over the tokens before has no other direction: decay_gate=True is causal only")
+        wide = with_one(in_range(value))
+        features = self._features(vectors, wide.dtype, key_mask)
+        sums = self._before(*features, wide, self._log_decay(hidden, key_mask))
         if not causal:
             turned = [x.flip(2) for x in (*features, wide)]
             sums = sums + self._before(turned[0], turned[1], turned[2], None).flip(2)
-        return sums[..., :-1], sums[..., -1:]
+        return self._beside(sums, hidden)
 
     def _before(self, query_features: Tensor, key_features: Tensor, value: Tensor, log_decay: Tensor | None) -> Tensor:
         """The sums over all tokens before the window: causal attention to keys that come `window` tokens late."""
@@ -292,14 +332,14 @@ class PolysketchWindowAttention(Mechanism):
         }
         return ops.linear_attention(query_features, *late, **options).output
 
-    def _joined(self, near: Tensor, numerator: Tensor, mass: Tensor, hidden: Tensor | None) -> Tensor:
-        """a + g s (f - a), with f = numerator / mass and s = mass / (offset + mass): no division by zero."""
-        return near + self._gate(hidden)[..., None] * (numerator - mass * near) / (self.offset + mass)
-
-    def _gate(self, hidden: Tensor | None) -> Tensor:
-        """(batch or 1, num_heads, length or 1)."""
-        gate = self.far_gate(hidden).repeat_interleave(self.num_heads // self.num_kv_heads, 1)
-        return torch.zeros_like(gate) if self.prefix_removed else gate
+    def _beside(self, sums: Tensor, hidden: Tensor | None) -> ops.BesideKey:
+        """The key whose weight is the far mass times exp(b), and whose value is the far mean; none without a mass."""
+        numerator, mass = sums[..., :-1], sums[..., -1]
+        none = mass <= _TINY if not self.prefix_removed else torch.ones_like(mass, dtype=torch.bool)
+        mass = mass.to(torch.promote_types(mass.dtype, torch.float32)).masked_fill(none, 1.0)
+        b = self.far_logit(hidden).repeat_interleave(self.num_heads // self.num_kv_heads, 1)
+        logit = (mass.log() + b).masked_fill(none, float("-inf"))
+        return ops.BesideKey(logit, numerator / mass[..., None])
 
 
 def with_one(value: Tensor) -> Tensor:

@@ -163,8 +163,8 @@ class TransformerLM(nn.Module):
         hidden, rotation = self._embed(ids, self._positions(ids, None))
         for block in self.blocks:
             if block.mechanism is not None:
-                query, key, gate_input = block.attention_inputs(hidden, rotation)
-                block.mechanism.calibrate(query, key, hidden=gate_input)
+                query, key, _, given = block.attention_inputs(hidden, rotation)
+                block.mechanism.calibrate(query, key, hidden=given["hidden"])
             hidden = block(hidden, rotation)
 
     @torch.no_grad()
@@ -181,8 +181,8 @@ class TransformerLM(nn.Module):
         shares = {}
         for index, block in enumerate(self.blocks):
             if _has_prefix(block):
-                query, key, gate_input = block.attention_inputs(hidden, rotation)
-                shares[index] = block.mechanism.prefix_share(query, key, hidden=gate_input)
+                query, key, _, given = block.attention_inputs(hidden, rotation)
+                shares[index] = block.mechanism.prefix_share(query, key, **given)
             hidden = block(hidden, rotation)
         return shares
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from polysketch.attention import Mechanism
 from polysketch.nn.glu import GatedLinearUnit
 from polysketch.nn.mixer import TokenMixer
-from polysketch.nn.multihead import MultiHeadAttention
+from polysketch.nn.multihead import MechanismInputs, MultiHeadAttention
 from polysketch.nn.rope import Rotation
 
 
@@ -73,17 +73,15 @@ class TransformerBlock(nn.Module):
         """What attends, or None where nothing does."""
         return self.attention.mechanism if isinstance(self.attention, MultiHeadAttention) else None
 
-    def attention_inputs(self, hidden: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The query, key and gate input (batch, length, hidden_size) of the mechanism, for calibration and reports.
+    def attention_inputs(self, hidden: Tensor, rotation: Rotation | None = None) -> MechanismInputs:
+        """What the mechanism is given, for calibration and reports.
 
         Raises:
             TypeError: a block without attention.
         """
         if not isinstance(self.attention, MultiHeadAttention):
             raise TypeError(f"a block of {type(self.attention).__name__} has no queries and keys")
-        normalized = self.attention_norm(hidden)
-        query, key, _ = self.attention.project(normalized, self._own(rotation))
-        return query, key, normalized
+        return self.attention.project(self.attention_norm(hidden), self._own(rotation))
 
     def _own(self, rotation: Rotation | None) -> Rotation | None:
         return rotation if self.rotary else None

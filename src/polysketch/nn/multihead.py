@@ -1,6 +1,6 @@
 """The projections around an attention mechanism."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,22 @@ from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
 from polysketch.nn.query_key_norm import QueryKeyNorm
 from polysketch.nn.rope import Rotation, apply_rotation
+
+
+class MechanismInputs(NamedTuple):
+    """What a layer gives its mechanism.
+
+    Attributes:
+        query: (batch, num_heads, length, head_dim).
+        key: (batch, num_kv_heads, length, head_dim).
+        value: (batch, num_kv_heads, length, head_dim).
+        given: `hidden`, the layer's input, and `unrotated` where the mechanism reads it.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    given: dict[str, Any]
 
 
 class MultiHeadAttention(TokenMixer):
@@ -78,8 +94,8 @@ class MultiHeadAttention(TokenMixer):
             raise ValueError(
                 "projection_convolution is causal only: its filters reach back, and nothing was given for ahead"
             )
-        query, key, value = self.project(hidden, rotation, key_mask=key_mask)
-        attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, hidden=hidden)
+        query, key, value, given = self.project(hidden, rotation, key_mask=key_mask)
+        attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given)
         return self._finish(attended, hidden)
 
     def init_state(
@@ -97,12 +113,14 @@ class MultiHeadAttention(TokenMixer):
         """Attend from new tokens to all tokens so far; arguments as for `forward`, and a state from `init_state`."""
         projected = self.query_key_value(hidden)
         if self.convolution is None:
-            query, key, value = self._heads(projected, rotation)
-            attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, hidden=hidden)
+            query, key, value, given = self._heads(projected, rotation, hidden)
+            attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, **given)
             return self._finish(attended, hidden), state
         projected, tail = self.convolution(projected, key_mask=key_mask, tail=state.tail)
-        heads = self._heads(projected, rotation)
-        attended, state.attention = self.mechanism.extend(*heads, state.attention, key_mask=key_mask, hidden=hidden)
+        query, key, value, given = self._heads(projected, rotation, hidden)
+        attended, state.attention = self.mechanism.extend(
+            query, key, value, state.attention, key_mask=key_mask, **given
+        )
         state.tail.copy_(tail.detach())
         return self._finish(attended, hidden), state
 
@@ -112,26 +130,30 @@ class MultiHeadAttention(TokenMixer):
 
     def project(
         self, hidden: Tensor, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the mechanism is given of a whole sequence: (batch, heads, length, head_dim) query, key and value.
+    ) -> MechanismInputs:
+        """What the mechanism is given of a whole sequence.
 
-        They are convolved, and queries and keys normed, where the layer does so; the first two are rotated.
+        Queries, keys and values are convolved, and queries and keys normed, where the layer does so; the first two are
+        rotated.
         """
         projected = self.query_key_value(hidden)
         if self.convolution is not None:
             projected, _ = self.convolution(projected, key_mask=key_mask)
-        return self._heads(projected, rotation)
+        return self._heads(projected, rotation, hidden)
 
-    def _heads(self, projected: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, projected: Tensor, rotation: Rotation | None, hidden: Tensor) -> MechanismInputs:
         heads = projected.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
         num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
         matched, value = heads.split((num_heads + num_kv_heads, num_kv_heads), 1)
         if self.query_key_norm is not None:
             matched = self.query_key_norm(matched)
+        given: dict[str, Any] = {"hidden": hidden}
+        if self.mechanism.reads_unrotated:
+            given["unrotated"] = matched.split((num_heads, num_kv_heads), 1)
         if rotation is not None:
             matched = apply_rotation(matched, rotation)
         query, key = matched.split((num_heads, num_kv_heads), 1)
-        return query, key, value
+        return MechanismInputs(query, key, value, given)
 
     def _finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """(batch, heads, length, head_dim) -> (batch, length, hidden_size): gates, and the output projection."""

@@ -24,6 +24,7 @@ from polysketch.ops.polynomial import (
 )
 from polysketch.ops.softmax import softmax_attention, softmax_attention_with_cache
 from polysketch.ops.window import (
+    BesideKey,
     OpenChunk,
     local_attention,
     sliding_window_attention,
@@ -31,6 +32,7 @@ from polysketch.ops.window import (
 )
 
 __all__ = [
+    "BesideKey",
     "LinearAttentionResult",
     "LinearAttentionState",
     "LocalPolynomial",

@@ -19,6 +19,18 @@ from polysketch.ops.softmax import masked_attention
 _ROWS = 256  # queries that are worked on together; each looks at window + 255 keys, of which it keeps window
 
 
+class BesideKey(NamedTuple):
+    """One more key for every query, beside those of its window, with a logit and a value of its own.
+
+    Attributes:
+        logit: (batch, heads, length), as it stands in the softmax; -inf for none.
+        value: (batch, heads, length, value_dim).
+    """
+
+    logit: Tensor
+    value: Tensor
+
+
 class OpenChunk(NamedTuple):
     """The tokens of a local chunk that earlier calls have left open.
 
@@ -42,6 +54,7 @@ def sliding_window_attention(
     causal: bool = False,
     key_mask: Tensor | None = None,
     scale: float | None = None,
+    beside: BesideKey | None = None,
 ) -> Tensor:
     """Softmax attention to the last `window` tokens: token i sees i - window + 1 .. i, itself included.
 
@@ -56,9 +69,10 @@ def sliding_window_attention(
         causal: none of them later than itself.
         key_mask: (batch, length) bool, True for a real token; masked keys get no weight.
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
+        beside: one more key for every query, as the sum over all tokens before its window may be.
 
     Returns:
-        (batch, heads, length, value_dim). A query that sees no real key gets zeros.
+        (batch, heads, length, value_dim). A query that sees no real key, nor one beside, gets zeros.
 
     Raises:
         ValueError: a window below 1, shapes or devices that disagree, queries not as many as keys.
@@ -68,7 +82,7 @@ def sliding_window_attention(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_causal_lengths(query, key)
-    return _sliding_window(query, key, value, window, 0 if causal else window - 1, key_mask, scale)
+    return _beside(query, key, value, beside, window, 0 if causal else window - 1, key_mask, scale)
 
 
 def sliding_window_attention_with_cache(
@@ -79,6 +93,7 @@ def sliding_window_attention_with_cache(
     window: int,
     key_mask: Tensor | None = None,
     scale: float | None = None,
+    beside: BesideKey | None = None,
 ) -> Tensor:
     """Causal sliding-window attention of the last n queries of a sequence over m keys, for decoding with a cache.
 
@@ -94,7 +109,7 @@ def sliding_window_attention_with_cache(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
-    return _sliding_window(query, key, value, window, 0, key_mask, scale)
+    return _beside(query, key, value, beside, window, 0, key_mask, scale)
 
 
 def local_attention(
@@ -153,10 +168,55 @@ def local_attention(
     return alignment.from_aligned(_attend_in_chunks(query, key, value, chunk, options))
 
 
-def _sliding_window(
-    query: Tensor, key: Tensor, value: Tensor, window: int, ahead: int, key_mask: Tensor | None, scale: float | None
+def _beside(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    beside: BesideKey | None,
+    window: int,
+    ahead: int,
+    key_mask: Tensor | None,
+    scale: float | None,
 ) -> Tensor:
-    """Rows of `_ROWS` queries at a time, each over the span of keys that some row of it sees."""
+    """The window's softmax with one more key, which `_sliding_window` knows as a key before each span.
+
+    A last entry of queries holds its logit, and meets a one in that key alone. Its value is zero there, and a column of
+    ones in the others tells which share of the mass they have: the rest is that of the key beside.
+    """
+    if beside is None:
+        return _sliding_window(query, key, value, window, ahead, key_mask, scale)
+    _check_beside(query, value, beside)
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    logit = beside.logit.to(query.dtype)[..., None]
+    none = logit == float("-inf")
+    logit = logit.masked_fill(none, torch.finfo(query.dtype).min / 4)  # its weight is zero, and its gradient a number
+    inner = torch.cat([query * scale, logit], -1), F.pad(key, (0, 1)), F.pad(value, (0, 1), value=1.0)
+    found = _sliding_window(*inner, window, ahead, key_mask, 1.0, one_more=True)
+    near, share = found[..., :-1], found[..., -1:]
+    return near + (1.0 - share).masked_fill(none, 0.0) * beside.value.to(near.dtype)
+
+
+def _check_beside(query: Tensor, value: Tensor, beside: BesideKey) -> None:
+    expected = query.shape[:3], (*query.shape[:3], value.shape[3])
+    if (beside.logit.shape, beside.value.shape) != expected:
+        found = tuple(beside.logit.shape), tuple(beside.value.shape)
+        raise ValueError(f"beside: expected a logit and a value of {tuple(map(tuple, expected))}, got {found}")
+
+
+def _sliding_window(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int,
+    ahead: int,
+    key_mask: Tensor | None,
+    scale: float | None,
+    one_more: bool = False,
+) -> Tensor:
+    """Rows of `_ROWS` queries at a time, each over the span of keys that some row of it sees.
+
+    With `one_more`, each span begins with a key of zeros and a last one, whose value is zeros.
+    """
     check_at_least_one(window=window)
     length, earlier = query.shape[2], key.shape[2] - query.shape[2]
     behind, ahead = min(window - 1, key.shape[2] - 1), min(ahead, length - 1)
@@ -168,6 +228,12 @@ def _sliding_window(
     real = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
     reals = F.pad(real, padding, value=False).unfold(1, span, rows).unbind(1)
     near = torch.ones(rows, span, dtype=torch.bool, device=key.device).triu().tril(behind + ahead)
+    if one_more:
+        first = F.pad(key.new_zeros(*key.shape[:2], key.shape[3] - 1, 1), (0, 0, 0, 1), value=1.0)
+        keys = tuple(torch.cat([first, x], -1) for x in keys)
+        values = tuple(F.pad(x, (1, 0)) for x in values)
+        reals = tuple(F.pad(x, (1, 0), value=True) for x in reals)
+        near = F.pad(near, (1, 0), value=True)
     outputs = [
         masked_attention(q, k.mT, v.mT, scale, allowed=near[: q.shape[2]] & mask[:, None, None, :])
         for q, k, v, mask in zip(query.split(rows, 2), keys, values, reals, strict=True)

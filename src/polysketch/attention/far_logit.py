@@ -1,4 +1,4 @@
-"""How far each head opens to what lies beyond its window."""
+"""How much what lies beyond its window weighs for each head."""
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,14 @@ _SPREAD = 0.6
 _START = 0.1  # of the standard deviation of other projections: to begin with, biases decide
 
 
-class FarGate(nn.Module):
-    """sigmoid(w . hidden + b) for each key/value head.
+class FarLogit(nn.Module):
+    """w . hidden + b for each key/value head, added to the logarithm of far weights.
 
-    Biases are spread over the heads by 0.6 to either side, so that each begins at an opening of its own. Logits are
-    float32 or better, whatever the dtype of the weights.
+    Biases are spread over the heads by 0.6 to either side, so that each begins with a weight of its own. Logits are
+    float32 or better, whatever the dtype of the parameters.
 
     Args:
-        hidden_size: width of the layer's input; None for a gate sigmoid(b), the same for every token.
+        hidden_size: width of the layer's input; None for b alone, the same for every token.
         num_kv_heads: key and value heads.
         bias: the mean of the biases.
 
@@ -42,23 +42,23 @@ class FarGate(nn.Module):
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether the gate depends on the layer's input."""
+        """Whether it depends on the layer's input."""
         return self.weight is not None
 
     def forward(self, hidden: Tensor | None) -> Tensor:
         """(batch, length, hidden_size) -> (batch, num_kv_heads, length); a constant is (1, num_kv_heads, 1).
 
         Raises:
-            ValueError: no input where the gate reads it, or one of another width.
+            ValueError: no input where it is read, or one of another width.
         """
         dtype = torch.promote_types(self.bias.dtype, torch.float32)
         if self.weight is None:
-            return self.bias.to(dtype).sigmoid()[None, :, None]
+            return self.bias.to(dtype)[None, :, None]
         if hidden is None or hidden.shape[-1] != self.hidden_size:
             found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
             raise ValueError(f"a gated mechanism needs hidden=(batch, length, {self.hidden_size}), got {found}")
         with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).sigmoid().transpose(1, 2)
+            return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Sizes."""

@@ -1,0 +1,68 @@
+"""Products of two soft codes: non-negative features as sharp as their number allows."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polysketch.feature_maps.base import FeatureMap
+from polysketch.ops.arguments import check_at_least_one
+
+_SHARPNESS = 3.3
+_NORM_EPSILON = 1e-6
+
+
+class SoftCodes(FeatureMap):
+    """phi(x) = a(x) (x) b(x), where a and b share x out over r codewords each: a = sqrt(r) softmax(s (W x^ + c)).
+
+    x^ is x with a root mean square of one. W is the same for queries and keys. The bias c is not: it makes up for what
+    all queries, or all keys, have in common. The weight of a pair is the product (a_q . a_k)(b_q . b_k), between 0 and
+    r^2, and 1 on average where one of the two is spread evenly. So a match can weigh r^2 times as much as any other
+    key. The square of a dense sketch of r features cannot: the mean squared cosine of random directions is 1 / r. Nor
+    can the square of one sharp code, which has no more than r cells.
+
+    Args:
+        head_dim: width of one head.
+        codewords: r, of each of the two codes.
+        num_kv_heads: key and value heads.
+        share: "head", codewords for every key/value head, or "layer".
+
+    Cost: 2 head_dim r + r^2 multiply-adds and 2 r exponentials a token and head; 2 (head_dim + 2) r + 2
+    parameters a map.
+    """
+
+    power = 1
+
+    def __init__(self, head_dim: int, *, codewords: int = 24, num_kv_heads: int = 1, share: str = "head") -> None:
+        super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
+        check_at_least_one(codewords=codewords)
+        self.codewords, self.feature_dim = codewords, codewords**2
+        self.query_bias = nn.Parameter(torch.zeros(self.num_maps, 2 * codewords))
+        self.key_bias = nn.Parameter(torch.zeros(self.num_maps, 2 * codewords))
+        # Entries near one, which `_codes` divides: a step of AdamW is small beside them, so codes keep their meaning.
+        self.weight = nn.Parameter(torch.randn(self.num_maps, head_dim, 2 * codewords))
+        self.log_sharpness = nn.Parameter(torch.full((self.num_maps, 2), math.log(_SHARPNESS)))
+
+    def map_queries(self, x: Tensor) -> Tensor:
+        """(batch, heads, length, head_dim) -> (batch, heads, length, codewords^2), float32 or better."""
+        return self._products(x, self.query_bias)
+
+    def map_keys(self, x: Tensor) -> Tensor:
+        """(batch, num_kv_heads, length, head_dim) -> (batch, num_kv_heads, length, codewords^2), float32 or better."""
+        return self._products(x, self.key_bias)
+
+    def _products(self, x: Tensor, bias: Tensor) -> Tensor:
+        self.check_input(x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        with torch.autocast(x.device.type, enabled=False):
+            first, second = self._codes(F.rms_norm(wide, wide.shape[-1:], eps=_NORM_EPSILON), bias)
+            return (first[..., :, None] * second[..., None, :]).flatten(-2)
+
+    def _codes(self, unit: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Both codes (batch, heads, length, codewords) of vectors of root mean square one; each adds up to sqrt(r)."""
+        dtype, maps = unit.dtype, unit.unflatten(1, (self.num_maps, -1))
+        logits = maps @ (self.weight.to(dtype) / self.head_dim**0.5)[:, None] + bias.to(dtype)[:, None, None]
+        logits = logits.unflatten(-1, (2, -1)) * self.log_sharpness.to(dtype).exp()[:, None, None, :, None]
+        first, second = (logits.softmax(-1) * self.codewords**0.5).flatten(1, 2).unbind(-2)
+        return first, second

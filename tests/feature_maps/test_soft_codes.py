@@ -1,0 +1,51 @@
+"""Products of two soft codes: their formula, and how much more a match weighs than another key."""
+
+import torch
+
+from polysketch.feature_maps import GaussianSketch, SoftCodes
+
+HEAD_DIM, HEADS, KV_HEADS, CODEWORDS = 8, 4, 2, 5
+
+
+def test_features_are_the_products_of_two_soft_codes():
+    torch.manual_seed(0)
+    codes = SoftCodes(HEAD_DIM, codewords=CODEWORDS, num_kv_heads=KV_HEADS).double()
+    for parameter in codes.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
+    for found, bias in ((codes.map_queries(x), codes.query_bias), (codes.map_keys(x), codes.key_bias)):
+        for head in range(HEADS):
+            own = head // (HEADS // KV_HEADS)
+            unit = x[:, head] / (x[:, head].square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            logits = unit @ codes.weight[own] / HEAD_DIM**0.5 + bias[own]
+            sharpness = codes.log_sharpness[own].exp()
+            first, second = (
+                CODEWORDS**0.5 * torch.softmax(sharpness[code] * logits[..., code * CODEWORDS :][..., :CODEWORDS], -1)
+                for code in (0, 1)
+            )
+            expected = torch.einsum("bni,bnj->bnij", first, second).flatten(-2)
+            torch.testing.assert_close(found[:, head], expected)
+
+
+def test_a_match_of_sharp_codes_weighs_as_much_as_hundreds_of_other_keys():
+    """By a dense sketch with as many products it weighs as much as r: that is why far keys were lost."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 2_000, 64)
+    codes, sketch = SoftCodes(64, codewords=24), GaussianSketch(64, sketch_size=32)
+    codes.log_sharpness.data.fill_(5.0)
+    ratios = {}
+    for name, features, power in (("codes", codes.map_keys(x), 1), ("sketch", sketch.map_keys(x), 2)):
+        weights = (features @ features.mT)[0, 0] ** power
+        others = weights.masked_fill(torch.eye(2_000, dtype=torch.bool), 0.0).sum(-1) / 1_999
+        ratios[name] = (weights.diagonal().mean() / others.mean()).item()
+    assert ratios["codes"] > 300
+    assert ratios["sketch"] < 40
+
+
+def test_codes_start_with_weights_near_one():
+    """A far key then weighs as much as exp(far_bias), whatever the sizes."""
+    torch.manual_seed(0)
+    for head_dim, codewords in ((32, 8), (64, 24)):
+        query, key = torch.randn(2, 1, 1, 500, head_dim).unbind()
+        first, second = SoftCodes(head_dim, codewords=codewords).map_both(query, key)
+        assert 0.8 < (first @ second.mT).mean() < 1.25
