@@ -35,6 +35,7 @@ class Form:
 
 _WINDOW = {"window": None}
 _CODES = ("polysketch-window", {**_WINDOW, "sketch_size": 24})
+_RANDOM = {**_WINDOW, "features": "random", "sketch_size": 32, "far_bias": -9.0}
 _SKETCHED = ("polysketch-window", {**_WINDOW, "features": "learned", "sketch_size": 32})
 
 FORMS = {
@@ -47,7 +48,7 @@ FORMS = {
         Form("codes-closed", "the same, far part closed at first", _CODES[0], {**_CODES[1], "far_bias": -5.0}),
         Form("codes-decay", "the same, with decay", _CODES[0], {**_CODES[1], "decay_gate": True}),
         Form("learned", "window + learned sketch", *_SKETCHED),
-        Form("random", "window + random sketch", _SKETCHED[0], {**_SKETCHED[1], "features": "random"}),
+        Form("random", "window + random sketch", "polysketch-window", _RANDOM),
         Form("power", "symmetric power 2, no window", "symmetric-power"),
         Form("based", "based and windows in turn", ("based", "sliding-window"), {"sliding-window": _WINDOW}),
         Form(

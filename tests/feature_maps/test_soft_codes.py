@@ -39,13 +39,13 @@ def test_a_match_of_sharp_codes_weighs_as_much_as_hundreds_of_other_keys():
         others = weights.masked_fill(torch.eye(2_000, dtype=torch.bool), 0.0).sum(-1) / 1_999
         ratios[name] = (weights.diagonal().mean() / others.mean()).item()
     assert ratios["codes"] > 300
-    assert ratios["sketch"] < 40
+    assert ratios["sketch"] < 60
 
 
 def test_codes_start_with_weights_near_one():
-    """A far key then weighs as much as exp(far_bias), whatever the sizes."""
+    """A far key then weighs about as much as exp(far_bias), whatever the sizes; uneven cells make it a little more."""
     torch.manual_seed(0)
     for head_dim, codewords in ((32, 8), (64, 24)):
-        query, key = torch.randn(2, 1, 1, 500, head_dim).unbind()
-        first, second = SoftCodes(head_dim, codewords=codewords).map_both(query, key)
-        assert 0.8 < (first @ second.mT).mean() < 1.25
+        query, key = torch.randn(2, 1, 16, 500, head_dim).unbind()
+        first, second = SoftCodes(head_dim, codewords=codewords, num_kv_heads=16).map_both(query, key)
+        assert 1.0 < (first @ second.mT).mean() < 1.5

@@ -12,7 +12,7 @@ _START = 0.1  # of the standard deviation of other projections: to begin with, b
 
 
 class FarLogit(nn.Module):
-    """w . hidden + b for each key/value head, added to the logarithm of far weights.
+    """u . hidden + b for each key/value head, added to the logarithm of far weights.
 
     Biases are spread over the heads by 0.6 to either side, so that each begins with a weight of its own. Logits are
     float32 or better, whatever the dtype of the parameters.
@@ -56,7 +56,7 @@ class FarLogit(nn.Module):
             return self.bias.to(dtype)[None, :, None]
         if hidden is None or hidden.shape[-1] != self.hidden_size:
             found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
-            raise ValueError(f"a gated mechanism needs hidden=(batch, length, {self.hidden_size}), got {found}")
+            raise ValueError(f"the weight of far tokens needs hidden=(batch, length, {self.hidden_size}), got {found}")
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
 

@@ -11,7 +11,7 @@ from polysketch import ops
 from polysketch.attention.base import Mechanism
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.far_logit import FarLogit
-from polysketch.attention.linearized import in_range
+from polysketch.attention.linearized import in_range, widened
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.unit_scale import UnitScale, unit
 from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch, SoftCodes
@@ -56,13 +56,13 @@ class WindowState:
 class PolysketchWindowAttention(Mechanism):
     """One softmax over the last `window` tokens, and over weights of features for all tokens before them.
 
-        o_i = (sum_near e_ij v_j + exp(b_i) sum_far w_ij v_j) / (sum_near e_ij + exp(b_i) sum_far w_ij)
-        e_ij = exp(c q^_i . k^_j / sqrt(head_dim)),  w_ij = (phi(q_i) . phi(k_j))^power,  b_i = u . hidden_i + b
+        o_i = (sum_near e_ij v_j + exp(l_i) sum_far w_ij v_j) / (sum_near e_ij + exp(l_i) sum_far w_ij)
+        e_ij = exp(c q^_i . k^_j / sqrt(head_dim)),  w_ij = (phi(q_i) . phi(k_j))^power,  l_i = u . hidden_i + b
 
     near are the last `window` tokens, the token itself included, and far all before them. q^ and k^ are queries and
     keys of root mean square one, and c is a learned scale. c, u and b are those of the key/value head. Features are
     taken of queries and keys before rotary positions, where the layer gives them: near tokens are told by their place,
-    far ones by their content.
+    far ones by their content. A replaced layer of transformers does not give them.
 
     It is the form of PolySketchFormer (section 3.2) with three changes. Every query sees the same number of exact
     tokens, where aligned chunks show the first token of a chunk nothing but itself. Exact weights are those of softmax.
@@ -76,7 +76,8 @@ class PolysketchWindowAttention(Mechanism):
         sketch_size: r: of each code, or the number of a sketch's features; time grows as r^2.
         degree: of the sketched polynomial, a power of two; codes have none.
         far_bias: the mean of the biases b, spread over the heads by 0.6 to either side. At -2 a far token weighs about
-            a tenth of a near one to begin with, by codes.
+            a tenth of a near one to begin with, by codes or a learned sketch. A random sketch has weights near those of
+            (q^ . k^)^degree, thousands of times as large: it wants about -9 at degree 4 and heads of 64.
         decay_gate: decay far weights by a gate on the layer's input (`DecayGate`), from when a token leaves the window;
             causal only. Needs `hidden_size`.
         hidden_size: width of the layer's input, for b and the gate; None for a b that is constant.
@@ -87,7 +88,7 @@ class PolysketchWindowAttention(Mechanism):
 
     Cost, a token and head, with F = r^2 products of codes or r (r + 1) / 2 of a sketch: 2 (head_dim + value_dim + 2)
     (window + 255) operations in the window, 4 F (value_dim + 1) for the sums, and the features of a query and a key.
-    The state is F (value_dim + 2) numbers a key/value head, and window (head_dim + features + value_dim) of the window.
+    The state is F (value_dim + 2) numbers a key/value head, and window (head_dim + value_dim + r^2 or r) of the window.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -177,10 +178,12 @@ class PolysketchWindowAttention(Mechanism):
         Returns:
             (num_heads,) in [0, 1]; 0 in a sequence that fits into the window.
         """
-        nothing = torch.zeros_like(key[..., :1])
+        nothing = torch.zeros_like(widened(key[..., :1]))
         logit, value = self._far(unrotated or (query, key), nothing, True, key_mask, hidden)
         share = self._near(query, key, nothing, ops.BesideKey(logit, value + 1.0), True, key_mask)[..., 0]
         beyond = logit > float("-inf")
+        if key_mask is not None:
+            beyond = beyond & key_mask[:, None]
         return (share * beyond).sum((0, 2)) / beyond.sum((0, 2)).clamp(min=1)
 
     def remove_prefix(self) -> None:
@@ -227,6 +230,7 @@ class PolysketchWindowAttention(Mechanism):
             unrotated: as for `forward`.
         """
         self.check_inputs(query, key, value)
+        far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
         query_features, key_features = self._features(unrotated or (query, key), value.dtype, key_mask)
         query, key = self.unit_scale(query, key, value.dtype)
         kept = torch.cat([key, key_features], -1)
@@ -242,10 +246,10 @@ class PolysketchWindowAttention(Mechanism):
             state.far,
             power=self.feature_map.power,
             normalize=False,
-            log_decay=self._log_decay(hidden, key_mask),
+            log_decay=log_decay,
         )
         near = ops.sliding_window_attention_with_cache(
-            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=self._beside(sums, hidden)
+            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=self._beside(sums, far_logit)
         )
         return near.to(value.dtype), state
 
@@ -319,7 +323,7 @@ class PolysketchWindowAttention(Mechanism):
         if not causal:
             turned = [x.flip(2) for x in (*features, wide)]
             sums = sums + self._before(turned[0], turned[1], turned[2], None).flip(2)
-        return self._beside(sums, hidden)
+        return self._beside(sums, self.far_logit(hidden))
 
     def _before(self, query_features: Tensor, key_features: Tensor, value: Tensor, log_decay: Tensor | None) -> Tensor:
         """The sums over all tokens before the window: causal attention to keys that come `window` tokens late."""
@@ -332,13 +336,13 @@ class PolysketchWindowAttention(Mechanism):
         }
         return ops.linear_attention(query_features, *late, **options).output
 
-    def _beside(self, sums: Tensor, hidden: Tensor | None) -> ops.BesideKey:
-        """The key whose weight is the far mass times exp(b), and whose value is the far mean; none without a mass."""
+    def _beside(self, sums: Tensor, far_logit: Tensor) -> ops.BesideKey:
+        """The key whose weight is the far mass times exp(l), and whose value is the far mean; none without a mass."""
         numerator, mass = sums[..., :-1], sums[..., -1]
         none = mass <= _TINY if not self.prefix_removed else torch.ones_like(mass, dtype=torch.bool)
         mass = mass.to(torch.promote_types(mass.dtype, torch.float32)).masked_fill(none, 1.0)
-        b = self.far_logit(hidden).repeat_interleave(self.num_heads // self.num_kv_heads, 1)
-        logit = (mass.log() + b).masked_fill(none, float("-inf"))
+        far_logit = far_logit.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
+        logit = (mass.log() + far_logit).masked_fill(none, float("-inf"))
         return ops.BesideKey(logit, numerator / mass[..., None])
 
 

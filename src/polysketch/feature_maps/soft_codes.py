@@ -16,11 +16,11 @@ _NORM_EPSILON = 1e-6
 class SoftCodes(FeatureMap):
     """phi(x) = a(x) (x) b(x), where a and b share x out over r codewords each: a = sqrt(r) softmax(s (W x^ + c)).
 
-    x^ is x with a root mean square of one. W is the same for queries and keys. The bias c is not: it makes up for what
-    all queries, or all keys, have in common. The weight of a pair is the product (a_q . a_k)(b_q . b_k), between 0 and
-    r^2, and 1 on average where one of the two is spread evenly. So a match can weigh r^2 times as much as any other
-    key. The square of a dense sketch of r features cannot: the mean squared cosine of random directions is 1 / r. Nor
-    can the square of one sharp code, which has no more than r cells.
+    x^ is x divided by its length. W is the same for queries and keys. The bias c is not: it makes up for what all
+    queries, or all keys, have in common. The weight of a pair is the product (a_q . a_k)(b_q . b_k), between 0 and r^2,
+    and 1 on average where one of the two is spread evenly. So a match can weigh r^2 times as much as the mean key. The
+    square of a dense sketch of r features cannot: the mean squared cosine of random directions is 1 / r. Nor can the
+    square of one sharp code, which has no more than r cells.
 
     Args:
         head_dim: width of one head.

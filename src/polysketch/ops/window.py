@@ -16,6 +16,7 @@ from polysketch.ops.linear.alignment import Alignment, align, leading_padding
 from polysketch.ops.polynomial import polynomial_attention
 from polysketch.ops.softmax import masked_attention
 
+_MULTIPLE = 8  # of a width, for CUDA's fused kernels with a mask
 _ROWS = 256  # queries that are worked on together; each looks at window + 255 keys, of which it keeps window
 
 
@@ -78,7 +79,8 @@ def sliding_window_attention(
         ValueError: a window below 1, shapes or devices that disagree, queries not as many as keys.
         TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
 
-    Cost: 2 * length * (window + 255) * (head_dim + value_dim) operations a head; memory linear in the length.
+    Cost: 2 * length * (window + 255) * (head_dim + value_dim) operations a head, and with a key beside widths of one
+    more; memory linear in the length.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_causal_lengths(query, key)
@@ -101,7 +103,7 @@ def sliding_window_attention_with_cache(
     first, so that a cache of the last window - 1 tokens is enough. Arguments as in `sliding_window_attention`.
 
     Returns:
-        (batch, heads, n, value_dim). A query that sees no real key gets zeros.
+        (batch, heads, n, value_dim). A query that sees no real key, nor one beside, gets zeros.
 
     Raises:
         ValueError: more queries than keys, or as in `sliding_window_attention`.
@@ -178,22 +180,40 @@ def _beside(
     key_mask: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """The window's softmax with one more key, which `_sliding_window` knows as a key before each span.
+    """The window's softmax with one more key, which `_sliding_window` puts before each span of keys.
 
-    A last entry of queries holds its logit, and meets a one in that key alone. Its value is zero there, and a column of
-    ones in the others tells which share of the mass they have: the rest is that of the key beside.
+    One more entry of queries holds its logit, and meets a one in that key alone. One more entry of values is a one for
+    that key alone, and so its share of the mass comes out: a difference from one would lose small shares in 16 bits.
     """
     if beside is None:
         return _sliding_window(query, key, value, window, ahead, key_mask, scale)
     _check_beside(query, value, beside)
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    logit = beside.logit.to(query.dtype)[..., None]
-    none = logit == float("-inf")
-    logit = logit.masked_fill(none, torch.finfo(query.dtype).min / 4)  # its weight is zero, and its gradient a number
-    inner = torch.cat([query * scale, logit], -1), F.pad(key, (0, 1)), F.pad(value, (0, 1), value=1.0)
-    found = _sliding_window(*inner, window, ahead, key_mask, 1.0, one_more=True)
-    near, share = found[..., :-1], found[..., -1:]
-    return near + (1.0 - share).masked_fill(none, 0.0) * beside.value.to(near.dtype)
+    (head_dim, value_dim), limit = (query.shape[3], value.shape[3]), torch.finfo(_computed_in(query)).max / 4
+    # Without a key there: a weight of zero, and a gradient that is a number.
+    logit = beside.logit.clamp(-limit, limit).to(query.dtype)[..., None]
+    more_key, more_value = (1 + (-(width + 1) % _MULTIPLE if query.is_cuda else 0) for width in (head_dim, value_dim))
+    query = F.pad(torch.cat([query * scale, logit], -1), (0, more_key - 1))
+    key, value = F.pad(key, (0, more_key)), F.pad(value, (0, more_value))
+    first = _unit_row(key, head_dim), _unit_row(value, value_dim)
+    found = _sliding_window(query, key, value, window, ahead, key_mask, 1.0, first)
+    near, share = found[..., :value_dim], found[..., value_dim : value_dim + 1]
+    none = (beside.logit == float("-inf"))[..., None]
+    return near + share.masked_fill(none, 0.0) * beside.value.to(near.dtype)
+
+
+def _computed_in(query: Tensor) -> torch.dtype:
+    """The dtype of PyTorch's attention kernels, which autocast chooses for all but float64."""
+    device = query.device.type
+    cast = torch.is_autocast_enabled(device) and query.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if cast else query.dtype
+
+
+def _unit_row(like: Tensor, entry: int) -> Tensor:
+    """(batch, heads, 1, width): one token of zeros, but a one at `entry`."""
+    row = like.new_zeros(*like.shape[:2], 1, like.shape[3])
+    row[..., entry] = 1.0
+    return row
 
 
 def _check_beside(query: Tensor, value: Tensor, beside: BesideKey) -> None:
@@ -211,11 +231,11 @@ def _sliding_window(
     ahead: int,
     key_mask: Tensor | None,
     scale: float | None,
-    one_more: bool = False,
+    first: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Rows of `_ROWS` queries at a time, each over the span of keys that some row of it sees.
 
-    With `one_more`, each span begins with a key of zeros and a last one, whose value is zeros.
+    Every span begins with the key and value of `first`, (batch, key_heads, 1, width) each, if there are any.
     """
     check_at_least_one(window=window)
     length, earlier = query.shape[2], key.shape[2] - query.shape[2]
@@ -228,10 +248,9 @@ def _sliding_window(
     real = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
     reals = F.pad(real, padding, value=False).unfold(1, span, rows).unbind(1)
     near = torch.ones(rows, span, dtype=torch.bool, device=key.device).triu().tril(behind + ahead)
-    if one_more:
-        first = F.pad(key.new_zeros(*key.shape[:2], key.shape[3] - 1, 1), (0, 0, 0, 1), value=1.0)
-        keys = tuple(torch.cat([first, x], -1) for x in keys)
-        values = tuple(F.pad(x, (1, 0)) for x in values)
+    if first is not None:
+        keys = tuple(torch.cat([first[0].mT, x], -1) for x in keys)
+        values = tuple(torch.cat([first[1].mT, x], -1) for x in values)
         reals = tuple(F.pad(x, (1, 0), value=True) for x in reals)
         near = F.pad(near, (1, 0), value=True)
     outputs = [

@@ -94,8 +94,8 @@ def _build(replacement: Replacement, attention: nn.Module) -> Mechanism:
         raise ValueError(f"{replacement.name!r} cannot be causal, so it cannot stand in a language model")
     if mechanism.reads_hidden:
         raise ValueError(
-            f"a gate of {replacement.name!r} needs the layer's input, which transformers does not give to attention "
-            "functions: leave it out"
+            f"{replacement.name!r} with these options needs the layer's input, which transformers does not give to "
+            "attention functions: leave out what reads it"
         )
     device, dtype = kind_of(attention)
     return mechanism.to(device=device, dtype=dtype).train(attention.training)

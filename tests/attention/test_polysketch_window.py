@@ -1,0 +1,68 @@
+"""What the contract does not ask of attention around a window."""
+
+import pytest
+import torch
+
+from attention.cases import HIDDEN, LENGTH, Case
+from polysketch import attention
+
+CASE = Case("polysketch-window", {"window": 6, "sketch_size": 4, "hidden_size": HIDDEN})
+
+
+def test_decoding_takes_unrotated_vectors_too():
+    mechanism, (query, key, value, hidden) = CASE.build(), CASE.inputs()
+    unrotated = CASE.inputs(seed=7)[:2]
+    whole = mechanism(query, key, value, hidden=hidden, unrotated=unrotated)
+    assert not torch.allclose(whole, mechanism(query, key, value, hidden=hidden))
+    state, outputs = mechanism.init_state(query.shape[0]), []
+    for part in torch.arange(LENGTH).split([9, 1, 1, 15, 11]):
+        rows = slice(int(part[0]), int(part[-1]) + 1)
+        output, state = mechanism.extend(
+            query[:, :, rows],
+            key[:, :, rows],
+            value[:, :, rows],
+            state,
+            hidden=hidden[:, rows],
+            unrotated=(unrotated[0][:, :, rows], unrotated[1][:, :, rows]),
+        )
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, 2), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_decoding_under_autocast_is_that_of_float32_within_rounding(dtype: torch.dtype):
+    """A float32 state under float16 autocast once gave NaN: the first tokens have no key beside their window."""
+    mechanism, (query, key, value, hidden) = CASE.build(dtype=torch.float32), CASE.inputs(dtype=torch.float32)
+    expected = mechanism(query, key, value, hidden=hidden)
+    with torch.autocast("cpu", dtype):
+        output, _ = mechanism.extend(query, key, value, mechanism.init_state(query.shape[0]), hidden=hidden)
+        whole = mechanism(query, key, value, hidden=hidden)
+    for found in (output, whole):
+        torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_small_far_shares_keep_their_gradients_in_bfloat16():
+    case = Case("polysketch-window", {"window": 6, "sketch_size": 4, "far_bias": -6.0, "hidden_size": HIDDEN})
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        query, key, value, hidden = (x.to(dtype) for x in case.inputs())
+        value = value.requires_grad_()
+        case.build(dtype=torch.float32).to(dtype)(query, key, value, hidden=hidden)[:, :, -1].sum().backward()
+        gradients.append(value.grad[:, :, : LENGTH - 6].float())
+    error = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert error < 0.03, error
+
+
+def test_shares_of_float16_do_not_overflow():
+    mechanism = attention.build("polysketch-window", num_heads=1, head_dim=8, window=2, sketch_size=4, far_bias=6.0)
+    query, key = torch.randn(2, 40, 1, 2_000, 8, generator=torch.Generator().manual_seed(0)).half().unbind()
+    assert 0.99 < mechanism.half().prefix_share(query, key).item() <= 1.0
+
+
+def test_a_refused_call_leaves_the_state_as_it_was():
+    mechanism, (query, key, value, _) = CASE.build(), CASE.inputs()
+    state = mechanism.init_state(query.shape[0])
+    with pytest.raises(ValueError, match="needs hidden"):
+        mechanism.extend(query, key, value, state)
+    assert state.position.eq(0).all()
+    assert state.far.position.eq(0).all()
