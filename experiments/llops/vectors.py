@@ -67,7 +67,7 @@ def model_vectors(
     found = []
     for layer in layers:
         for head in heads:
-            vectors = [_of_head(*part[layer], head, norm) for part in parts]
+            vectors = [_of_head(*part[layer][:3], head, norm) for part in parts]
             flat = [(query.flatten(0, 1), key.flatten(0, 1)) for query, key, _ in vectors]
             name = f"layer {layer}" + (f" head {head}" if len(heads) > 1 else "")
             sequence = tuple(x[:1, None] for x in vectors[1])

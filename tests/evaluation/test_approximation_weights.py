@@ -75,11 +75,27 @@ def test_the_inputs_of_attention_are_those_of_every_layer_in_order(model: Transf
     found = evaluation.attention_inputs(model, ids)
     assert len(found) == 3
     hidden, _ = _embedded(model, ids)
-    for block, (query, key, value) in zip(model.blocks, found, strict=True):
+    for block, (query, key, value, _) in zip(model.blocks, found, strict=True):
         attended = (query @ key.mT / 8**0.5 + torch.full((9, 9), -torch.inf).triu(1)).softmax(-1) @ value
         hidden = hidden + block.attention.output(attended.transpose(1, 2).flatten(2))
         hidden = hidden + block.feedforward(block.feedforward_norm(hidden))
     torch.testing.assert_close(model.final_norm(hidden), model.hidden_states(ids))
+
+
+def test_weights_of_what_a_layer_is_given_are_those_of_the_layer():
+    """Rotated vectors alone would give the far tokens of this mechanism other weights."""
+    torch.manual_seed(0)
+    options = {"window": 4, "sketch_size": 4, "far_bias": 0.0}
+    sizes = {"vocab_size": 20, "num_layers": 1, "hidden_size": 16, "num_heads": 2}
+    model = TransformerLM(ModelConfig(**sizes, attention="polysketch-window", attention_options=options))
+    outputs = []
+    model.blocks[0].attention.mechanism.register_forward_hook(lambda *call: outputs.append(call[-1]))
+    [(query, key, value, given)] = evaluation.attention_inputs(model, torch.randint(20, (2, 30)))
+    mechanism = model.blocks[0].attention.mechanism
+    expected = outputs[0]
+    torch.testing.assert_close(evaluation.mechanism_weights(mechanism, query, key, **given) @ value, expected)
+    rotated = evaluation.mechanism_weights(mechanism, query, key, hidden=given["hidden"])
+    assert not torch.allclose(rotated @ value, expected, rtol=0.05, atol=0.05)
 
 
 def test_a_model_is_left_as_it_was_found(model: TransformerLM):

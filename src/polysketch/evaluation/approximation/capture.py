@@ -3,12 +3,14 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
 
 __all__ = ["AttentionInputs", "attention_inputs"]
+
+GIVEN = ("hidden", "unrotated")  # what a mechanism may read beside query, key and value: `reads_hidden` says so
 
 
 class AttentionInputs(NamedTuple):
@@ -18,11 +20,13 @@ class AttentionInputs(NamedTuple):
         query: (batch, num_heads, length, head_dim), rotated.
         key: (batch, num_kv_heads, length, head_dim), rotated.
         value: (batch, num_kv_heads, length, value_dim).
+        given: what else the mechanism takes: `hidden`, the layer's input, and `unrotated`, where it reads them.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
+    given: dict[str, Any]
 
 
 def attention_inputs(model: TransformerLM, ids: Tensor) -> list[AttentionInputs]:
@@ -37,11 +41,14 @@ def attention_inputs(model: TransformerLM, ids: Tensor) -> list[AttentionInputs]
     """
     found: list[AttentionInputs] = []
 
-    def keep(_: nn.Module, tensors: tuple[Any, ...]) -> None:
-        found.append(AttentionInputs(*(tensor.clone() for tensor in tensors[:3])))
+    def keep(mechanism: Any, tensors: tuple[Any, ...], named: dict[str, Any]) -> None:
+        query, key, value = (tensor.clone() for tensor in tensors[:3])
+        given = {name: _copied(named[name]) for name in GIVEN if getattr(mechanism, f"reads_{name}")}
+        found.append(AttentionInputs(query, key, value, given))
 
     device = next(model.parameters()).device
-    handles = [block.attention.mechanism.register_forward_pre_hook(keep) for block in model.blocks]  # type: ignore[union-attr]
+    mechanisms: list[Any] = [block.attention.mechanism for block in model.blocks]  # type: ignore[union-attr]
+    handles = [mechanism.register_forward_pre_hook(keep, with_kwargs=True) for mechanism in mechanisms]
     try:
         with evaluation_mode(model), torch.no_grad():  # usable in training afterwards
             model.hidden_states(ids.to(device))
@@ -49,3 +56,7 @@ def attention_inputs(model: TransformerLM, ids: Tensor) -> list[AttentionInputs]
         for handle in handles:
             handle.remove()
     return found
+
+
+def _copied(given: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return tuple(x.clone() for x in given) if isinstance(given, tuple) else given.clone()

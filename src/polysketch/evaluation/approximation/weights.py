@@ -1,5 +1,7 @@
 """The matrix of weights of any mechanism or feature map, for looking at, and its share beyond a window."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ def mechanism_weights(
     causal: bool = True,
     key_mask: Tensor | None = None,
     hidden: Tensor | None = None,
+    unrotated: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """What the mechanism's output multiplies the values with: normalised weights, where it normalises.
 
@@ -28,6 +31,7 @@ def mechanism_weights(
     Args:
         mechanism: any.
         query, key, causal, key_mask, hidden: as for `Mechanism.forward`.
+        unrotated: query and key before rotary positions, for a mechanism that `reads_unrotated`; else ignored.
 
     Returns:
         (batch, num_heads, queries, keys), in the dtype of query; no gradient.
@@ -35,6 +39,7 @@ def mechanism_weights(
     Cost: as many forward passes as the keys hold widths of a head.
     """
     length, width = key.shape[2], mechanism.head_dim
+    given: dict[str, Any] = {"hidden": hidden, **({"unrotated": unrotated} if mechanism.reads_unrotated else {})}
     identity = torch.eye(length, dtype=query.dtype, device=query.device)
     parts = []
     for start in range(0, length, width):
@@ -42,7 +47,7 @@ def mechanism_weights(
         columns = identity[:, start : start + width]
         value[:, : columns.shape[1]] = columns
         value = value.expand(key.shape[0], key.shape[1], length, width)
-        output = mechanism(query, key, value, causal=causal, key_mask=key_mask, hidden=hidden)
+        output = mechanism(query, key, value, causal=causal, key_mask=key_mask, **given)
         parts.append(output[..., : columns.shape[1]])
     return torch.cat(parts, -1)
 
