@@ -251,8 +251,9 @@ def _sliding_window(
     if first is not None:
         keys = tuple(torch.cat([first[0].mT, x], -1) for x in keys)
         values = tuple(torch.cat([first[1].mT, x], -1) for x in values)
-        reals = tuple(F.pad(x, (1, 0), value=True) for x in reals)
-        near = F.pad(near, (1, 0), value=True)
+        # Not by a padding of true: Inductor (2.13) writes C++ for it that does not compile.
+        reals = tuple(torch.cat([torch.ones_like(x[:, :1]), x], 1) for x in reals)
+        near = torch.cat([torch.ones_like(near[:, :1]), near], 1)
     outputs = [
         masked_attention(q, k.mT, v.mT, scale, allowed=near[: q.shape[2]] & mask[:, None, None, :])
         for q, k, v, mask in zip(query.split(rows, 2), keys, values, reals, strict=True)
