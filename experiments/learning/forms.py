@@ -35,7 +35,7 @@ class Form:
 
 _WINDOW = {"window": None}
 _CODES = ("polysketch-window", {**_WINDOW, "sketch_size": 24})
-_RANDOM = {**_WINDOW, "features": "random", "sketch_size": 32, "far_bias": -9.0}
+_RANDOM = {**_WINDOW, "features": "random", "sketch_size": 32, "far_bias": -14.0}
 _SKETCHED = ("polysketch-window", {**_WINDOW, "features": "learned", "sketch_size": 32})
 
 FORMS = {

@@ -77,7 +77,7 @@ class PolysketchWindowAttention(Mechanism):
         degree: of the sketched polynomial, a power of two; codes have none.
         far_bias: the mean of the biases b, spread over the heads by 0.6 to either side. At -2 a far token weighs about
             a tenth of a near one to begin with, by codes or a learned sketch. A random sketch has weights near those of
-            (q^ . k^)^degree, thousands of times as large: it wants about -9 at degree 4 and heads of 64.
+            (q^ . k^)^degree, far larger: with heads of 64 and 32 features its share of the mass is that only near -14.
         decay_gate: decay far weights by a gate on the layer's input (`DecayGate`), from when a token leaves the window;
             causal only. Needs `hidden_size`.
         hidden_size: width of the layer's input, for b and the gate; None for a b that is constant.

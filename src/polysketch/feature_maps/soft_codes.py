@@ -25,17 +25,16 @@ class SoftCodes(FeatureMap):
     Args:
         head_dim: width of one head.
         codewords: r, of each of the two codes.
-        num_kv_heads: key and value heads.
-        share: "head", codewords for every key/value head, or "layer".
+        num_kv_heads: key and value heads; each has codewords of its own.
 
-    Cost: 2 head_dim r + r^2 multiply-adds and 2 r exponentials a token and head; 2 (head_dim + 2) r + 2
-    parameters a map.
+    Cost: 2 head_dim r + r^2 multiply-adds and 2 r exponentials a token and head; 2 (head_dim + 2) r + 2 parameters a
+    key/value head.
     """
 
     power = 1
 
-    def __init__(self, head_dim: int, *, codewords: int = 24, num_kv_heads: int = 1, share: str = "head") -> None:
-        super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
+    def __init__(self, head_dim: int, *, codewords: int = 24, num_kv_heads: int = 1) -> None:
+        super().__init__(head_dim, num_kv_heads=num_kv_heads, share="head")
         check_at_least_one(codewords=codewords)
         self.codewords, self.feature_dim = codewords, codewords**2
         self.query_bias = nn.Parameter(torch.zeros(self.num_maps, 2 * codewords))

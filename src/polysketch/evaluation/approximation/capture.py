@@ -20,7 +20,8 @@ class AttentionInputs(NamedTuple):
         query: (batch, num_heads, length, head_dim), rotated.
         key: (batch, num_kv_heads, length, head_dim), rotated.
         value: (batch, num_kv_heads, length, value_dim).
-        given: what else the mechanism takes: `hidden`, the layer's input, and `unrotated`, where it reads them.
+        given: what else the mechanism takes: `hidden`, the layer's input, and `unrotated`, query and key before rotary
+            positions, where it reads them.
     """
 
     query: Tensor
