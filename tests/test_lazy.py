@@ -47,6 +47,20 @@ def test_text_is_prepared_without_torch(tmp_path):
     assert loaded_by(command(*arguments, "--test-share", "0")) == {"numpy"}
 
 
+@pytest.mark.parametrize("missing", ["data", "model"])
+def test_a_conversion_says_what_is_missing_before_transformers_is_loaded(missing, tmp_path):
+    """It takes several times as long as all else."""
+    (tmp_path / "text.txt").write_text("".join(f"word {number} and more words\n" for number in range(500)))
+    shares = ("--validation-share", "0.3", "--test-share", "0", "--cut-text", "500")
+    prepare = ("prepare", str(tmp_path / "text.txt"), "--out", str(tmp_path / "data"), *shares)
+    there = {"data": str(tmp_path / "data"), "model": str(tmp_path)} | {missing: str(tmp_path / "none")}
+    (tmp_path / "config.json").write_text("{}")
+    options = ("--attention", "polysketch", "--data", there["data"], "--context", "64", "--out", str(tmp_path / "out"))
+    convert = ("convert", there["model"], *options)
+    code = f"{command(*prepare)}\nassert main({convert!r}) == 1"
+    assert "transformers" not in loaded_by(code)
+
+
 def test_importing_the_library_alone_loads_nothing():
     assert loaded_by("import polysketch; dir(polysketch)") == set()
     assert loaded_by("from polysketch.training import TrainingConfig") == set()

@@ -46,10 +46,12 @@ def run(flags: ConvertFlags) -> int:
     Returns:
         Exit status: 0 when it is finished or reached --max-minutes; 130 after SIGINT and 143 after SIGTERM, saved.
     """
-    from polysketch.conversion import convert, report_table
+    from polysketch.conversion import convert
 
     result = convert(configuration(flags))
     if result.stopped_by == "finished":
+        from polysketch.conversion import report_table  # loads transformers
+
         print(report_table(result.report))
         print(
             f"the converted model is in {result.folder / 'model'}; next: polysketch evaluate {result.folder / 'model'}"

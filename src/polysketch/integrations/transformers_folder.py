@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-__all__ = ["is_transformers_folder", "load_transformers", "read_model", "read_tokenizer"]
+__all__ = ["is_transformers_folder", "load_transformers", "read_model", "read_tokenizer", "require_model"]
 
 
 def is_transformers_folder(folder: str | Path) -> bool:
@@ -43,7 +43,7 @@ def read_model(
     from polysketch.integrations.replacement import load_replaced
     from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY
 
-    _require_model(Path(folder))
+    require_model(folder)
     with quiet():
         if CONFIG_KEY in _config(Path(folder)):
             return load_replaced(folder, dtype=dtype).to(device).eval()
@@ -57,7 +57,7 @@ def read_tokenizer(folder: str | Path) -> Any:
     """Read the tokenizer of a model's folder; errors as in `read_model`."""
     from polysketch.integrations.huggingface import quiet
 
-    _require_model(Path(folder))
+    require_model(folder)
     with quiet():
         from transformers import AutoTokenizer
 
@@ -69,7 +69,13 @@ def tokens_of(text: str, folder: str | Path) -> np.ndarray:
     return np.asarray(read_tokenizer(folder)(text, verbose=False)["input_ids"], dtype=np.int64)
 
 
-def _require_model(folder: Path) -> None:
+def require_model(folder: str | Path) -> None:
+    """Refuse what is no folder of a model, without loading transformers.
+
+    Raises:
+        FileNotFoundError: no such folder, or no model in it.
+    """
+    folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
 

@@ -1,0 +1,129 @@
+"""What `convert` does with the model once data, folder and options are known to fit: read, train back, write."""
+
+import itertools
+import shutil
+from typing import Any
+
+import numpy as np
+import torch
+
+from polysketch import plotting
+from polysketch.conversion.config import ConversionConfig
+from polysketch.conversion.folder import ConversionFolder, write_report
+from polysketch.conversion.report import build_report, plot_report
+from polysketch.conversion.stages import ConversionTask, end_tuning
+from polysketch.data import PreparedData, load_tokenizer
+from polysketch.data.tokenization.loading import FILES_OF_FOLDERS, PAIRS
+from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
+from polysketch.integrations.transformers_folder import read_model
+from polysketch.storage import disk
+from polysketch.training.checkpoint import checkpoint_step, list_checkpoints
+from polysketch.training.loop import Loop, StopRequests
+from polysketch.training.reporting import Reporter
+
+_BESIDE_TOKENIZERS = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+    "chat_template.jinja",
+)
+_SAMPLE = 1000
+
+
+def train_back(
+    config: ConversionConfig,
+    folder: ConversionFolder,
+    device: torch.device,
+    data: PreparedData,
+    reporter: Reporter,
+    stop: StopRequests,
+    end: float,
+) -> tuple[str, int, dict[str, Any]]:
+    """Both stages, or what remains of them, in a folder that is claimed and locked.
+
+    Args:
+        config: the options.
+        folder: of the conversion, laid out.
+        device: where the model computes.
+        data: the prepared text.
+        reporter: told of everything.
+        stop: signals that ask for an end.
+        end: when to stop, by `time.monotonic`.
+
+    Returns:
+        Why it ended, as `ConversionResult.stopped_by`; optimizer steps made; the report of the stages that are over.
+
+    Raises:
+        ValueError, RuntimeError, OSError: as `convert`.
+    """
+    model = read_model(config.model, dtype=torch.float32, device=device)
+    _require_fitting(model, config)
+    _require_same_vocabulary(model, data, config)
+    task = ConversionTask(config, model, data, reporter)
+    loop = Loop(folder, config, task, task.windows, reporter)
+    _begin(folder, task, loop, reporter)
+    reason = loop.run(stop, end)
+    report = build_report(task.figures())
+    if reason == "finished":
+        end_tuning(model, config)
+        _write_results(folder, config, model, report)
+    return reason, loop.step, report
+
+
+def _begin(folder: ConversionFolder, task: ConversionTask, loop: Loop, reporter: Reporter) -> None:
+    """Measure the model, replace its attention and measure again; then begin, or go back to the last checkpoint."""
+    start = next(reversed(list_checkpoints(folder.checkpoints)), None)
+    reporter.metrics.drop_after(-1 if start is None else checkpoint_step(start))
+    task.replace_and_measure()
+    if start is None:
+        task.enter(step=0)
+        loop.save()
+    else:
+        loop.load(start)
+        task.require_figures(loop.step)
+
+
+def _require_fitting(model: Any, config: ConversionConfig) -> None:
+    """Refuse a model that was converted before, and windows that are longer than it has positions for."""
+    if replaced_mechanisms(model):
+        raise ValueError(
+            f"expected a model with its own attention in {config.model}, found one that was replaced before"
+        )
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is not None and config.context > most:
+        raise ValueError(
+            f"--context: expected at most {most} tokens, which the model was made for, found {config.context}"
+        )
+
+
+def _require_same_vocabulary(model: Any, data: PreparedData, config: ConversionConfig) -> None:
+    """Refuse text whose ids mean something else to the model than they did to its tokenizer."""
+    size = model.get_output_embeddings().weight.shape[0]
+    advice = f"prepare the text again with --tokenizer {config.model}"
+    if data.tokenizer.vocab_size > size:
+        raise ValueError(
+            f"--data: expected text prepared with the tokenizer of {config.model}, whose vocabulary has {size} tokens, "
+            f"found {data.tokenizer.name} with {data.tokenizer.vocab_size}: {advice}"
+        )
+    if not any((config.model / name).is_file() for name in FILES_OF_FOLDERS):
+        return  # a model without its tokenizer: the size is all that can be compared
+    own = load_tokenizer(config.model, data.tokenizer.end_of_text)
+    sample = data.tokenizer.decode(np.asarray(data.split("validation").tokens[:_SAMPLE]).tolist())
+    if own.encode(sample) != data.tokenizer.encode(sample):
+        raise ValueError(
+            f"--data: expected text prepared with the tokenizer of {config.model}, found {data.tokenizer.name}, which "
+            f"gives other ids for the same text: {advice}"
+        )
+
+
+def _write_results(folder: ConversionFolder, config: ConversionConfig, model: Any, report: dict[str, Any]) -> None:
+    temporary = disk.temporary_name(folder.model)
+    for leftover in (temporary, folder.model):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)  # of an earlier process that ended here: it is made of the same weights again
+    save_replaced(model.eval(), temporary)
+    for name in {*FILES_OF_FOLDERS, *itertools.chain(*PAIRS), *_BESIDE_TOKENIZERS}:
+        if (config.model / name).is_file():
+            shutil.copyfile(config.model / name, temporary / name)
+    disk.publish_folder(temporary, folder.model)
+    write_report(folder, report)
+    if plotting.is_installed():
+        plot_report(report["stages"], folder.report_plot)
