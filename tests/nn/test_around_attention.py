@@ -107,6 +107,14 @@ def test_convolution_and_gates_start_as_the_identity(kind: str):
     assert len(list(with_all.parameters())) == len(list(plain.parameters())) + 2 * 4
 
 
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_models_of_one_seed_differ_in_their_mechanism_alone(kind: str):
+    """So forms of attention can be compared from the same start."""
+    plain, other = model("softmax"), model(kind)
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name)), name
+
+
 @pytest.mark.parametrize("kind", ["polysketch", "decaying", "random"])
 def test_of_mechanisms_that_norm_themselves_the_fresh_model_is_the_plain_one(kind: str):
     """A layer norm has no use for the length of a vector, but for what is added under its root."""

@@ -1,8 +1,11 @@
 """Layers by name: attention by every mechanism, and the one that stands in its place in BASED's models."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from polysketch import attention
 from polysketch.attention import Mechanism
@@ -59,6 +62,9 @@ def build_mixer(
 ) -> TokenMixer:
     """Make the layer called `name`: attention with its projections, or a short convolution.
 
+    A mechanism draws its own weights from random numbers of its own. So two models of one seed that differ in their
+    mechanism alone begin with the same weights everywhere else, and can be compared.
+
     Args:
         name: a key of `attention.MECHANISMS`, or `SHORT_CONVOLUTION`.
         options: constructor arguments of the mechanism or layer. A mechanism that takes `hidden_size`, because it may
@@ -77,10 +83,24 @@ def build_mixer(
         return ShortConvolution(hidden_size, **options)
     width = {"hidden_size": hidden_size} if "hidden_size" in attention.option_names(name) else {}
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
+    with _own_randomness():
+        mechanism = attention.build(name, **{**sizes, **width, **options})
     return MultiHeadAttention(
         hidden_size,
-        attention.build(name, **{**sizes, **width, **options}),
+        mechanism,
         projection_convolution=projection_convolution,
         query_key_norm=query_key_norm,
         head_gate=head_gate,
     )
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """What is drawn inside takes one number from the generators outside, however much it is."""
+    seed = int(torch.randint(2**62, (), device="cpu"))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds devices that come later too
+        for _ in devices:
+            torch.cuda.manual_seed(seed)
+        yield
