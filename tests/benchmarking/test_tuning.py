@@ -16,6 +16,7 @@ from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.tuning import Tuning, tune, write_entries
 from polysketch.benchmarking.tuning_candidates import candidates
 from polysketch.cli import main
+from polysketch.ops.linear.types import LinearAttentionResult
 from polysketch.ops.triton import configurations, launch
 from polysketch.ops.triton.configurations import configuration
 from polysketch.ops.triton.provenance import provenance
@@ -209,7 +210,7 @@ def test_a_decoding_step_is_timed_on_one_state_and_compared_on_copies(monkeypatc
     def extend(query, key, value, state, **options):
         seen.append(state)
         state.move_to_(state.position + 1)
-        return value
+        return LinearAttentionResult(value, state, value[..., 0])
 
     monkeypatch.setattr(program_calls_module.ops, "linear_attention_extend_", extend)
     made = next(iter(program_calls_module.OPS["decoding"]("float32"))).build(CPU, 1, 2, 8)

@@ -114,13 +114,15 @@ def test_decoding_over_uneven_spans_gives_the_outputs_and_the_state_of_the_whole
     exact = tensors.map(lambda x: x if x.dtype == torch.bool else x.double())
     expected = run(case, exact, backend="reference", return_state=True)
     here, state = on(computer.where, tensors, empty_state(case))
-    outputs, start = [], 0
+    results, start = [], 0
     for span in SPANS:
         part = here.span(start, min(case.length, start + span))
         if start < case.length:
             given = (part.query, part.key, part.value)
-            outputs.append(ops.linear_attention_extend_(*given, state, **arguments(case, part)))
+            results.append(ops.linear_attention_extend_(*given, state, **arguments(case, part)))
         start += span
     ends = {name: x for name, x in expected.state.tensors().items() if x.numel()}
-    found = {"output": torch.cat(outputs, 2), **state.tensors()}
-    assert_within(found, {"output": expected.output, **ends}, TOLERANCES[dtype])
+    rows = ("output", "denominator")
+    found = {name: torch.cat([getattr(result, name) for result in results], 2) for name in rows}
+    wanted = {name: getattr(expected, name) for name in rows}
+    assert_within({**found, **state.tensors()}, {**wanted, **ends}, TOLERANCES[dtype])

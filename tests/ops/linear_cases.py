@@ -16,6 +16,7 @@ class Case:
     """What a call of linear attention is made of; `length` new tokens, `history` tokens before them in a state."""
 
     power: int = 2
+    factors: int = 1
     causal: bool = True
     normalize: bool = True
     offset: float = 1.0
@@ -109,6 +110,7 @@ def empty_state(case: Case) -> ops.LinearAttentionState:
         case.features,
         case.value_dim,
         power=case.power,
+        factors=case.factors,
         local_chunk=case.local_chunk,
         local_dim=case.head_dim if case.local_chunk else 0,
         dtype=case.dtype,
@@ -122,6 +124,7 @@ def arguments(case: Case, tensors: Tensors) -> dict:
         local = ops.LocalPolynomial(tensors.local_query, tensors.local_key, case.degree, case.local_chunk)
     return {
         "power": case.power,
+        "factors": case.factors,
         "offset": case.offset,
         "normalize": case.normalize,
         "local": local,
@@ -155,7 +158,7 @@ def prefix_share(case: Case, tensors: Tensors) -> float:
 
 
 def gradients(case: Case, tensors: Tensors, backend: str, state=None) -> dict[str, Tensor]:
-    """Output, final state where there is one, and the gradient of every input under a fixed random cotangent."""
+    """Output, denominator, final state if there is one, and every input's gradient under a fixed random cotangent."""
     tensors = tensors.map(lambda x: x if x.dtype == torch.bool else x.detach().clone().requires_grad_())
     leaves = tensors.leaves()
     if state is not None:
@@ -165,7 +168,7 @@ def gradients(case: Case, tensors: Tensors, backend: str, state=None) -> dict[st
             x.requires_grad_()
         leaves = leaves | {f"state {name}": x for name, x in parts.items()}
     result = run(case, tensors, backend=backend, state=state, return_state=state is not None)
-    outputs = {"output": result.output}
+    outputs = {"output": result.output, "denominator": result.denominator}
     if state is not None:
         outputs |= {f"final {name}": x for name, x in result.state.tensors().items() if name != "position"}
     generator = torch.Generator().manual_seed(1)

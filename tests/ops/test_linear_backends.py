@@ -33,6 +33,12 @@ PAIRWISE = [
     Case(power=1, causal=False, local_chunk=40, padded=True, length=63, offset=0.0),
     Case(power=1, causal=False, local_chunk=0, padded=True, length=65),
     Case(power=2, causal=False, local_chunk=0, length=65, normalize=False),
+    Case(power=1, factors=2, local_chunk=0, decays=True, padded=True, length=65),
+    Case(power=1, factors=2, local_chunk=16, decays=True, key_heads=1, length=63),
+    Case(power=1, factors=2, local_chunk=0, features=6, length=63, normalize=False, compute_chunk=40),
+    Case(power=1, factors=2, causal=False, local_chunk=16, padded=True, length=65),
+    Case(power=1, factors=2, causal=False, local_chunk=0, features=34, length=63, offset=0.0),
+    Case(power=1, factors=2, local_chunk=0, features=48, length=700, batch=1, heads=2, compute_chunk=None),
 ]
 WITH_HISTORY = [
     Case(power=2, local_chunk=16, length=63, history=37),
@@ -41,6 +47,8 @@ WITH_HISTORY = [
     Case(power=2, local_chunk=0, length=63, history=21, decays=True),
     Case(power=1, local_chunk=0, length=1, history=5),
     Case(power=2, local_chunk=16, length=1, history=15, key_heads=4),
+    Case(power=1, factors=2, local_chunk=0, length=63, history=21, decays=True),
+    Case(power=1, factors=2, local_chunk=16, length=5, history=13, padded=True),
 ]
 
 
@@ -82,6 +90,8 @@ def test_sketched_weights_hold_a_middling_share_of_the_mass(case):
         Case(local_chunk=3, length=4, history=5, batch=1, heads=2, features=3, head_dim=2, value_dim=2, decays=True),
         Case(power=1, local_chunk=0, length=5, batch=1, heads=2, features=3, value_dim=2, decays=True, compute_chunk=2),
         Case(causal=False, local_chunk=3, length=7, batch=1, heads=2, features=3, head_dim=2, value_dim=2),
+        Case(power=1, factors=2, local_chunk=3, length=5, history=4, batch=1, features=4, head_dim=2, value_dim=2),
+        Case(power=1, factors=2, local_chunk=0, length=5, batch=1, features=4, value_dim=2, compute_chunk=2),
     ],
     ids=str,
 )
@@ -97,16 +107,17 @@ def test_gradients_are_those_of_finite_differences(case, backend):
         begun = None if state is None else replace(state, **dict(zip(parts, values[len(leaves) :], strict=True)))
         result = run(case, moved, backend=backend, state=begun, return_state=case.causal)
         ends = [] if result.state is None else [x for n, x in result.state.tensors().items() if n != "position"]
-        return result.output, *[x for x in ends if x.numel() and x.requires_grad]
+        return result.output, result.denominator, *[x for x in ends if x.numel() and x.requires_grad]
 
     values = [x.clone().requires_grad_() for x in (*leaves.values(), *parts.values())]
     assert torch.autograd.gradcheck(function, values, eps=1e-6, atol=1e-6, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("power", [1, 2])
-def test_error_is_at_most_twice_that_of_the_plain_formula(dtype, power):
+@pytest.mark.parametrize(("power", "factors"), [(1, 1), (2, 1), (1, 2)])
+def test_error_is_at_most_twice_that_of_the_plain_formula(dtype, power, factors):
     case = Case(power=power, local_chunk=64, length=500, features=32, head_dim=32, value_dim=32, decays=True)
+    case = replace(case, factors=factors)
     rounded = make(replace(case, dtype=dtype))
     exact = gradients(case, rounded.map(lambda x: x.double()), "reference")
     found = gradients(case, rounded, "chunked")
@@ -114,7 +125,7 @@ def test_error_is_at_most_twice_that_of_the_plain_formula(dtype, power):
     for name, expected in exact.items():
         limit = 2 * max(relative_error(plain[name], expected), torch.finfo(dtype).eps)
         assert relative_error(found[name], expected) <= limit, name
-        assert found[name].dtype == plain[name].dtype == dtype
+        assert found[name].dtype == plain[name].dtype == (torch.float32 if name == "denominator" else dtype)
 
 
 def test_any_strides_give_the_same_result():
@@ -155,15 +166,65 @@ def test_features_of_power_two_are_exact_degree_two_attention():
     assert relative_error(found, expected) < 1e-12
 
 
+BACKENDS = ["reference", "chunked", *([] if why_unavailable() else ["native"])]
+
+
+def halves_written_out(x: torch.Tensor) -> torch.Tensor:
+    """(..., 2 r) -> (..., r^2): all products of the halves."""
+    first, second = x.chunk(2, -1)
+    return torch.einsum("...i, ...j -> ...ij", first, second).flatten(-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_factors_are_features_of_all_products(backend):
+    """Output, denominator, the state and every gradient are those at power 1 of products that are written out."""
+    case = Case(power=1, factors=2, local_chunk=0, decays=True, length=70, dtype=torch.float32)
+    signs = torch.randn(20, generator=torch.Generator().manual_seed(0)).sign()  # a weight may be negative
+    tensors = make(case).map(lambda x: x * signs if x.shape[-1] == 20 else x)
+    found, expected = [], []
+    for results, map_features, factors, name, double in (
+        (found, lambda x: x, 2, backend, False),
+        (expected, halves_written_out, 1, "reference", True),
+    ):
+        leaves = tensors.map(lambda x: (x.double() if double else x.clone()).requires_grad_())  # noqa: B023
+        features = replace(leaves, query=map_features(leaves.query), key=map_features(leaves.key))
+        result = run(replace(case, factors=factors), features, backend=name, return_state=True)
+        loss = (result.output.square().sum() + result.denominator.square().sum()) + result.state.sums.square().sum()
+        gradients_found = torch.autograd.grad(loss, list(leaves.leaves().values()))
+        results += [result.output, result.denominator, result.state.sums, result.state.normalizer, *gradients_found]
+    assert all(relative_error(a, b) < 2e-5 for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("local_chunk", [0, 16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_equal_factors_are_power_two(backend, local_chunk):
+    squared = Case(power=2, local_chunk=local_chunk, decays=True, padded=True, length=65, dtype=torch.float32)
+    tensors = make(squared)
+    doubled = replace(tensors, query=tensors.query.repeat(1, 1, 1, 2), key=tensors.key.repeat(1, 1, 1, 2))
+    found = run(replace(squared, power=1, factors=2), doubled, backend=backend)
+    expected = run(squared, tensors, backend=backend)
+    assert relative_error(found.output, expected.output) < 1e-5
+    assert relative_error(found.denominator, expected.denominator) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [Case(padded=True), Case(local_chunk=0, normalize=False), Case(causal=False)], ids=str)
+def test_the_denominator_is_the_offset_and_the_numerator_of_ones(case, backend):
+    case = replace(case, dtype=torch.float32, offset=0.75)
+    tensors = make(case)
+    ones = replace(tensors, value=torch.ones_like(tensors.value))
+    sums = run(replace(case, normalize=False), ones, backend=backend).output[..., 0]
+    found = run(case, tensors, backend=backend).denominator
+    real = torch.ones_like(found) if tensors.key_mask is None else (tensors.key_mask.cumsum(-1) > 0)[:, None]
+    assert relative_error(found, (sums + 0.75) * real) < 1e-5
+
+
 def test_a_row_without_mass_is_zero():
     case = Case(length=40, offset=0.0, padded=True)
     tensors = make(case)
     tensors.key_mask[:] = False
     found = gradients(case, tensors, "chunked")
     assert all(float(x.abs().max()) == 0 for x in found.values())
-
-
-BACKENDS = ["reference", "chunked", *([] if why_unavailable() else ["native"])]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

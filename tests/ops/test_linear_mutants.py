@@ -13,6 +13,7 @@ from polysketch.ops.linear.sums import Sums
 
 WITH_LOCAL = Case(length=65)
 SKETCHED_ONLY = Case(length=100, local_chunk=0, decays=True)
+FACTORS = Case(length=100, local_chunk=0, power=1, factors=2)
 
 
 def _prefix_zeroed(patch):
@@ -71,6 +72,7 @@ MUTANTS = {
     "no causal mask": (_mask_one_token_wide, WITH_LOCAL),
     "decay forgotten between chunks": (_decay_forgotten_between_chunks, SKETCHED_ONLY),
     "gradient of the sums dropped": (_gradient_of_sums_dropped, WITH_LOCAL),
+    "prefix zeroed, two factors": (_prefix_zeroed, FACTORS),
 }
 
 

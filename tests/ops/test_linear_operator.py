@@ -19,7 +19,7 @@ def flat_arguments(case: Case, backend: str) -> tuple:
     sums = empty_state(case)
     return (
         *(t.query, t.key, t.value, t.local_query, t.local_key, t.log_decay, sums.sums, sums.normalizer, None),
-        *(case.power, True, case.offset, True, case.degree, case.local_chunk or 16, 1, True, backend),
+        *(case.power, case.factors, True, case.offset, True, case.degree, case.local_chunk or 16, 1, True, backend),
     )
 
 
@@ -135,6 +135,8 @@ BAD_TENSORS = {
 }
 BAD_OPTIONS = {
     "power must be 1 or 2": {"power": 3},
+    "factors must be 1 or 2, got 3": {"factors": 3},
+    "factors=2 goes with power=1.*got power=2": {"factors": 2},
     "compute_chunk must be at least 1": {"compute_chunk": 0},
     "log_decay needs causal=True": {"causal": False},
     "local.degree must be even": {"local": ops.LocalPolynomial(None, None, 3, 16)},
@@ -160,6 +162,7 @@ def test_options_that_do_not_fit_are_refused(message):
     [
         ({"power": 2.0}, "power must be 1 or 2, got 2.0"),
         ({"power": True}, "power must be 1 or 2, got True"),
+        ({"factors": 2.0}, "factors must be 1 or 2, got 2.0"),
         ({"compute_chunk": 2.5}, "compute_chunk must be an integer, got 2.5"),
         ({"local": ops.LocalPolynomial(None, None, 4.0, 16)}, "local.degree must be an integer, got 4.0"),
         ({"local": ops.LocalPolynomial(None, None, 4, 2.5)}, "local.chunk must be an integer, got 2.5"),
@@ -169,6 +172,14 @@ def test_options_that_do_not_fit_are_refused(message):
 def test_numbers_that_are_no_integers_are_refused_by_every_backend(options, message, backend):
     with pytest.raises((ValueError, TypeError), match=message):
         run(LOCAL, make(LOCAL), backend=backend, **options)
+
+
+def test_an_odd_width_has_no_halves():
+    case = replace(LOCAL, power=1, factors=2, features=9)
+    with pytest.raises(ValueError, match="even width, two halves, got 9"):
+        ops.linear_attention(*(torch.ones(1, 1, 4, width) for width in (9, 9, 3)), factors=2)
+    with pytest.raises(ValueError, match="the state does not fit"):
+        run(replace(case, features=20), make(replace(case, features=20)), state=empty_state(replace(case, factors=1)))
 
 
 def test_a_state_without_an_order_is_refused():

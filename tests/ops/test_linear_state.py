@@ -19,6 +19,8 @@ CASES = [
     Case(length=70, power=1, decays=True),
     Case(length=70, local_chunk=0, decays=True),
     Case(length=70, power=1, local_chunk=0, padded=True),
+    Case(length=70, power=1, factors=2, local_chunk=0, decays=True, padded=True),
+    Case(length=70, power=1, factors=2, features=10),
 ]
 
 
@@ -28,13 +30,14 @@ def parts(state: ops.LinearAttentionState) -> dict:
 
 
 def run_in_spans(case: Case, tensors, edges: list[int], backend: str = "chunked"):
-    """Outputs side by side and the last state, of calls that hand their state on."""
-    state, outputs = empty_state(case), []
+    """Outputs and denominators side by side and the last state, of calls that hand their state on."""
+    state, outputs, denominators = empty_state(case), [], []
     for start, stop in pairwise(edges):
         result = run(case, tensors.span(start, stop), backend=backend, state=state, return_state=True)
         outputs.append(result.output)
+        denominators.append(result.denominator)
         state = result.state
-    return torch.cat(outputs, 2), state
+    return torch.cat(outputs, 2), torch.cat(denominators, 2), state
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -44,8 +47,9 @@ def test_split_anywhere_same_outputs_and_same_state(case, splits):
     tensors = make(case)
     whole = run(case, tensors, backend="reference", return_state=True)
     for backend in ("chunked", "reference"):
-        output, state = run_in_spans(case, tensors, [0, *splits, case.length], backend)
+        output, denominator, state = run_in_spans(case, tensors, [0, *splits, case.length], backend)
         assert relative_error(output, whole.output) < 1e-10
+        assert relative_error(denominator, whole.denominator) < 1e-10
         assert_same(parts(state), parts(whole.state), 1e-10)
 
 
@@ -55,7 +59,8 @@ def test_one_token_at_a_time_in_place_equals_the_whole(case):
     whole = run(case, tensors, backend="reference", return_state=True)
     state = empty_state(case)
     addresses = {name: x.data_ptr() for name, x in state.tensors().items()}
-    outputs, first = [], 30  # the first span holds the padding, then rows stand at different positions
+    outputs, denominators = [], []
+    first = 30  # the first span holds the padding, then rows stand at different positions
     for start, stop in zip([0, *range(first, 60), 63], [*range(first, 60), 63, 70], strict=True):
         span = tensors.span(start, stop)
         if start >= first and span.key_mask is not None:
@@ -65,8 +70,12 @@ def test_one_token_at_a_time_in_place_equals_the_whole(case):
             span.local_key = None if span.local_key is None else span.local_key * real
             span.log_decay = None if span.log_decay is None else span.log_decay * real[..., 0]
         keywords = arguments(case, span)
-        outputs.append(ops.linear_attention_extend_(span.query, span.key, span.value, state, **keywords))
+        result = ops.linear_attention_extend_(span.query, span.key, span.value, state, **keywords)
+        outputs.append(result.output)
+        denominators.append(result.denominator)
+        assert result.state is state
     assert relative_error(torch.cat(outputs, 2), whole.output) < 1e-10
+    assert relative_error(torch.cat(denominators, 2), whole.denominator) < 1e-10
     assert_same(parts(state), parts(whole.state), 1e-10)
     assert {name: x.data_ptr() for name, x in state.tensors().items()} == addresses
 
@@ -109,9 +118,9 @@ def test_rows_of_a_batch_do_not_influence_one_another():
     assert relative_error(run(case, alone).output, run(case, tensors).output[1:2]) < 1e-13
 
 
-@pytest.mark.parametrize("local_chunk", [0, 16])
-def test_combine_is_associative_and_gives_the_joint_state(local_chunk):
-    case = Case(length=90, local_chunk=local_chunk, decays=True)
+@pytest.mark.parametrize("options", [{"local_chunk": 0}, {"local_chunk": 16}, {"power": 1, "factors": 2}], ids=str)
+def test_combine_is_associative_and_gives_the_joint_state(options):
+    case = Case(length=90, decays=True, **options)
     tensors = make(case)
     first, second, third = (
         run(case, tensors.span(*span), return_state=True).state for span in ((0, 32), (32, 64), (64, 90))
@@ -129,8 +138,9 @@ def test_combine_refuses_an_earlier_span_that_ends_inside_a_chunk():
         ops.combine(state, state)
 
 
-def test_reorder_gives_the_states_of_the_named_rows():
-    case = Case(length=37, batch=3, decays=True)
+@pytest.mark.parametrize("options", [{}, {"power": 1, "factors": 2}], ids=str)
+def test_reorder_gives_the_states_of_the_named_rows(options):
+    case = Case(length=37, batch=3, decays=True, **options)
     tensors = make(case)
     state = run(case, tensors, return_state=True).state.reorder(torch.tensor([2, 0, 2]))
     named = tensors.map(lambda x: x[[2, 0, 2]])
@@ -192,13 +202,13 @@ def test_what_combine_gives_is_nobody_elses_memory(local_chunk):
     assert_same(parts(later), before[1], 0.0)
 
 
-def test_a_saved_state_is_the_same_when_loaded(tmp_path):
-    case = Case(length=37, decays=True)
+@pytest.mark.parametrize("case", [Case(length=37, decays=True), Case(length=37, power=1, factors=2)], ids=str)
+def test_a_saved_state_is_the_same_when_loaded(case, tmp_path):
     state = run(case, make(case), return_state=True).state
     state.save(tmp_path / "state.safetensors")
     loaded = ops.LinearAttentionState.load(tmp_path / "state.safetensors")
     assert_same(parts(loaded), parts(state), 0.0)
-    assert loaded.power == state.power
+    assert (loaded.power, loaded.factors) == (state.power, state.factors) == (case.power, case.factors)
 
 
 def test_states_are_float32_for_narrow_inputs():
@@ -217,16 +227,17 @@ def test_a_native_step_equals_a_step_in_plain_pytorch(case):
         for dtype in (torch.float32, torch.float64)
     )
     for (a, state), (b, wanted) in zip(found, expected, strict=True):
-        assert relative_error(a, b) < 2e-5
+        assert relative_error(a.output, b.output) < 2e-5
+        assert relative_error(a.denominator, b.denominator) < 2e-5
         assert_same(parts(state), parts(wanted), 2e-5)
 
 
 def steps(case: Case, tensors, state):
-    """Outputs and states after one, two, three, ... tokens, from a state whose rows stand at different positions."""
+    """Results and states after one, two, three, ... tokens, from a state whose rows stand at different positions."""
     first = tensors.span(0, 7)
     first.key_mask = torch.tensor([[True] * 7, [False] * 3 + [True] * 4])
     state.copy_(run(case, first, backend="reference", state=state, return_state=True).state)
     for start in range(7, case.length):
         span = tensors.span(start, start + 1)
-        output = ops.linear_attention_extend_(span.query, span.key, span.value, state, **arguments(case, span))
-        yield output, state.clone()
+        result = ops.linear_attention_extend_(span.query, span.key, span.value, state, **arguments(case, span))
+        yield result, state.clone()

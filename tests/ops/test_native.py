@@ -139,16 +139,19 @@ FORWARD, SHARED, BACKWARD = "linear_attention.cpp", "linear_attention.h", "linea
 MUTANTS = {
     "prefix zeroed": (FORWARD, "if (sums_.empty()) {", "if (true) {"),
     "first chunk never folded": (SHARED, "if (!is_folded(head, chunk)) return;", "if (chunk.start == 0) return;"),
-    "denominator dropped": (FORWARD, "= call.normalize ? mass_[t] +", "= call.normalize ? 0 * mass_[t] +"),
+    "denominator dropped": (FORWARD, "mass = mass_[t] +", "mass = 0 * mass_[t] +"),
     "inside counted twice": (FORWARD, "store(row + v * kLanes, weight);", "store(row + v * kLanes, weight + weight);"),
     "pairs counted once": (FORWARD, "sums_.read(query_, 2.0f,", "sums_.read(query_, 1.0f,"),
     "no causal mask": (SHARED, "if (head.call.diagonal != kCausal) return", "return"),
     "gradient of the sums dropped": (BACKWARD, "carried_.fold(folder_.x()", "if (false) carried_.fold(folder_.x()"),
     "keys overwritten": (
         BACKWARD,
-        "{keys_gradient_ + key * row, row}, true)",
-        "{keys_gradient_ + key * row, row}, false)",
+        "{keys_gradient_ + f * chunk_.part + key * row, row}, true)",
+        "{keys_gradient_ + f * chunk_.part + key * row, row}, false)",
     ),
+    "second factor dropped": (FORWARD, "if (head_.factors == 2) weight *=", "if (false) weight *="),
+    "gradients of factors exchanged": (BACKWARD, "change * slope * other);", "change * slope * score);"),
+    "factors not told apart": (SHARED, "{rows.data + factor * inner_width,", "{rows.data + 0 * inner_width,"),
     "decay forgotten between chunks": (SHARED, "sums.scale(chunk.decay.carried());", "sums.scale(1.0f);"),
 }
 
@@ -158,6 +161,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     case = Case(length=300, local_chunk=0, decays=True) if "decay" in name else Case(length=100)
+    case = Case(length=100, power=1, factors=2, local_chunk=0) if "factor" in name else case
     file, old, new = MUTANTS[name]
     assert_native_agrees(case)
     source = tmp_path / "source"
@@ -310,7 +314,7 @@ def test_decoding_takes_a_decay_of_another_dtype(dtype):
     steps = [
         ops.linear_attention_extend_(
             *(x.contiguous() for x in (one.query, one.key, one.value)), state, **arguments(case, one)
-        )
+        ).output
         for one in (tensors.span(i, i + 1) for i in range(case.length))
     ]
     assert relative_error(torch.cat(steps, 2), expected) < 1e-5

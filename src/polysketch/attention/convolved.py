@@ -154,7 +154,7 @@ class ConvolvedAttention(LinearizedAttention):
         wide = widened(value)
         convolved, tail = self.convolution.extend(wide, state.tail, key_mask=key_mask)
         operands, options = self._summands(query, key, wide, hidden)
-        sums = ops.linear_attention_extend_(*operands, state.attention, key_mask=key_mask, **options)
+        sums = ops.linear_attention_extend_(*operands, state.attention, key_mask=key_mask, **options).output
         count = state.count[:, None] + _keys_seen(wide, key_mask)
         state.tail.copy_(tail)
         state.count.copy_(count[:, -1])

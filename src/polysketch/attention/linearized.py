@@ -105,7 +105,7 @@ class LinearizedAttention(Mechanism):
         self.check_inputs(query, key, value)
         wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
-        output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options)
+        output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options).output
         return output.to(value.dtype), state
 
     def why_not_captured(self, state: ops.LinearAttentionState) -> str | None:

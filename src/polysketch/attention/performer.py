@@ -205,7 +205,7 @@ class PerformerAttention(LinearizedAttention):
         options: dict[str, Any] = {"normalize": False, "key_mask": key_mask}
         if state is not None:
             local = ops.LocalPolynomial(torch.zeros_like(query), key, 2, chunk)
-            return ops.linear_attention_extend_(*features, value, state, local=local, **options)
+            return ops.linear_attention_extend_(*features, value, state, local=local, **options).output
         local = ops.LocalPolynomial(torch.zeros_like(query[..., :1]), key[..., :1], 2, chunk)
         return ops.linear_attention(*features, value, causal=causal, local=local, **options).output
 

@@ -158,7 +158,7 @@ class PolysketchHeavyAttention(PolysketchAttention):
         wide = _with_ones(value)
         features, options = self._operands(query, key, wide.dtype)
         correction = self._corrected_(query, key, wide, features, options["local"], state, key_mask)
-        sums = ops.linear_attention_extend_(*features, wide, state.attention, key_mask=key_mask, **options)
+        sums = ops.linear_attention_extend_(*features, wide, state.attention, key_mask=key_mask, **options).output
         return self._quotient(sums + correction, value.dtype), state
 
     def extra_repr(self) -> str:

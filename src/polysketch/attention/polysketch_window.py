@@ -247,7 +247,7 @@ class PolysketchWindowAttention(Mechanism):
             power=self.feature_map.power,
             normalize=False,
             log_decay=log_decay,
-        )
+        ).output
         near = ops.sliding_window_attention_with_cache(
             query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=self._beside(sums, far_logit)
         )

@@ -167,7 +167,7 @@ def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) 
         exact = ops.LocalPolynomial(near, far, _DEGREE, local) if local else None
 
         def step(state: ops.LinearAttentionState) -> Tensor:
-            return ops.linear_attention_extend_(query, key, value, state, power=power, offset=1.0, local=exact)
+            return ops.linear_attention_extend_(query, key, value, state, power=power, offset=1.0, local=exact).output
 
         moved_on = state.clone()
         # Of a copy the same call gives the same, but copying takes longer than the step.

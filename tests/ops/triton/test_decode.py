@@ -52,8 +52,8 @@ def on_a_device(state: ops.LinearAttentionState) -> ops.LinearAttentionState:
     return state
 
 
-def step(case: Case, one: Tensors, state: ops.LinearAttentionState) -> Tensor:
-    """One token by the programs."""
+def step(case: Case, one: Tensors, state: ops.LinearAttentionState) -> tuple[Tensor, Tensor]:
+    """Output and denominator of one token by the programs."""
     call = {"causal": True, "state": state, "return_state": True, "compute_chunk": None}
     return extend_one_(*checked(one.query, one.key, one.value, **arguments(case, one), **call), state)
 
@@ -81,9 +81,10 @@ def assert_steps_agree(case: Case, tolerance: float = 1e-5) -> None:
         expected = ops.linear_attention_extend_(
             wide.query, wide.key, wide.value, expected_state, **arguments(exact, wide)
         )
-        found = step(case, one, state)
+        found, denominator = step(case, one, state)
         assert found.dtype == case.dtype
-        assert relative_error(found, expected) < tolerance
+        assert relative_error(found, expected.output) < tolerance
+        assert relative_error(denominator, expected.denominator) < tolerance
         assert_same(parts(state), parts(expected_state), tolerance)
         assert state.device_position.tolist() == expected_state.position.tolist()
     assert {name: x.data_ptr() for name, x in state.tensors().items()} == addresses
@@ -104,7 +105,7 @@ def test_any_strides_will_do():
     one = make(case, 1)
     strided = one.map(lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1))
     state, other = on_a_device(started(case)), on_a_device(started(case))
-    assert torch.equal(step(case, one, state), step(case, strided, other))
+    assert torch.equal(step(case, one, state)[0], step(case, strided, other)[0])
     assert_same(parts(state), parts(other), 0.0)
 
 
@@ -114,7 +115,7 @@ def test_positions_on_the_host_decide_nothing():
     one = make(case, 1)
     state, other = on_a_device(started(case)), on_a_device(started(case))
     other.position += 5
-    assert torch.equal(step(case, one, state), step(case, one, other))
+    assert torch.equal(step(case, one, state)[0], step(case, one, other)[0])
     assert torch.equal(state.device_position, other.device_position)
     assert torch.equal(state.position + 5, other.position)
 

@@ -169,7 +169,7 @@ def test_any_strides_are_taken(view):
 def test_it_is_an_operator():
     """Schema, fake kernel and gradients as torch.library promises them."""
     query, key, value = (torch.randn(1, 1, 5, width).requires_grad_() for width in (5, 5, 3))
-    arguments = (query, key, value, *[None] * 6, 2, True, 1.0, True, 2, 16, 1, False, "triton")
+    arguments = (query, key, value, *[None] * 6, 2, 1, True, 1.0, True, 2, 16, 1, False, "triton")
     torch.library.opcheck(torch.ops.polysketch.linear_attention.default, arguments)
 
 

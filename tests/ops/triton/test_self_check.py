@@ -228,7 +228,7 @@ def test_decoded_tokens_are_checked_too_over_the_end_of_a_chunk(broken, asked):
     shapes = {"query": (2, 6), "key": (1, 6), "value": (1, 3), "local_query": (2, 5), "local_key": (1, 5)}
     tensors = {name: torch.randn(1, heads, 1, width) for name, (heads, width) in shapes.items()}
     inputs = Inputs(**tensors, log_decay=-torch.ones(1, 1, 1))
-    plan = Plan(2, True, 1.0, True, 4, 8, Diagonal.CAUSAL, True)
+    plan = Plan(2, 1, True, 1.0, True, 4, 8, Diagonal.CAUSAL, True)
     pick = partial(decode._step_for, inputs, plan, state)
     if broken:
         with breaking("linear_extend"), pytest.warns(UserWarning, match="linear_attention_extend float32 features=6"):

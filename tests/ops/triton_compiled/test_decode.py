@@ -35,7 +35,7 @@ def compiled_step(
     local_query, local_key, degree, _ = local or (None, None, 2, 0)
     inputs = Inputs(*rows, local_query, local_key, empty(4, 1) if decays else None)
     with compiling(capability) as found:
-        extend_one_(inputs, Plan(2, True, 1.0, True, degree, chunk, Diagonal.CAUSAL, True), state)
+        extend_one_(inputs, Plan(2, 1, True, 1.0, True, degree, chunk, Diagonal.CAUSAL, True), state)
     return found
 
 

@@ -23,16 +23,18 @@ def attend(
     if key_mask is not None:
         inputs = _without_masked_keys(key_mask, inputs)
     if not plan.causal and inputs.local_key is None:  # nothing depends on positions
-        return LinearAttentionResult(run(inputs, plan, backend).output, None)
+        found = run(inputs, plan, backend)
+        return LinearAttentionResult(found.output, None, found.denominator)
     alignment = align(key_mask, state, inputs.key)
     aligned = inputs if alignment is None else _to_aligned(alignment, inputs, state)
     if state is not None:
         aligned = aligned._replace(sums=state.sums, normalizer=state.normalizer)
     found = run_in_spans(aligned, plan, backend) if plan.causal else _both_directions(aligned, plan, backend)
-    output = found.output if alignment is None else alignment.from_aligned(found.output)
-    if not plan.return_sums:
-        return LinearAttentionResult(output, None)
-    return LinearAttentionResult(output, _next_state(found, aligned, plan, alignment, state))
+    after = _next_state(found, aligned, plan, alignment, state) if plan.return_sums else None
+    if alignment is None:
+        return LinearAttentionResult(found.output, after, found.denominator)
+    denominator = alignment.from_aligned(found.denominator[..., None])[..., 0]
+    return LinearAttentionResult(alignment.from_aligned(found.output), after, denominator)
 
 
 def _without_masked_keys(key_mask: Tensor, inputs: Inputs) -> Inputs:
@@ -93,6 +95,7 @@ def _next_state(
         open_log_decay=cut(decay[..., None])[..., 0],
         position=seen if before is None else before.position + seen,
         power=plan.power,
+        factors=plan.factors,
     )
 
 

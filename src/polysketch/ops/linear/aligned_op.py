@@ -6,6 +6,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.linear.backends import BACKENDS, Backend
+from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
 
 _TENSORS = len(Inputs._fields)
@@ -13,8 +14,8 @@ _TENSORS = len(Inputs._fields)
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? local_query, Tensor? local_key, Tensor? log_decay, "
     "Tensor? sums, Tensor? normalizer, Tensor? length, "
-    "int power, bool causal, float offset, bool normalize, int degree, int chunk, int diagonal, bool return_sums, "
-    "str backend"
+    "int power, int factors, bool causal, float offset, bool normalize, int degree, int chunk, int diagonal, "
+    "bool return_sums, str backend"
 )
 
 
@@ -95,16 +96,16 @@ def _decay_gradient(
 ) -> Tensor:
     """(batch, key_heads, L), from gradients already known: the same for every backend.
 
-    With c the running total of log_decay, a sketched weight is homogeneous of degree `power` in its query and in its
-    key and proportional to exp(c_i - c_j), so dc_t = (q_t . dq_t - k_t . dk_t) / power; what leaves through the final
-    sums is proportional to exp(c) at their boundary.
+    With c the running total of log_decay, a sketched weight is homogeneous of degree power * factors in its query and
+    in its key and proportional to exp(c_i - c_j), so dc_t = (q_t . dq_t - k_t . dk_t) / (power * factors); what leaves
+    through the final sums is proportional to exp(c) at their boundary.
     """
     accumulate = gradients["query"].dtype
     shared = inputs.query.shape[1] // inputs.key.shape[1]
     of_query = (inputs.query.to(accumulate) * gradients["query"]).sum(-1).unflatten(1, (-1, shared)).sum(2)
     of_query = of_query if plan.causal else 0.0  # keys are only added up: nothing reads them from inside the sequence
     of_key = (inputs.key.to(accumulate) * gradients["key"]).sum(-1)
-    gradient = ((of_query - of_key) / plan.power).flip(-1).cumsum(-1).flip(-1)
+    gradient = ((of_query - of_key) / (plan.power * plan.factors)).flip(-1).cumsum(-1).flip(-1)
     if not plan.return_sums:
         return gradient
     leaving = (upstream.sums * outputs.sums).sum((-1, -2)) + (upstream.normalizer * outputs.normalizer).sum(-1)
@@ -120,7 +121,7 @@ def _operations(shapes: Inputs, plan: Plan) -> int:
     """Floating-point operations of the forward pass, multiply-adds counted as two; half of a causal chunk."""
     batch, heads, queries, features = shapes.query
     keys, width = shapes.key[2], shapes.value[3] + 1
-    expanded = features * (features + 1) // 2 if plan.power == 2 else features
+    expanded = features * (features + 1) // 2 if plan.power == 2 else expanded_size(features, 1, plan.factors)
     sums = 2 * expanded * width * batch * (heads * queries + shapes.key[1] * keys)
     if not plan.causal:
         return sums

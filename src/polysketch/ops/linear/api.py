@@ -22,6 +22,7 @@ def linear_attention(
     value: Tensor,
     *,
     power: int = 1,
+    factors: int = 1,
     causal: bool = False,
     offset: float = 0.0,
     normalize: bool = True,
@@ -37,6 +38,7 @@ def linear_attention(
 
         o_i = sum_j w_ij v_j / (offset + sum_j w_ij)
         w_ij = (phi(q_i) . phi(k_j))^power exp(log_decay_{j+1} + ... + log_decay_i)
+        w_ij = (a_i . a_j) (b_i . b_j) exp(...)   with factors = 2, a and b the two halves of phi
         w_ij = (q_i . k_j)^degree              where i and j share an aligned chunk of `local`
 
     over j <= i when `causal`, over all j otherwise. A row without any mass (offset + sum = 0) gives zeros.
@@ -51,6 +53,8 @@ def linear_attention(
         key_features: (batch, key_heads, key_length, r); heads is a multiple of key_heads (grouped-query attention).
         value: (batch, key_heads, key_length, value_dim).
         power: 1 or 2. At 2 the features are squared inside, never written out.
+        factors: 1 or 2. At 2 the features are two halves (a, b) of r / 2 numbers each, and stand for the products a_i
+            b_j, which are never written out. Needs an even r and power 1.
         causal: needs equal query and key lengths.
         offset: added to the denominator; 1 in PolySketchFormer.
         normalize: false leaves out the denominator.
@@ -67,23 +71,25 @@ def linear_attention(
             the definition).
 
     Returns:
-        `.output` (batch, heads, length, value_dim) in the dtype of `value`; `.state` or None. Sums are float32, or
-        float64 for float64 inputs, also under autocast, which does not touch this op.
+        `.output` (batch, heads, length, value_dim) in the dtype of `value`; `.state` or None; `.denominator` (batch,
+        heads, length), offset + sum of weights, in the dtype of sums. Sums are float32, or float64 for float64 inputs,
+        also under autocast, which does not touch this op.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came. A batch
             may be empty, and then outputs and states are; a sequence may not.
         RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
 
-    Cost, per token and head, power 2: 4 (r (r + 1) / 2) (value_dim + 1) operations for the sums and 2 chunk (head_dim
-    + value_dim) / 2 inside chunks; the backward pass about 2.5 times the forward one. Memory beyond inputs and outputs
-    does not grow with the length.
+    Cost, per token and head: 4 e (value_dim + 1) operations for the sums, with e = r at power 1, r (r + 1) / 2 at power
+    2 and r^2 / 4 with two factors, and 2 chunk (head_dim + value_dim) / 2 inside chunks; the backward pass about 2.5
+    times the forward one. Memory beyond inputs and outputs does not grow with the length.
     """
     inputs, plan = checked(
         query_features,
         key_features,
         value,
         power=power,
+        factors=factors,
         causal=causal,
         offset=offset,
         normalize=normalize,

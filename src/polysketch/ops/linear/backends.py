@@ -36,7 +36,7 @@ def _runs_anywhere(query: Tensor, value: Tensor | None) -> str | None:
     return None
 
 
-def _one_piece(feature_dim: int, power: int) -> int:
+def _one_piece(feature_dim: int, power: int, factors: int) -> int:
     return 1
 
 
@@ -52,7 +52,7 @@ class Backend:
         name: by which a caller asks for it.
         why_not: (query, value or None) -> why it cannot take tensors like these, None where it can.
         compute_chunk: tokens worked on at once.
-        pieces: (feature_dim, power) -> how many pieces of the sums of a head are worked on independently.
+        pieces: (feature_dim, power, factors) -> how many pieces of the sums of a head are worked on independently.
         forward: aligned inputs -> outputs.
         backward: (inputs, plan, outputs, gradients of the outputs) -> gradients by the names of `Inputs`, of those
             that are given but `log_decay`. Those of query and key in the dtype of sums where there is a `log_decay`:
@@ -64,7 +64,7 @@ class Backend:
     name: str
     why_not: Callable[[Tensor, Tensor | None], str | None] = _runs_anywhere
     compute_chunk: ComputeChunk = _PLAIN
-    pieces: Callable[[int, int], int] = _one_piece
+    pieces: Callable[[int, int, int], int] = _one_piece
     forward: Callable[[Inputs, Plan], Outputs] = _takes_whole_calls
     backward: Callable[[Inputs, Plan, Outputs, Outputs], dict[str, Tensor]] = _takes_whole_calls
     whole: Whole | None = None

@@ -18,6 +18,7 @@ def checked(
     value: Tensor,
     *,
     power: int,
+    factors: int,
     causal: bool,
     offset: float,
     normalize: bool,
@@ -37,6 +38,7 @@ def checked(
     _check_shapes(query, key, value, causal)
     if type(power) is not int or power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power!r}")
+    _check_factors(factors, power, key.shape[3])
     if compute_chunk is not None:
         check_at_least_one(compute_chunk=compute_chunk)
     if key_mask is not None:
@@ -53,7 +55,7 @@ def checked(
         _expect_shape("log_decay", log_decay, (*key.shape[:3],))
         _check_kinds({"value": value, "log_decay": log_decay}, same_dtype=False)
         inputs = inputs._replace(log_decay=log_decay.clamp(min=FORGOTTEN))
-    plan = Plan(power, causal, float(offset), normalize, degree, chunk, Diagonal.CAUSAL, return_state)
+    plan = Plan(power, factors, causal, float(offset), normalize, degree, chunk, Diagonal.CAUSAL, return_state)
     if state is not None:
         _check_state(state, inputs, plan)
     return inputs, plan
@@ -97,6 +99,15 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
         )
 
 
+def _check_factors(factors: int, power: int, feature_dim: int) -> None:
+    if type(factors) is not int or factors not in (1, 2):
+        raise ValueError(f"factors must be 1 or 2, got {factors!r}")
+    if factors == 2 and power != 1:
+        raise ValueError(f"factors=2 goes with power=1: products have no further power, got power={power}")
+    if factors == 2 and feature_dim % 2:
+        raise ValueError(f"factors=2 needs features of an even width, two halves, got {feature_dim}")
+
+
 def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor) -> None:
     check_at_least_one(**{"local.degree": local.degree, "local.chunk": local.chunk})
     if local.degree % 2:
@@ -111,18 +122,19 @@ def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor) -> None:
 def _check_state(state: LinearAttentionState, inputs: Inputs, plan: Plan) -> None:
     key, value, local_key = inputs.key, inputs.value, inputs.local_key
     chunk, width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
-    expected = (key.shape[0], key.shape[1], key.shape[3], value.shape[3], plan.power, chunk, width)
+    expected = (key.shape[0], key.shape[1], key.shape[3], value.shape[3], plan.power, plan.factors, chunk, width)
     found = (
         state.sums.shape[0],
         state.sums.shape[1],
         state.feature_dim,
         state.sums.shape[3],
         state.power,
+        state.factors,
         state.local_chunk,
         state.open_key.shape[3],
     )
     if expected != found:
-        names = "batch, key heads, features, value width, power, local chunk, local width"
+        names = "batch, key heads, features, value width, power, factors, local chunk, local width"
         raise ValueError(f"the state does not fit: expected ({names}) = {expected}, found {found}")
     check_devices(key_features=key, state=state.sums)
 

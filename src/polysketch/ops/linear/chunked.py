@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polysketch.ops.linear.packing import halves
 from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan, Stretch
@@ -85,9 +86,15 @@ def _chunk_rows(piece: Piece, sums: Sums, chunk: Stretch, rows: Stretch) -> tupl
 
 def _weights(piece: Piece, keys: Stretch, rows: Stretch) -> Tensor:
     """Weights inside a chunk (G, R, keys), masked and decayed."""
-    query, key, exponent = piece.inner_operands(rows, keys)
-    weights = piece.workspace.take("weights", (piece.size, query.shape[1], key.shape[1]), query)
-    power_(torch.bmm(query, key.mT, out=weights), exponent)
+    query, key, exponent, factors = piece.inner_operands(rows, keys)
+    shape = (piece.size, query.shape[1], key.shape[1])
+    weights, *others = (
+        torch.bmm(a, b.mT, out=piece.workspace.take(name, shape, query))
+        for name, a, b in zip(("weights", "other scores"), halves(query, factors), halves(key, factors), strict=False)
+    )
+    power_(weights, exponent)
+    for scores in others:
+        weights.mul_(scores)
     between = piece.decay_between(keys, rows)
     if between is not None:
         weights.mul_(between)
@@ -95,8 +102,8 @@ def _weights(piece: Piece, keys: Stretch, rows: Stretch) -> Tensor:
 
 
 def _write_rows(piece: Piece, outputs: Outputs, rows: Stretch, numerator: Tensor, denominator: Tensor) -> None:
+    denominator = denominator.add_(piece.plan.offset)
     if piece.plan.normalize:
-        denominator = denominator.add_(piece.plan.offset)
         numerator = numerator.mul_(piece.reciprocal(denominator)[..., None])
     piece.write_queries(outputs.output, rows, numerator)
     piece.write_queries(outputs.denominator, rows, denominator)

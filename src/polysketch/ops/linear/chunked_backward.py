@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.chunked import power_
+from polysketch.ops.linear.packing import halves
 from polysketch.ops.linear.piece import Group, Piece, shares
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.linear.sums import Sums
@@ -155,25 +156,39 @@ def _inner_backward(task: _Task, chunk: Stretch, key_gradient: Tensor, value_gra
     for rows in piece.short(chunk):
         keys = piece.visible(chunk, rows)
         numerator, denominator = task.rows(rows)
-        query, key, exponent = piece.inner_operands(rows, keys)
-        weight, slope = _weight_and_slope(piece, torch.bmm(query, key.mT), exponent, keys, rows)
+        query, key, exponent, factors = piece.inner_operands(rows, keys)
+        operands = list(zip(halves(query, factors), halves(key, factors), strict=True))
+        scores = [torch.bmm(a, b.mT) for a, b in operands]
+        weight, slopes = _weight_and_slopes(piece, scores, exponent, keys, rows)
         value_gradient[:, : keys.size].baddbmm_(weight.mT, numerator)
-        change = torch.baddbmm(denominator[..., None], numerator, piece.value(keys).mT).mul_(slope)
-        piece.write_queries(task.gradients[target], rows, torch.bmm(change, key), add=local_key is None)
-        inner[:, : keys.size].baddbmm_(change.mT, query)
+        change = torch.baddbmm(denominator[..., None], numerator, piece.value(keys).mT)
+        changes = [slope.mul_(change) for slope in slopes]
+        of_query = [torch.bmm(part, b) for part, (_, b) in zip(changes, operands, strict=True)]
+        piece.write_queries(task.gradients[target], rows, _side_by_side(of_query), add=local_key is None)
+        of_key = halves(inner[:, : keys.size], factors)
+        for half, part, (a, _) in zip(of_key, changes, operands, strict=True):
+            half.baddbmm_(part.mT, a)
     if local_key is not None:
         piece.write(task.gradients["local_key"], chunk, inner)
 
 
-def _weight_and_slope(
-    piece: Piece, score: Tensor, exponent: int, keys: Stretch, rows: Stretch
-) -> tuple[Tensor, Tensor]:
-    """score^exponent and its derivative, masked and decayed; `score` is used up."""
+def _side_by_side(halves: list[Tensor]) -> Tensor:
+    return halves[0] if len(halves) == 1 else torch.cat(halves, -1)
+
+
+def _weight_and_slopes(
+    piece: Piece, scores: list[Tensor], exponent: int, keys: Stretch, rows: Stretch
+) -> tuple[Tensor, list[Tensor]]:
+    """score^exponent, or the product of two scores, and the derivatives, masked and decayed; scores are used up."""
+    score, *others = scores
     # s^(p-1) for even p is (s^2)^((p-2)/2) s; at p = 1 it is 1.
     slope = power_(score * score, (exponent - 2) // 2).mul_(score) if exponent > 1 else torch.ones_like(score)
     between = piece.decay_between(keys, rows)
     if between is not None:
         slope.mul_(between)
     piece.mask_(slope, rows)
-    weight = score.mul_(slope)
-    return weight, slope.mul_(exponent)
+    if not others:
+        weight = score.mul_(slope)
+        return weight, [slope.mul_(exponent)]
+    masked, other = score.mul_(slope), others[0]
+    return masked * other, [slope.mul_(other), masked]

@@ -9,15 +9,15 @@ from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.linear import native
 from polysketch.ops.linear.api import linear_attention
 from polysketch.ops.linear.checks import checked
-from polysketch.ops.linear.packing import expand_tiles, pad_features
+from polysketch.ops.linear.packing import expand
 from polysketch.ops.linear.self_check import steps_agree, why_no_steps
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.triton import decoding as triton_decode
-from polysketch.ops.linear.types import Inputs, LocalPolynomial, Plan
+from polysketch.ops.linear.types import Inputs, LinearAttentionResult, LocalPolynomial, Plan
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
-Step = Callable[[Inputs, Plan, LinearAttentionState], Tensor]
-"""One token of every row: its output (batch, heads, 1, value_dim); the state moves on."""
+Step = Callable[[Inputs, Plan, LinearAttentionState], tuple[Tensor, Tensor]]
+"""One token of every row: output (batch, heads, 1, value_dim) and denominator (batch, heads, 1); the state moves on."""
 
 
 # Longer spans go through the chunked backend: one call for all of them costs less than this many single steps.
@@ -32,19 +32,20 @@ def linear_attention_extend_(
     state: LinearAttentionState,
     *,
     power: int = 1,
+    factors: int = 1,
     offset: float = 0.0,
     normalize: bool = True,
     local: LocalPolynomial | None = None,
     log_decay: Tensor | None = None,
     key_mask: Tensor | None = None,
-) -> Tensor:
+) -> LinearAttentionResult:
     """Causal `linear_attention` of the next tokens; `state` moves on in place, at the same addresses.
 
     Arguments and errors as in `linear_attention`; any number of tokens, rows at different positions too. Nothing is
     differentiated: to train through a state, pass it to `linear_attention`. Forward-mode derivatives are refused.
 
     Returns:
-        (batch, heads, length, value_dim), dtype of the value.
+        As `linear_attention`; `.state` is the one that was given.
 
     Cost of one token, per key head: reading `state.sums` once, and the tokens of the open chunk. When a chunk is full
     it is folded into the sums, at the cost of about one forward pass over that chunk.
@@ -56,6 +57,7 @@ def linear_attention_extend_(
             key_features,
             value,
             power=power,
+            factors=factors,
             causal=True,
             offset=offset,
             normalize=normalize,
@@ -66,13 +68,13 @@ def linear_attention_extend_(
             return_state=True,
         )
         assert result.state is not None
-        state.copy_(result.state)
-        return result.output
+        return result._replace(state=state.copy_(result.state))
     inputs, plan = checked(
         query_features,
         key_features,
         value,
         power=power,
+        factors=factors,
         causal=True,
         offset=offset,
         normalize=normalize,
@@ -87,8 +89,11 @@ def linear_attention_extend_(
     step = _step_for(inputs, plan, state)
     with torch.autocast(value.device.type, enabled=False):
         if length == 1:
-            return step(inputs, plan, state)
-        return torch.cat([step(_token(inputs, index), plan, state) for index in range(length)], 2)
+            output, denominator = step(inputs, plan, state)
+        else:
+            steps = (step(_token(inputs, index), plan, state) for index in range(length))
+            output, denominator = (torch.cat(parts, 2) for parts in zip(*steps, strict=True))
+    return LinearAttentionResult(output, state, denominator)
 
 
 def _token(inputs: Inputs, index: int) -> Inputs:
@@ -122,7 +127,7 @@ def why_not_captured(state: LinearAttentionState) -> str | None:
     return triton_decode.why_not_extend(state.sums, state) or "Triton's interpreter decodes on no device"
 
 
-def _extend_one(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
+def _extend_one(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tuple[Tensor, Tensor]:
     """A step in plain PyTorch."""
     dtype, (batch, key_heads) = state.sums.dtype, inputs.key.shape[:2]
     lead = (batch, key_heads, inputs.query.shape[1] // key_heads)
@@ -146,14 +151,17 @@ def _extend_one(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tens
         denominator = denominator + exact.sum(-1)
         _fold_full_chunks(state, [row for row, tokens in enumerate(fill) if tokens + 1 == plan.chunk])
     state.advance_()
+    denominator = denominator + plan.offset
     if plan.normalize:
-        mass = (denominator + plan.offset)[..., None]
+        mass = denominator[..., None]
         numerator = torch.where(mass == 0, 0.0, numerator / mass)
-    return numerator.reshape(batch, inputs.query.shape[1], 1, value.shape[3]).to(inputs.value.dtype)
+    heads = inputs.query.shape[1]
+    output = numerator.reshape(batch, heads, 1, value.shape[3]).to(inputs.value.dtype)
+    return output, denominator.reshape(batch, heads, 1)
 
 
 def _expand(x: Tensor, state: LinearAttentionState, *, query: bool) -> Tensor:
-    return x if state.power == 1 else expand_tiles(pad_features(x), double_off_diagonal=query)
+    return expand(x, state.power, state.factors, query=query)
 
 
 def _read(state: LinearAttentionState, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.linear.packing_rows import Rows, num_pairs, pair_rows
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
@@ -17,13 +18,13 @@ from polysketch.ops.native import TensorPointer, library, run_in_threads, run_pr
 from polysketch.ops.native import why_not as why_no_program
 
 _SIZES = ("heads", "key_heads", "queries", "keys", "features", "value_width", "local_width")
-_OPTIONS = ("power", "causal", "normalize", "degree", "chunk", "diagonal", "return_sums")
+_OPTIONS = ("power", "factors", "causal", "normalize", "degree", "chunk", "diagonal", "return_sums")
 _INPUTS = ("query", "key", "value", "local_query", "local_key", "log_decay")
 _GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "local_query", "local_key"))
 
 # One token against a state has a program of its own, which updates the state where it lies.
 _STEP_SIZES = ("heads", "key_heads", "features", "value_width", "local_width")
-_STEP_OPTIONS = ("power", "normalize", "degree", "chunk", "expanded")
+_STEP_OPTIONS = ("power", "factors", "normalize", "degree", "chunk", "expanded")
 _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay", "position")
 # Fewer sums than this are read by one thread: waking another costs more.
 _SUMS_WORTH_A_THREAD = 2**20
@@ -51,7 +52,7 @@ class _ExtendCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in _STEP_SIZES + _STEP_OPTIONS),
         ("offset", ctypes.c_float),
-        *((name, TensorPointer) for name in (*_INPUTS, "output")),
+        *((name, TensorPointer) for name in (*_INPUTS, "output", "denominator")),
         *((f"state_{name}", ctypes.c_void_p) for name in _STATE),
     )
 
@@ -64,7 +65,7 @@ def why_not(query: Tensor, value: Tensor | None = None) -> str | None:
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
     (batch, heads, length, _), value = inputs.query.shape, inputs.value
-    layout = _Layout(inputs.key.shape[3], plan.power)
+    layout = _Layout(inputs.key.shape[3], plan.power, plan.factors)
     sums = value.new_empty(batch, inputs.key.shape[1], layout.size if plan.return_sums else 0, value.shape[3])
     found = Outputs(
         value.new_empty(batch, heads, length, value.shape[3]),
@@ -90,7 +91,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
         outputs: what it gave.
         upstream: the gradients of its outputs.
     """
-    layout = _Layout(inputs.key.shape[3], plan.power)
+    layout = _Layout(inputs.key.shape[3], plan.power, plan.factors)
     given = inputs._replace(log_decay=None).differentiable()
     gradients = {
         name: torch.empty_like(tensor, memory_format=torch.contiguous_format) for name, tensor in given.items()
@@ -119,20 +120,20 @@ def can_extend(query: Tensor, state: LinearAttentionState) -> bool:
     return all(tensor.is_contiguous() for tensor in state.tensors().values())
 
 
-def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
-    """One token, already checked, features and value float32; the state moves on.
+def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tuple[Tensor, Tensor]:
+    """Output and denominator of one token, already checked, features and value float32; the state moves on.
 
     A decay may come in another dtype: the program reads everything as float32.
     """
     query, key, value, local_query, local_key, log_decay, *_ = inputs
     (batch, heads, _, features), key_heads, width = query.shape, key.shape[1], value.shape[3]
-    output = value.new_empty(batch, heads, 1, width)
+    output, denominator = value.new_empty(batch, heads, 1, width), value.new_empty(batch, heads, 1)
     chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
-    rows = [query, key, value, local_query, local_key, log_decay, output]
+    rows = [query, key, value, local_query, local_key, log_decay, output, denominator]
     kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
     call = _ExtendCall(
         *(heads, key_heads, features, width, local_width),
-        *(state.power, plan.normalize, plan.degree, chunk, state.sums.shape[2]),
+        *(state.power, state.factors, plan.normalize, plan.degree, chunk, state.sums.shape[2]),
         plan.offset,
         *(TensorPointer() if tensor is None else TensorPointer.of(tensor) for tensor in kept),
         *(getattr(state, name).data_ptr() for name in _STATE),
@@ -143,7 +144,7 @@ def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tens
     else:
         run_in_threads(program, call, units, [*kept, *state.tensors().values()])
     state.advance_()
-    return output
+    return output, denominator
 
 
 class _Layout:
@@ -151,12 +152,12 @@ class _Layout:
 
     Args:
         feature_dim: r.
-        power: at 1 the two layouts are one.
+        power, factors: as in `linear_attention`; at power 1 the two layouts are one.
     """
 
-    def __init__(self, feature_dim: int, power: int) -> None:
+    def __init__(self, feature_dim: int, power: int, factors: int) -> None:
         self.feature_dim, self.power = feature_dim, power
-        self.size = feature_dim if power == 1 else num_pairs(feature_dim)
+        self.size = num_pairs(feature_dim) if power == 2 else expanded_size(feature_dim, power, factors)
 
     def from_public(self, tensor: Tensor) -> Tensor:
         return self._apply(Rows.from_tiles, tensor)

@@ -1,4 +1,6 @@
-"""The symmetric tile layout of x (x) x, in which the state of a power-2 feature map is kept.
+"""The layouts in which a state keeps expanded features: as they are, in tiles of squares, in products of two halves.
+
+At power 2 the expansion is x (x) x, which is symmetric.
 
 x in R^r is padded with zeros to a multiple of 16 and cut into tiles of 16. Of the r^2 products x_a x_b only the tile
 pairs I <= J are written, each as 16 x 16 values in row-major order, pairs ordered (0,0), (0,1), ..., (1,1), ...:
@@ -6,6 +8,8 @@ pairs I <= J are written, each as 16 x 16 values in row-major order, pairs order
     (x . y)^2 = sum over I <= J of w_IJ <x_I (x) x_J, y_I (x) y_J>,    w_II = 1, w_IJ = 2 otherwise
 
 The factor 2 belongs to the query side, so that a state is a plain sum of products of keys.
+
+With two factors x is two halves (a, b), and the expansion a (x) b: the products a_i b_j, i major, each once.
 """
 
 from functools import cache
@@ -32,8 +36,10 @@ def on_diagonal(feature_dim: int, device: torch.device) -> Tensor:
     return pairs
 
 
-def expanded_size(feature_dim: int, power: int) -> int:
-    """Length of the expanded feature vector: `feature_dim` at power 1, 256 values per tile pair at power 2."""
+def expanded_size(feature_dim: int, power: int, factors: int) -> int:
+    """Length of an expanded feature vector: 256 values a tile pair at power 2; (feature_dim / 2)^2 with two factors."""
+    if factors == 2:
+        return (feature_dim // 2) ** 2
     if power == 1:
         return feature_dim
     count = (feature_dim + TILE - 1) // TILE
@@ -56,6 +62,24 @@ def expand_tiles(x: Tensor, *, double_off_diagonal: bool) -> Tensor:
     pairs = tile_pairs(x.shape[-1])
     products = [(tiles if i == j else doubled)[..., i, :, None] * tiles[..., j, None, :] for i, j in pairs]
     return torch.stack(products, -3).flatten(-3)
+
+
+def halves(x: Tensor, factors: int) -> tuple[Tensor, ...]:
+    """x itself, or with two factors its halves (..., r / 2), views of it."""
+    return (x,) if factors == 1 else x.chunk(2, -1)
+
+
+def expand_factors(x: Tensor) -> Tensor:
+    """x (..., r), the halves a and b -> (..., (r / 2)^2): a_i b_j, i major."""
+    first, second = x.chunk(2, -1)
+    return (first[..., :, None] * second[..., None, :]).flatten(-2)
+
+
+def expand(x: Tensor, power: int, factors: int, *, query: bool) -> Tensor:
+    """x (..., r) -> (..., expanded_size): what sums are made of, on the query's side with its weights."""
+    if factors == 2:
+        return expand_factors(x)
+    return x if power == 1 else expand_tiles(pad_features(x), double_off_diagonal=query)
 
 
 def symmetrize(packed: Tensor, feature_dim: int) -> Tensor:

@@ -40,7 +40,7 @@ class Rows:
         }
         row = {pair: index for index, pair in enumerate(pairs)}
         rows = [row.get((a, b), row.get((b, a), len(pairs))) for a, b in place]
-        self._size, self._public_size = len(pairs), expanded_size(feature_dim, 2)
+        self._size, self._public_size = len(pairs), expanded_size(feature_dim, 2, 1)
         self._padded = len(pairs) in rows
         # A tile on the diagonal has two places for a pair, (a, b) and (b, a); other tiles have one, taken twice.
         self._first = torch.tensor([place[pair] for pair in pairs], device=device)

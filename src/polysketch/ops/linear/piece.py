@@ -141,12 +141,12 @@ class Piece:
         """Values (G, T, h)."""
         return self.rows(self.inputs.value, span)
 
-    def inner_operands(self, rows: Stretch, keys: Stretch) -> tuple[Tensor, Tensor, int]:
-        """Query rows, keys and exponent of the weights inside a chunk."""
+    def inner_operands(self, rows: Stretch, keys: Stretch) -> tuple[Tensor, Tensor, int, int]:
+        """Query rows, keys, exponent and factors of the weights inside a chunk."""
         inputs = self.inputs
         if inputs.local_query is not None and inputs.local_key is not None:
-            return self.query_rows(inputs.local_query, rows), self.rows(inputs.local_key, keys), self.plan.degree
-        return self.query(rows), self.key(keys), self.plan.power
+            return self.query_rows(inputs.local_query, rows), self.rows(inputs.local_key, keys), self.plan.degree, 1
+        return self.query(rows), self.key(keys), self.plan.power, self.plan.factors
 
     def _padded(self, features: Tensor) -> Tensor:
         return torch.nn.functional.pad(features, (0, self._pad)) if self._pad else features
@@ -196,7 +196,7 @@ class Piece:
         """Empty sums for this group."""
         like = self.inputs.value.new_empty(0, dtype=self.dtype)
         widths = (self.inputs.key.shape[3], self.inputs.value.shape[3])
-        return Sums(like, self.size, *widths, self.plan.power, self.workspace)
+        return Sums(like, self.size, *widths, self.plan.power, self.plan.factors, self.workspace)
 
     def initial_sums(self) -> Sums:
         """Sums before the first chunk."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.linear.packing import expand_tiles, pad_features, symmetrize
+from polysketch.ops.linear.packing import expand, halves, symmetrize
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Plan
 
@@ -16,8 +16,9 @@ def linear_attention(
 ) -> LinearAttentionResult:
     """o_i = sum_j w_ij v_j / (offset + sum_j w_ij), by the full matrix of weights.
 
-    w_ij = (phi(q_i) . phi(k_j))^power exp(sum of log_decay over j+1..i), or (q_i . k_j)^degree where i and j share an
-    aligned local chunk. Arguments as in `polysketch.ops.linear_attention`, already checked.
+    w_ij = (phi(q_i) . phi(k_j))^power exp(sum of log_decay over j+1..i), with two factors the product of that of both
+    halves of phi, or (q_i . k_j)^degree where i and j share an aligned local chunk. Arguments as in
+    `polysketch.ops.linear_attention`, already checked.
     """
     if state is not None and plan.power == 2:
         mass = symmetrize(state.normalizer[..., None], state.feature_dim)[..., 0]
@@ -31,7 +32,9 @@ def linear_attention(
 
     # 1. Weights.
     query = inputs.query.to(keys.value.dtype)
-    weights = (query @ of_group(keys.features).mT) ** plan.power
+    operands = zip(halves(query, plan.factors), halves(of_group(keys.features), plan.factors), strict=True)
+    first, *second = (a @ b.mT for a, b in operands)
+    weights = (first * second[0] if second else first) ** plan.power
     if plan.causal:
         since = of_group(keys.total_decay)[..., -length:, None] - of_group(keys.total_decay)[..., None, :]
         weights = weights * since.clamp(max=0).exp()
@@ -47,19 +50,21 @@ def linear_attention(
     # 2. Numerator and denominator. A state's sums are decayed from its boundary to each query.
     numerator, denominator = weights @ of_group(keys.value), weights.sum(-1)
     if state is not None:
-        expanded = _expand(query, plan.power, query=True) * of_group(keys.total_decay)[..., -length:, None].exp()
+        expanded = expand(query, plan.power, plan.factors, query=True)
+        expanded = expanded * of_group(keys.total_decay)[..., -length:, None].exp()
         numerator = numerator + expanded @ of_group(state.sums)
         denominator = denominator + (expanded @ of_group(state.normalizer)[..., None])[..., 0]
 
     # 3. Output. Rows without any mass and padding give zeros.
-    output = numerator
+    output, denominator = numerator, plan.offset + denominator
     if plan.normalize:
-        mass = (plan.offset + denominator)[..., None]
+        mass = denominator[..., None]
         output = torch.where(mass == 0, 0.0, numerator / mass.masked_fill(mass == 0, 1.0))
     if plan.causal or keys.local is not None:
-        output = output.masked_fill((position < 0)[:, None, :, None], 0.0)
+        padding = (position < 0)[:, None]
+        output, denominator = output.masked_fill(padding[..., None], 0.0), denominator.masked_fill(padding, 0.0)
     after = _state_after(keys, position, plan, state) if plan.return_sums else None
-    return LinearAttentionResult(output.to(inputs.value.dtype), after)
+    return LinearAttentionResult(output.to(inputs.value.dtype), after, denominator)
 
 
 class _Keys(NamedTuple):
@@ -120,7 +125,7 @@ def _state_after(
     folded = (keys.real & (keys.position < boundary))[:, None]
     total = (keys.log_decay * folded).sum(-1)
     factor = (total[..., None] - keys.total_decay).clamp(max=0).exp() * folded
-    expanded = _expand(keys.features, plan.power, query=False) * factor[..., None]
+    expanded = expand(keys.features, plan.power, plan.factors, query=False) * factor[..., None]
     sums, normalizer, log_decay = expanded.mT @ keys.value, expanded.sum(2), total
     if before is not None:
         sums = sums + before.sums * total.exp()[..., None, None]
@@ -139,8 +144,5 @@ def _state_after(
         open_log_decay=(slot @ keys.log_decay[..., None])[..., 0],
         position=end[:, 0].cpu(),
         power=plan.power,
+        factors=plan.factors,
     )
-
-
-def _expand(x: Tensor, power: int, *, query: bool) -> Tensor:
-    return x if power == 1 else expand_tiles(pad_features(x), double_off_diagonal=query)

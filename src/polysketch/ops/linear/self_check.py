@@ -20,6 +20,8 @@ _EXTEND = "linear_attention_extend"
 
 def programs_agree(inputs: Inputs, plan: Plan) -> bool:
     """Whether the programs may be taken for calls with these widths and options; see `ops.triton.self_check`."""
+    if plan.factors == 2:
+        return False  # they refuse it
     call = _described(inputs, plan)
     return self_check.passed("linear_attention", inputs.value, call, partial(_errors, call, inputs.value))
 
@@ -40,6 +42,7 @@ def _described(inputs: Inputs, plan: Plan) -> dict[str, Any]:
         "degree": 0 if local_key is None else plan.degree,
         "grouped": inputs.query.shape[1] != inputs.key.shape[1],
         "power": plan.power,
+        "factors": plan.factors,
         "causal": plan.causal,
         "normalize": plan.normalize,
         "decays": inputs.log_decay is not None,
@@ -89,7 +92,7 @@ def _inputs(call: dict[str, Any], length: int) -> dict[str, Tensor]:
 
 def _plan(call: dict[str, Any], *, return_state: bool = False) -> Plan:
     chunk = call.get("chunk") or _CHUNK
-    options = (call["power"], call["causal"], 1.0, call["normalize"], call["degree"], chunk)
+    options = (call["power"], call["factors"], call["causal"], 1.0, call["normalize"], call["degree"], chunk)
     return Plan(*options, Diagonal.CAUSAL, return_state)
 
 
@@ -112,5 +115,5 @@ def _decode(call: dict[str, Any], before: int, **given: Tensor) -> Tensor:
     outputs = []
     for token in range(before, before + _STEPS):
         one = Inputs(**{name: x[:, :, token : token + 1] for name, x in given.items()})
-        outputs.append(extend_one_(one, _plan(call), state))
+        outputs.append(extend_one_(one, _plan(call), state)[0])
     return torch.cat(outputs, 2)

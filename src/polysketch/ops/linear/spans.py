@@ -24,7 +24,7 @@ _UNITS_ON_A_DEVICE = 256
 
 def run_in_spans(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     """What the backend gives for a causal, aligned sequence, in as many spans as there are workers for."""
-    pieces = backend.pieces(inputs.key.shape[3], plan.power)
+    pieces = backend.pieces(inputs.key.shape[3], plan.power, plan.factors)
     count = num_spans(inputs.key, plan.chunk, pieces)
     return run(inputs, plan, backend) if count == 1 else _run_together(inputs, plan, backend, count)
 

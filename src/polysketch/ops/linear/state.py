@@ -10,6 +10,9 @@ from torch import Tensor
 from polysketch.extras import require
 from polysketch.ops.linear.packing import expanded_size
 
+_OPTIONS = ("power", "factors")
+"""Fields that are numbers."""
+
 
 @dataclass
 class LinearAttentionState:
@@ -17,7 +20,8 @@ class LinearAttentionState:
 
     Tokens before the last boundary of a local chunk (all tokens, where there is no local part) are folded into sums;
     the tokens since are kept, because the exact local weights still need them. Tensors are float32, or float64 for
-    float64 inputs. Sizes below: r features, e = `expanded_size(r, power)`, b tokens a local chunk (0: no local part).
+    float64 inputs. Sizes below: r features, e = `expanded_size(r, power, factors)`, b tokens a local chunk (0: no
+    local part).
 
     Attributes:
         sums: (batch, key_heads, e, value_dim), sum of expanded key features times values, decayed to the boundary.
@@ -30,6 +34,7 @@ class LinearAttentionState:
         position: (batch,) int64 in host memory, tokens seen since the row's first real one; in host memory so that
             no decision about chunks waits for a device. It changes in place (`advance_`, `move_to_`).
         power: 1 or 2, the power of the feature products.
+        factors: 1 or 2, whether features are two halves whose products are multiplied.
         device_position: the same numbers in the memory of the sums' device, for programs and captured graphs that
             decide there; `position` itself where the sums are in host memory.
     """
@@ -43,6 +48,7 @@ class LinearAttentionState:
     open_log_decay: Tensor
     position: Tensor
     power: int
+    factors: int = 1
     device_position: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +65,7 @@ class LinearAttentionState:
         value_dim: int,
         *,
         power: int = 1,
+        factors: int = 1,
         local_chunk: int = 0,
         local_dim: int = 0,
         device: torch.device | str | None = None,
@@ -67,13 +74,15 @@ class LinearAttentionState:
         """The state before the first token: zeros.
 
         Args:
+            batch_size, num_key_heads, feature_dim, value_dim: sizes; of `feature_dim` r, both halves with two factors.
+            power, factors: as in `linear_attention`.
             local_chunk: tokens of a local chunk; 0 where there is no local part.
             local_dim: width of the keys of the local part.
             dtype: float32 or float64; narrower types are raised to float32.
         """
         dtype = state_dtype(dtype)
         lead = (batch_size, num_key_heads)
-        expanded = expanded_size(feature_dim, power)
+        expanded = expanded_size(feature_dim, power, factors)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*lead, *shape, device=device, dtype=dtype)
@@ -88,6 +97,7 @@ class LinearAttentionState:
             open_log_decay=zeros(local_chunk),
             position=torch.zeros(batch_size, dtype=torch.int64, device="cpu"),
             power=power,
+            factors=factors,
         )
 
     @property
@@ -112,7 +122,7 @@ class LinearAttentionState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor, for saving and for walking over them; the device's copy of the positions is left out."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "power"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name not in _OPTIONS}
 
     def advance_(self, tokens: int = 1) -> None:
         """Count so many more tokens in every row, on the host and on the device; nothing waits."""
@@ -149,24 +159,24 @@ class LinearAttentionState:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "LinearAttentionState":
         changed = {name: function(tensor) for name, tensor in self.tensors().items()}
-        return LinearAttentionState(**changed, power=self.power)
+        return LinearAttentionState(**changed, power=self.power, factors=self.factors)
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file."""
         require("safetensors.torch").save_file(
             {name: tensor.contiguous() for name, tensor in self.tensors().items()},
             path,
-            metadata={"power": str(self.power)},
+            metadata={name: str(getattr(self, name)) for name in _OPTIONS},
         )
 
     @classmethod
     def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> "LinearAttentionState":
-        """Read what `save` wrote; only tensors and one number are read, nothing is unpickled."""
+        """Read what `save` wrote; only tensors and two numbers are read, nothing is unpickled."""
         with require("safetensors").safe_open(path, framework="pt", device=str(device)) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            power = int(file.metadata()["power"])
+            power, factors = (int(file.metadata().get(name, 1)) for name in _OPTIONS)
         tensors["position"] = tensors["position"].cpu()
-        return cls(**tensors, power=power)
+        return cls(**tensors, power=power, factors=factors)
 
 
 def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> LinearAttentionState:

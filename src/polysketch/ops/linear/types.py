@@ -30,10 +30,13 @@ class LinearAttentionResult(NamedTuple):
     Attributes:
         output: (batch, heads, length, value_dim), dtype of the value.
         state: the state after the last token, or None where it was not asked for.
+        denominator: (batch, heads, length), float32 or better: offset + sum of weights, by which the output was divided
+            if the call normalizes. Zero at padding wherever the output is.
     """
 
     output: Tensor
     state: LinearAttentionState | None
+    denominator: Tensor
 
 
 class Diagonal:
@@ -48,7 +51,7 @@ class Plan(NamedTuple):
     """Everything about a call that is not a tensor.
 
     Attributes:
-        power, causal, offset, normalize: as in `linear_attention`.
+        power, factors, causal, offset, normalize: as in `linear_attention`.
         degree: of the exact weights; means nothing without a local part.
         chunk: tokens of a chunk: of the local part if there is one, else those worked on at once (0: not decided yet).
         diagonal: of `Diagonal`, which weights inside a chunk count; causal calls only.
@@ -56,6 +59,7 @@ class Plan(NamedTuple):
     """
 
     power: int
+    factors: int
     causal: bool
     offset: float
     normalize: bool
@@ -95,7 +99,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         output: (batch, heads, length, value_dim).
-        denominator: (batch, heads, length), the offset included where the call normalizes.
+        denominator: (batch, heads, length), the offset included.
         sums, normalizer: of the folded tokens, in the layout of a state; of no size where they are not asked for.
     """
 
@@ -109,7 +113,7 @@ class Outputs(NamedTuple):
         """Uninitialised outputs of a call."""
         (batch, heads, length, _), value = inputs.query.shape, inputs.value
         key_heads, feature_dim = inputs.key.shape[1], inputs.key.shape[3]
-        expanded = expanded_size(feature_dim, plan.power) if plan.return_sums else 0
+        expanded = expanded_size(feature_dim, plan.power, plan.factors) if plan.return_sums else 0
         dtype = state_dtype(value.dtype)
         return cls(
             value.new_empty(batch, heads, length, value.shape[3]),

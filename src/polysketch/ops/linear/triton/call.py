@@ -27,7 +27,7 @@ class ProgramCall:
         self.chunk = self.plan.chunk if self.plan.causal else self.length
         self.chunks = num_blocks(self.length, self.chunk)
         self.local = self.inputs.local_query is not None
-        self.expanded = expanded_size(self.features, self.plan.power)
+        self.expanded = expanded_size(self.features, self.plan.power, self.plan.factors)
         self.dot = torch.bfloat16 if value.dtype == torch.bfloat16 else torch.float32
         self.like = value
         inner = (self.inputs.local_query, self.inputs.local_key) if self.local else (query, key)

@@ -19,6 +19,8 @@ _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "ope
 
 def why_not_extend(value: Tensor, state: LinearAttentionState) -> str | None:
     """Why the programs cannot take values like these and this state; None where they can."""
+    if state.factors == 2:
+        return "the triton backend decodes no states of two factors yet"
     if state.sums.dtype != torch.float32:
         return f"the triton backend decodes float32 states, got {state.sums.dtype}"
     if not all(tensor.is_contiguous() for tensor in state.tensors().values()):
@@ -26,19 +28,19 @@ def why_not_extend(value: Tensor, state: LinearAttentionState) -> str | None:
     return why_not(value)
 
 
-def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Tensor:
-    """One token, already checked; the state moves on. Two launches whatever the positions."""
+def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tuple[Tensor, Tensor]:
+    """Output and denominator of one token, already checked; the state moves on. Two launches whatever the positions."""
     tensors: list[Any] = [None if x is None else _one_token(x) for x in inputs[:6]]  # up to the decay
     kept: list[Tensor] = [getattr(state, name) for name in _STATE]
     # An operator's call takes as long as several launches; it is for those who trace.
-    extend: Callable[..., Tensor] = _extend_one
+    extend: Callable[..., tuple[Tensor, Tensor]] = _extend_one
     if torch.compiler.is_compiling():
         extend = linear_attention_extend_operator
     options = (state.power, plan.degree, plan.offset, plan.normalize)
-    output = extend(*tensors, *kept, state.device_position, *options)
+    output, denominator = extend(*tensors, *kept, state.device_position, *options)
     if state.device_position is not state.position:
         state.position += 1
-    return output[:, :, None]
+    return output[:, :, None], denominator[:, :, None]
 
 
 def _one_token(x: Tensor) -> Tensor:
@@ -66,8 +68,10 @@ def _extend_one(
     degree: int,
     offset: float,
     normalize: bool,
-) -> Tensor:
-    """Vectors of one token (batch, heads, width) and the tensors of a state -> (batch, heads, value_dim)."""
+) -> tuple[Tensor, Tensor]:
+    """Vectors of one token (batch, heads, width) and the tensors of a state -> (batch, heads, value_dim) and (batch,
+    heads).
+    """
     import triton
 
     from polysketch.ops.linear.triton.programs.extend import linear_extend, linear_extend_finish
@@ -81,7 +85,7 @@ def _extend_one(
     numerators = sums.new_empty(*parts, width)
     denominators = sums.new_empty(parts)
     positions = position.new_empty(batch * key_heads)
-    output = value.new_empty(batch, heads, width)
+    output, mass = value.new_empty(batch, heads, width), sums.new_empty(batch, heads)
     common = {"KEY_HEADS": key_heads, "SHARED": shared, "FEATURES": features, "WIDTH": width, "CHUNK": chunk}
     common |= {"LOCAL_WIDTH": local_width, "COLUMNS": columns}
     of_query, of_key, of_value, of_local_query, of_local_key, of_decay = (
@@ -104,7 +108,7 @@ def _extend_one(
     launch(
         linear_extend_finish,
         parts[0],
-        *(output, key, value, local_key, log_decay, total_log_decay),
+        *(output, mass, key, value, local_key, log_decay, total_log_decay),
         *(open_features, open_value, open_key, open_log_decay, position),
         *(numerators, denominators, positions),
         *(*of_key, *of_value, *of_local_key, *of_decay, float(offset), chunk),
@@ -115,7 +119,7 @@ def _extend_one(
         TOKENS=tuned["TOKENS"],
         NORMALIZE=normalize,
     )
-    return output
+    return output, mass
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -135,5 +139,5 @@ linear_attention_extend_operator = Operator(
 
 
 @linear_attention_extend_operator.register_fake
-def _(query, key, value, *arguments):
-    return value.new_empty(*query.shape[:2], value.shape[2])
+def _(query, key, value, local_query, local_key, log_decay, sums, *arguments):
+    return value.new_empty(*query.shape[:2], value.shape[2]), sums.new_empty(query.shape[:2])

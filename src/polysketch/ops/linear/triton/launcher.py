@@ -35,13 +35,15 @@ def why_not(query: Tensor, value: Tensor | None = None) -> str | None:
     return availability.why_not(query)
 
 
-def pieces(feature_dim: int, power: int) -> int:
+def pieces(feature_dim: int, power: int, factors: int) -> int:
     """Into how many programs the sums of one head are cut."""
-    return num_blocks(expanded_size(feature_dim, power), ROWS_OF_A_PROGRAM)
+    return num_blocks(expanded_size(feature_dim, power, factors), ROWS_OF_A_PROGRAM)
 
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
+    if plan.factors == 2:
+        raise RuntimeError('the triton backend takes no factors=2 yet; backend="chunked" does')
     outputs = Outputs.empty(inputs, plan)
     for part in _parts(inputs, plan):
         _forward(Launches(part.inputs(inputs), plan), Outputs(*(part.of(tensor) for tensor in outputs)))
@@ -100,7 +102,7 @@ def _parts(inputs: Inputs, plan: Plan) -> Iterator[_Part]:
     chunks = -(-length // plan.chunk) if plan.causal else 1
     # Sums in the dtype of the products, normalizers in float32.
     row = inputs.value.shape[3] * (2 if inputs.value.dtype == torch.bfloat16 else 4) + 4
-    of_head = chunks * expanded_size(inputs.key.shape[3], plan.power) * row
+    of_head = chunks * expanded_size(inputs.key.shape[3], plan.power, plan.factors) * row
     fitting = max(1, SCRATCH_BYTES // of_head)
     if fitting >= heads:
         rows = fitting // heads

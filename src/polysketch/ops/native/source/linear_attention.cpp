@@ -6,9 +6,9 @@ namespace {
 class Forward {
  public:
   Forward(const LinearAttentionCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, call.power), sums_(expansion_, call.value_width), chunk_(head_),
-        folder_(head_), query_(call.features * kBlock), inner_query_(head_.inner_width * kBlock),
-        weights_(kKeys * kBlock), output_(kBlock * head_.row) {}
+      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width), chunk_(head_),
+        folder_(head_), query_(call.features * kBlock), inner_query_(head_.factors * head_.inner_width * kBlock),
+        weights_(head_.factors * kScores), output_(kBlock * head_.row) {}
 
   void run() {
     start_sums(head_, expansion_, sums_);
@@ -70,11 +70,13 @@ class Forward {
   void inside(int64_t shared, int64_t first) {
     const int64_t count = std::min(kBlock, chunk_.size - first), visible = head_.visible(first + kBlock, chunk_.size);
     const Rows queries = head_.of_query(head_.inner_query(), shared, chunk_.start + first);
-    read_columns(queries, count, head_.inner_width, inner_query_, kBlock);
+    read_columns(queries, count, head_.factors * head_.inner_width, inner_query_, kBlock);
     for (int64_t key = 0; key < visible; key += kKeys) {
       const int64_t keys = std::min(kKeys, visible - key);
-      product(keys, kBlock, head_.inner_width, {chunk_.inner_keys + key * head_.inner_row, head_.inner_row, 1},
-              {inner_query_, kBlock}, {weights_, kBlock}, false);
+      for (int64_t f = 0; f < head_.factors; f++)
+        product(keys, kBlock, head_.inner_width,
+                {chunk_.inner_keys + f * chunk_.part + key * head_.inner_row, head_.inner_row, 1},
+                {inner_query_ + f * head_.inner_width * kBlock, kBlock}, {weights_ + f * kScores, kBlock}, false);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock);
       product(kBlock, head_.row, keys, {weights_, 1, kBlock}, {chunk_.values + key * head_.row, head_.row},
               {output_, head_.row}, true);
@@ -86,6 +88,7 @@ class Forward {
     for (int v = 0; v < kBlockVectors; v++) {
       const int64_t query = first + v * kLanes;
       Vector weight = power_of(load(row + v * kLanes), head_.exponent);
+      if (head_.factors == 2) weight *= load(row + kScores + v * kLanes);
       if (chunk_.decay.any() && !head_.local) weight *= decay_between(chunk_.decay, query, key);
       if (key > query) weight = keep(weight, sees(head_, query, key));
       store(row + v * kLanes, weight);
@@ -96,7 +99,7 @@ class Forward {
   void write(int64_t shared, int64_t token, int64_t count) {
     const LinearAttentionCall& call = head_.call;
     for (int64_t t = 0; t < count; t++) {
-      const float mass = call.normalize ? mass_[t] + call.offset : mass_[t];
+      const float mass = mass_[t] + call.offset;
       const float factor = call.normalize ? reciprocal_mass(mass) : 1.0f;
       float* target = head_.of_query(call.output, shared, token + t).data;
       for (int64_t i = 0; i < call.value_width; i++) target[i] = output_[t * head_.row + i] * factor;

@@ -6,11 +6,12 @@
 
 enum Diagonal : int64_t { kNone = 0, kCausal = 1, kFull = 2 };
 
-constexpr int64_t kKeys = 64;  // keys inside a chunk worked on at once
+constexpr int64_t kKeys = 64;                  // keys inside a chunk worked on at once
+constexpr int64_t kScores = kKeys * kBlock;    // of a block of queries and so many keys
 
 struct LinearAttentionCall {
   int64_t heads, key_heads, queries, keys, features, value_width, local_width;
-  int64_t power, causal, normalize, degree, chunk, diagonal, return_sums;
+  int64_t power, factors, causal, normalize, degree, chunk, diagonal, return_sums;
   float offset;
   Tensor query, key, value, local_query, local_key, log_decay;
   Tensor output, denominator;
@@ -29,7 +30,8 @@ struct Head {
   Head(const LinearAttentionCall& call, int64_t unit)
       : call(call), unit(unit), batch(unit / call.key_heads), key_head(unit % call.key_heads),
         shared(call.heads / call.key_heads), row(padded(call.value_width)), local(call.local_query),
-        inner_width(local ? call.local_width : call.features), inner_row(padded(inner_width)),
+        factors(local ? 1 : call.factors), inner_width(local ? call.local_width : call.features / factors),
+        inner_row(padded(inner_width)),
         exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
         folded(call.length ? call.length[batch] : call.keys) {
     if (local) folded -= folded % call.chunk;
@@ -41,13 +43,16 @@ struct Head {
   }
   const Tensor& inner_query() const { return local ? call.local_query : call.query; }
   const Tensor& inner_key() const { return local ? call.local_key : call.key; }
+  // Of rows of all parts, those of one.
+  Rows part(Rows rows, int64_t factor) const { return {rows.data + factor * inner_width, rows.token}; }
   // Keys of a chunk of `size` that queries before `stop` may see.
   int64_t visible(int64_t stop, int64_t size) const { return call.diagonal == kCausal ? std::min(stop, size) : size; }
 
   const LinearAttentionCall& call;
   int64_t unit, batch, key_head, shared, row;
   bool local;
-  int64_t inner_width, inner_row;
+  int64_t factors;                 // scores whose product is a weight inside a chunk, each of a part of the features
+  int64_t inner_width, inner_row;  // of one such part
   int exponent;
   int64_t chunk;   // tokens of the longest chunk
   int64_t folded;  // tokens that end up in the sums
@@ -88,20 +93,23 @@ class ChunkDecay {
   bool any_ = false;
 };
 
-// The keys and values of one chunk.
+// The keys and values of one chunk; keys part after part.
 struct Chunk {
   explicit Chunk(const Head& head)
-      : values(head.chunk * head.row), inner_keys(head.chunk * head.inner_row), decay(head.chunk) {}
+      : part(head.chunk * head.inner_row), values(head.chunk * head.row), inner_keys(head.factors * part),
+        decay(head.chunk) {}
 
   void read(const Head& head, int64_t from) {
     start = from;
     size = std::min(head.call.chunk, head.call.keys - from);
     read_rows(head.of_key(head.call.value, start), size, head.call.value_width, values, head.row);
-    read_rows(head.of_key(head.inner_key(), start), size, head.inner_width, inner_keys, head.inner_row);
+    for (int64_t f = 0; f < head.factors; f++)
+      read_rows(head.part(head.of_key(head.inner_key(), start), f), size, head.inner_width, inner_keys + f * part,
+                head.inner_row);
     decay.of(head, start, size);
   }
 
-  int64_t start = 0, size = 0;
+  int64_t start = 0, size = 0, part;
   Buffer values, inner_keys;
   ChunkDecay decay;
 };

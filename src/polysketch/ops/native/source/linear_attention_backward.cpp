@@ -42,12 +42,13 @@ class Upstream {
 class Backward {
  public:
   Backward(const LinearAttentionCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, call.power), sums_(expansion_, call.value_width),
+      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
         carried_(expansion_, call.value_width), chunk_(head_), folder_(head_), upstream_(head_),
-        x_(call.features * kBlock), x_gradient_(call.features * kBlock), inner_query_(head_.inner_width * kBlock),
-        inner_query_rows_(kBlock * head_.inner_row), inner_query_gradient_(kBlock * head_.inner_row),
-        weights_(kKeys * kBlock), changes_(kKeys * kBlock), block_values_(head_.row * kBlock),
-        values_gradient_(head_.chunk * head_.row), keys_gradient_(head_.chunk * head_.inner_row) {}
+        x_(call.features * kBlock), x_gradient_(call.features * kBlock),
+        inner_query_(head_.factors * head_.inner_width * kBlock), inner_query_rows_(head_.factors * query_part()),
+        inner_query_gradient_(head_.factors * query_part()), weights_(head_.factors * kScores),
+        changes_(head_.factors * kScores), block_values_(head_.row * kBlock),
+        values_gradient_(head_.chunk * head_.row), keys_gradient_(head_.factors * chunk_.part) {}
 
   void run() {
     start_sums(head_, expansion_, sums_);
@@ -65,13 +66,14 @@ class Backward {
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
       chunk_.read(head_, start);
       zero(values_gradient_, chunk_.size * head_.row);
-      zero(keys_gradient_, chunk_.size * head_.inner_row);
+      for (int64_t f = 0; f < head_.factors; f++) zero(keys_gradient_ + f * chunk_.part, chunk_.size * head_.inner_row);
       for (int64_t shared = 0; shared < head_.shared; shared++)
         for (int64_t first = 0; first < chunk_.size; first += kBlock) queries_of_block(shared, first);
       const Tensor& inner_key_gradient = head_.local ? call.local_key_gradient : call.key_gradient;
       write_rows(values_gradient_, head_.row, chunk_.size, call.value_width, head_.of_key(call.value_gradient, start), false);
-      write_rows(keys_gradient_, head_.inner_row, chunk_.size, head_.inner_width,
-                 head_.of_key(inner_key_gradient, start), false);
+      for (int64_t f = 0; f < head_.factors; f++)
+        write_rows(keys_gradient_ + f * chunk_.part, head_.inner_row, chunk_.size, head_.inner_width,
+                   head_.part(head_.of_key(inner_key_gradient, start), f), false);
       if (start + call.chunk < call.keys) fold_chunk(head_, chunk_, folder_, sums_);
     }
   }
@@ -85,8 +87,9 @@ class Backward {
     if (chunk_.decay.any()) upstream_.read(shared, token, count, nullptr);
     inside(shared, first, count);
     const Tensor& target = head_.local ? call.local_query_gradient : call.query_gradient;
-    write_rows(inner_query_gradient_, head_.inner_row, count, head_.inner_width, head_.of_query(target, shared, token),
-               !head_.local);
+    for (int64_t f = 0; f < head_.factors; f++)
+      write_rows(inner_query_gradient_ + f * query_part(), head_.inner_row, count, head_.inner_width,
+                 head_.part(head_.of_query(target, shared, token), f), !head_.local);
   }
 
   // Query gradients through the sums.
@@ -104,20 +107,28 @@ class Backward {
   void inside(int64_t shared, int64_t first, int64_t count) {
     const int64_t visible = head_.visible(first + kBlock, chunk_.size), width = head_.inner_width, row = head_.inner_row;
     const Rows queries = head_.of_query(head_.inner_query(), shared, chunk_.start + first);
-    read_columns(queries, count, width, inner_query_, kBlock);
-    zero(inner_query_rows_, kBlock * row);
-    read_rows(queries, count, width, inner_query_rows_, row);
+    read_columns(queries, count, head_.factors * width, inner_query_, kBlock);
+    zero(inner_query_rows_, head_.factors * query_part());
+    for (int64_t f = 0; f < head_.factors; f++)
+      read_rows(head_.part(queries, f), count, width, inner_query_rows_ + f * query_part(), row);
     for (int64_t key = 0; key < visible; key += kKeys) {
       const int64_t keys = std::min(kKeys, visible - key);
       const float *of_keys = chunk_.inner_keys + key * row, *of_values = chunk_.values + key * head_.row;
-      product(keys, kBlock, width, {of_keys, row, 1}, {inner_query_, kBlock}, {weights_, kBlock}, false);
+      for (int64_t f = 0; f < head_.factors; f++)
+        product(keys, kBlock, width, {of_keys + f * chunk_.part, row, 1}, {inner_query_ + f * width * kBlock, kBlock},
+                {weights_ + f * kScores, kBlock}, false);
       product(keys, kBlock, head_.call.value_width, {of_values, head_.row, 1}, {upstream_.columns, kBlock},
               {changes_, kBlock}, false);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock, changes_ + j * kBlock);
       product(keys, head_.row, kBlock, {weights_, kBlock, 1}, {upstream_.rows, head_.row},
               {values_gradient_ + key * head_.row, head_.row}, true);
-      product(kBlock, row, keys, {changes_, 1, kBlock}, {of_keys, row}, {inner_query_gradient_, row}, key > 0);
-      product(keys, row, kBlock, {changes_, kBlock, 1}, {inner_query_rows_, row}, {keys_gradient_ + key * row, row}, true);
+      for (int64_t f = 0; f < head_.factors; f++) {
+        const float* changes = changes_ + f * kScores;
+        product(kBlock, row, keys, {changes, 1, kBlock}, {of_keys + f * chunk_.part, row},
+                {inner_query_gradient_ + f * query_part(), row}, key > 0);
+        product(keys, row, kBlock, {changes, kBlock, 1}, {inner_query_rows_ + f * query_part(), row},
+                {keys_gradient_ + f * chunk_.part + key * row, row}, true);
+      }
     }
   }
 
@@ -130,10 +141,19 @@ class Backward {
       if (chunk_.decay.any() && !head_.local) slope *= decay_between(chunk_.decay, query, key);
       if (key > query) slope = keep(slope, sees(head_, query, key));
       const Vector change = load(changes + v * kLanes) + load(upstream_.masses + v * kLanes);
+      if (head_.factors == 2) {
+        const Vector other = load(scores + kScores + v * kLanes);
+        store(scores + v * kLanes, score * other * slope);
+        store(changes + v * kLanes, change * slope * other);
+        store(changes + kScores + v * kLanes, change * slope * score);
+        continue;
+      }
       store(scores + v * kLanes, key > query ? keep(score * slope, sees(head_, query, key)) : score * slope);
       store(changes + v * kLanes, change * slope * static_cast<float>(head_.exponent));
     }
   }
+
+  int64_t query_part() const { return kBlock * head_.inner_row; }
 
   void keys_in_reverse() {
     const LinearAttentionCall& call = head_.call;

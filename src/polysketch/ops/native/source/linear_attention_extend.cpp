@@ -8,9 +8,9 @@ constexpr int64_t kTile = 16;  // polysketch/ops/linear/packing.py
 
 // Mirrored in polysketch/ops/linear/native.py. State tensors are contiguous.
 struct ExtendCall {
-  int64_t heads, key_heads, features, value_width, local_width, power, normalize, degree, chunk, expanded;
+  int64_t heads, key_heads, features, value_width, local_width, power, factors, normalize, degree, chunk, expanded;
   float offset;
-  Tensor query, key, value, local_query, local_key, log_decay, output;
+  Tensor query, key, value, local_query, local_key, log_decay, output, denominator;
   float *sums, *normalizer, *log_decay_total, *open_features, *open_value, *open_key, *open_log_decay;
   const int64_t* position;
 };
@@ -78,6 +78,7 @@ class Step {
     const float factor = !call_.normalize ? 1.0f : mass == 0.0f ? 0.0f : 1.0f / mass;
     float* output = call_.output.at(batch_, head, 0);
     for (int64_t i = 0; i < call_.value_width; i++) output[i] = numerator_[i] * factor;
+    *call_.denominator.at(batch_, head, 0) = mass;
   }
 
   // Folds the token into the sums, decayed first: where there is no local part.
@@ -128,6 +129,12 @@ class Step {
   // Rows of the expansion that share their left factor x[left], or have none (-1): first row, rows, left, first right.
   template <class Work>
   void for_row_groups(Work work) const {
+    if (call_.factors == 2) {
+      const int64_t width = call_.features / 2;
+      for (int64_t i = 0; i < width; i++)
+        for (int64_t j = 0; j < width; j += kTile) work(i * width + j, std::min(kTile, width - j), i, width + j);
+      return;
+    }
     if (call_.power == 1) {
       for (int64_t first = 0; first < padded_; first += kTile)
         work(first, std::min(kTile, padded_ - first), int64_t{-1}, first);
@@ -139,11 +146,13 @@ class Step {
         for (int64_t a = 0; a < kTile; a++, row += kTile) work(row, kTile, i + a, j);
   }
 
-  // work(row, weight) for every row of the expansion of x_; products of two different tiles count `pairs` times.
+  // work(row, weight) for every row of the expansion of x_; at power 2 products of two different tiles count `pairs`
+  // times.
   template <class Work>
   void for_expansion(float pairs, Work work) const {
     for_row_groups([&](int64_t first, int64_t rows, int64_t left, int64_t right) {
-      const float by = left < 0 ? 1.0f : x_[left] * (left / kTile == right / kTile ? 1.0f : pairs);
+      const bool once = call_.power == 1 || left / kTile == right / kTile;
+      const float by = left < 0 ? 1.0f : x_[left] * (once ? 1.0f : pairs);
       for (int64_t i = 0; i < rows; i++) work(first + i, by * x_[right + i]);
     });
   }

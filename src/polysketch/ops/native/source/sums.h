@@ -5,7 +5,8 @@
 //
 //   (x . y)^2 = sum over a <= b of w_ab x_a x_b y_a y_b,     w_aa = 1, w_ab = 2
 //
-// At power 1 the expansion is x itself. Tokens are innermost throughout: x[i][token].
+// At power 1 the expansion is x itself; with two factors the products a_i b_j of its halves a and b, each once, i major.
+// Tokens are innermost throughout: x[i][token].
 #pragma once
 
 #include <vector>
@@ -20,22 +21,25 @@ constexpr int kBlockVectors = kBlock / kLanes;
 
 class Expansion {
  public:
-  Expansion(int64_t features, int64_t power) : features(features), power(power), size(features) {
-    if (power == 1) return;
-    for (int32_t a = 0; a < features; a++)
-      for (int32_t b = a; b < features; b++) {
+  Expansion(int64_t features, int64_t power, int64_t factors)
+      : features(features), size(features), is_identity_(power * factors == 1), is_symmetric_(power == 2) {
+    if (is_identity_) return;
+    const int64_t lefts = is_symmetric_ ? features : features / 2;
+    for (int32_t a = 0; a < lefts; a++)
+      for (int32_t b = is_symmetric_ ? a : lefts; b < features; b++) {
         left_.push_back(a);
         right_.push_back(b);
       }
     size = static_cast<int64_t>(left_.size());
   }
 
-  // Rows first..last of the expansion of x[features][tokens], pairs a < b times `pairs`; in `scratch` if need be.
+  // Rows first..last of the expansion of x[features][tokens], at power 2 pairs a < b times `pairs`; in `scratch` if need
+  // be.
   const float* expand(const float* x, int64_t tokens, int64_t first, int64_t last, float pairs, float* scratch) const {
-    if (power == 1) return x + first * tokens;
+    if (is_identity_) return x + first * tokens;
     for (int64_t k = first; k < last; k++) {
       const float *a = x + left_[k] * tokens, *b = x + right_[k] * tokens;
-      const float weight = a == b ? 1.0f : pairs;
+      const float weight = weight_of(k, pairs);
       float* to = scratch + (k - first) * tokens;
       for (int64_t t = 0; t < tokens; t += kLanes) store(to + t, load(a + t) * load(b + t) * weight);
     }
@@ -44,12 +48,12 @@ class Expansion {
 
   // The adjoint of one row: adds to dx, given the gradient of row k, both for kBlock tokens.
   void contract(const float* x, int64_t k, const float* gradient, float pairs, float* dx) const {
-    if (power == 1) {
+    if (is_identity_) {
       for (int64_t t = 0; t < kBlock; t += kLanes) store(dx + k * kBlock + t, load(dx + k * kBlock + t) + load(gradient + t));
       return;
     }
     const int64_t a = left_[k] * kBlock, b = right_[k] * kBlock;
-    const float weight = a == b ? 1.0f : pairs;  // on the diagonal both lines below add to the same row
+    const float weight = weight_of(k, pairs);  // on the diagonal both lines below add to the same row
     for (int64_t t = 0; t < kBlock; t += kLanes) {
       const Vector g = load(gradient + t) * weight;
       store(dx + a + t, load(dx + a + t) + g * load(x + b + t));
@@ -57,9 +61,12 @@ class Expansion {
     }
   }
 
-  int64_t features, power, size;
+  int64_t features, size;
 
  private:
+  float weight_of(int64_t k, float pairs) const { return is_symmetric_ && left_[k] != right_[k] ? pairs : 1.0f; }
+
+  bool is_identity_, is_symmetric_;
   std::vector<int32_t> left_, right_;
 };
 

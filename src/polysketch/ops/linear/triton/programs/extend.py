@@ -11,7 +11,7 @@ device's memory: the same two launches serve every token.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.shared import PAIR, TILE, expanded_rows, tile_pair
+from polysketch.ops.triton.programs.shared import PAIR, TILE, expanded_rows, reciprocal, tile_pair
 
 
 @triton.jit(
@@ -209,6 +209,7 @@ def linear_extend(
 )
 def linear_extend_finish(
     output,
+    mass,
     key,
     value,
     local_key,
@@ -243,7 +244,7 @@ def linear_extend_finish(
 ):  # fmt: skip
     """One program: one key head. Adds up what `linear_extend` left, and moves the open chunk and the position on.
 
-    Shapes as there; output (batch, heads, WIDTH), state_log_decay (batch, KEY_HEADS).
+    Shapes as there; output (batch, heads, WIDTH), mass (batch, heads), state_log_decay (batch, KEY_HEADS).
     """
     PARTS: tl.constexpr = BLOCKS + LOCAL_BLOCKS
     head = tl.program_id(0).to(tl.int64)
@@ -265,15 +266,16 @@ def linear_extend_finish(
             numerators, denominators, place, 0, BLOCKS, columns, SHARED, WIDTH, COLUMNS, PARTS_AT_ONCE
         )
         if CHUNK:
-            exact, mass = _added(
+            exact, inside = _added(
                 numerators, denominators, place, BLOCKS, BLOCKS + slot // TOKENS + 1, columns, SHARED, WIDTH, COLUMNS,
                 PARTS_AT_ONCE,
             )  # fmt: skip
             numerator = numerator * tl.exp(since_all) + exact
-            denominator = denominator * tl.exp(since_all) + mass
+            denominator = denominator * tl.exp(since_all) + inside
+        denominator += offset
         if NORMALIZE:
-            mass = denominator + offset
-            numerator = tl.where(mass == 0.0, 0.0, numerator / tl.where(mass == 0.0, 1.0, mass))
+            numerator *= reciprocal(denominator)
+        tl.store(mass + head * SHARED + shared, denominator)
         of_output = output + (head * SHARED + shared) * WIDTH + columns
         tl.store(of_output, numerator.to(output.dtype.element_ty), mask=columns < WIDTH)
 

@@ -144,8 +144,8 @@ def linear_outputs(
             found = load_rows(of_value, keys, value_token, columns, key_seen, WIDTH).to(DOT)
             numerator = tl.dot(weight.to(DOT), found, numerator, input_precision=PRECISION)
 
+    denominator += offset
     if NORMALIZE:
-        denominator += offset
         numerator *= reciprocal(denominator)[:, None]
     here = row * length + start
     store_rows(output + here * WIDTH, numerator, queries, columns, seen, WIDTH)
