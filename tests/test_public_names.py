@@ -41,6 +41,7 @@ PUBLIC_NAMES = {
         "polynomial_attention_with_cache",
         "skyformer_attention",
         "sliding_window_attention",
+        "sliding_window_attention_backend",
         "sliding_window_attention_with_cache",
         "softmax_attention",
         "softmax_attention_with_cache",

@@ -44,7 +44,7 @@ from polysketch.feature_maps import taylor as taylor_map
 from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.symmetric_powers import SymmetricPowers
 from polysketch.ops import heavy as heavy_ops
-from polysketch.ops import landmark, softmax, window
+from polysketch.ops import landmark, local, softmax
 from polysketch.ops.heavy import candidates as heavy_candidates
 from polysketch.ops.heavy import correction as heavy_correction
 from polysketch.ops.heavy import tile_pairs as heavy_tile_pairs
@@ -54,6 +54,7 @@ from polysketch.ops.hyper import part as hyper_part
 from polysketch.ops.hyper import samples as hyper_samples
 from polysketch.ops.hyper import sort_lsh as hyper_sort_lsh
 from polysketch.ops.polynomial import squared_reference
+from polysketch.ops.window import api as window
 
 polysketch_window = attention.MECHANISMS["polysketch-window"]
 SEEN = next(case for case in CASES if case.name == "polysketch-window")
@@ -145,8 +146,8 @@ MUTANTS = {
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [8, 8, 8, 8, 5]),),
     ),
     "sliding-window: one token too many": Mutant(
-        window._sliding_window,
-        "min(window - 1, key.shape[2] - 1)",
+        window._attend,
+        "min(window, key.shape[2]) - 1",
         "min(window, key.shape[2] - 1)",
         (
             partial(
@@ -156,7 +157,7 @@ MUTANTS = {
         ),
     ),
     "local: chunks from the tensor's start, not a row's first real token": Mutant(
-        window.local_attention,
+        local.local_attention,
         "align(key_mask, None, key) if opened is None",
         "None if opened is None",
         (partial(contract.test_left_padding_changes_nothing, case_of("local", local_chunk=8), 5),),

@@ -110,6 +110,10 @@ def _heavy(x: Tensor, backend: str) -> Tensor:
     return ops.heavy_correction(x, x, x, x, x, query_codes=codes, key_codes=codes, before=before)
 
 
+def _window(x: Tensor, backend: str) -> Tensor:
+    return ops.sliding_window_attention(x, x, x, window=4, causal=True, backend=backend)
+
+
 def _losses(x: Tensor, backend: str) -> Tensor:
     return token_losses(x[0], normal(5, 4), normal(5), torch.zeros(x.shape[1:3], dtype=torch.int64))
 
@@ -126,6 +130,7 @@ def _losses(x: Tensor, backend: str) -> Tensor:
         (_squared, "blockwise"),
         (_hyper, ""),
         (_heavy, ""),
+        (_window, "native"),
         (_losses, ""),
     ],
 )

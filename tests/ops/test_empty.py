@@ -22,6 +22,7 @@ ATTENTION = {
     "polynomial, blockwise": lambda x: ops.polynomial_attention(x, x, x, causal=True, backend="blockwise"),
     "squared": lambda x: ops.squared_polynomial_attention(x, x, x, coefficients=torch.ones(3), causal=True),
     "softmax": lambda x: ops.softmax_attention(x, x, x, causal=True),
+    "sliding window, blockwise": lambda x: ops.sliding_window_attention(x, x, x, window=4, backend="blockwise"),
     "sliding window": lambda x: ops.sliding_window_attention(x, x, x, window=4),
     "local": lambda x: ops.local_attention(x, x, x, chunk=4),
     "local, causal": lambda x: ops.local_attention(x, x, x, chunk=4, causal=True),

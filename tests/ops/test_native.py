@@ -20,12 +20,15 @@ from ops.linear_cases import (
     run,
 )
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
+from ops.test_window_native import CASES as WINDOWS
+from ops.test_window_native import assert_all_agree
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch import native as native_sketch
 from polysketch.ops.linear import native as native_attention
 from polysketch.ops.native import build, library, why_unavailable
+from polysketch.ops.window import native as native_window
 
 SOURCE = Path(build.__file__).parent / "source"
 WIDE = [
@@ -191,10 +194,11 @@ def test_every_compiler_and_width_of_vectors_gives_the_same_result(compiler, cap
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     made = ctypes.CDLL(str(build.compiled(SOURCE, tmp_path)))
-    for module in (native_attention, native_sketch):
+    for module in (native_attention, native_sketch, native_window):
         monkeypatch.setattr(module, "library", lambda: made)
     for case in (*PAIRWISE, *WIDE):
         assert_native_agrees(case)
+    assert_all_agree(WINDOWS)
     test_learned_sketch_agrees_with_the_formula_in_float64(8, "head", (2, 4, 33, 24), 10)
 
 

@@ -15,6 +15,7 @@ from polysketch.ops.linear import (
     linear_attention_extend_,
     lower_triangular_multiply,
 )
+from polysketch.ops.local import OpenChunk, local_attention
 from polysketch.ops.polynomial import (
     polynomial_attention,
     polynomial_attention_backend,
@@ -25,9 +26,8 @@ from polysketch.ops.polynomial import (
 from polysketch.ops.softmax import softmax_attention, softmax_attention_with_cache
 from polysketch.ops.window import (
     BesideKey,
-    OpenChunk,
-    local_attention,
     sliding_window_attention,
+    sliding_window_attention_backend,
     sliding_window_attention_with_cache,
 )
 
@@ -58,6 +58,7 @@ __all__ = [
     "polynomial_attention_with_cache",
     "skyformer_attention",
     "sliding_window_attention",
+    "sliding_window_attention_backend",
     "sliding_window_attention_with_cache",
     "softmax_attention",
     "softmax_attention_with_cache",

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.linear.alignment import align
+from polysketch.ops.local import OpenChunk, behind_open_chunk
 from polysketch.ops.softmax import masked_attention
-from polysketch.ops.window import OpenChunk, behind_open_chunk
 
 # The score of what has no weight: its exponential is 0 beside any other, and it stays finite times 0 or 1.
 _NEVER = -1e30

@@ -164,12 +164,6 @@ static inline void start_sums(const Head& head, const Expansion& expansion, Sums
 // 1 / mass; a row without any mass gives zeros.
 static inline float reciprocal_mass(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
 
-static inline Integers lane_numbers() {
-  Integers numbers;
-  for (int lane = 0; lane < kLanes; lane++) numbers[lane] = lane;
-  return numbers;
-}
-
 // Lanes of the queries first..first + lanes that may see a key, positions counted inside the chunk.
 static inline Integers sees(const Head& head, int64_t first, int64_t key) {
   if (head.call.diagonal != kCausal) return Integers{} == 0;

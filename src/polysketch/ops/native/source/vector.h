@@ -36,6 +36,12 @@ static inline Vector reciprocal(Vector x) {
 #endif
 }
 
+static inline Integers lane_numbers() {
+  Integers numbers;
+  for (int lane = 0; lane < kLanes; lane++) numbers[lane] = lane;
+  return numbers;
+}
+
 static inline float sum_of(Vector x) {
   float total = 0;
   for (int lane = 0; lane < kLanes; lane++) total += x[lane];

@@ -1,0 +1,98 @@
+"""Attention to nearby tokens only, in linear time: aligned chunks of exact polynomials."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
+from polysketch.ops.linear.alignment import Alignment, align, leading_padding
+from polysketch.ops.polynomial import polynomial_attention
+
+
+class OpenChunk(NamedTuple):
+    """The tokens of a local chunk that earlier calls have left open.
+
+    Attributes:
+        key: (batch, key_heads, chunk, head_dim); a row's first `fill` tokens count, a masked one is a key of zeros.
+        value: (batch, key_heads, chunk, value_dim).
+        position: (batch,) int64, tokens of each row so far, counted from its first real one; modulo the chunk, `fill`.
+    """
+
+    key: Tensor
+    value: Tensor
+    position: Tensor
+
+
+def local_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    degree: int = 4,
+    chunk: int = 1024,
+    offset: float = 1.0,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    opened: OpenChunk | None = None,
+) -> Tensor:
+    """Exact polynomial attention inside aligned chunks: o_i = sum_j w_ij v_j / (offset + sum_j w_ij).
+
+    w_ij = (q_i . k_j)^degree where i and j share a chunk, i // chunk = j // chunk, and nothing elsewhere: the local
+    part of polysketch attention (PolySketchFormer, section 3.2) without its prefix. Positions count from a row's
+    first real token. Weights and sums are float32 or better, as in `polynomial_attention`.
+
+    Args:
+        query: (batch, heads, length, head_dim).
+        key: (batch, key_heads, length, head_dim); `heads` is a multiple of `key_heads` (grouped queries).
+        value: (batch, key_heads, length, value_dim).
+        degree: even, at least 2.
+        chunk: tokens of a chunk, at least 1.
+        offset: added to the sum of weights.
+        causal: token i sees tokens up to and including itself only.
+        key_mask: (batch, length) bool, True for a real token.
+        opened: tokens of the same sequences from before the first of these, in whose chunk these go on; causal only.
+
+    Returns:
+        (batch, heads, length, value_dim) in the dtype of value; zeros where padding precedes a row.
+
+    Raises:
+        ValueError: a chunk below 1, `opened` without `causal`, or as in `polynomial_attention`.
+        TypeError: a chunk that is no integer, or as in `polynomial_attention`.
+
+    Cost: 2 * length * chunk * (head_dim + value_dim) operations a head, half of it when causal; memory linear in the
+    length. Queries that follow an open chunk cost as much as those of the whole chunk.
+    """
+    check_attention_tensors(query, key, value, key_mask)
+    check_causal_lengths(query, key)
+    check_at_least_one(chunk=chunk)
+    if opened is not None and not causal:
+        raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
+    options = {"degree": degree, "offset": offset, "causal": causal}
+    alignment = align(key_mask, None, key) if opened is None else behind_open_chunk(opened, key_mask, key, chunk)
+    if key_mask is not None:
+        key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
+    if alignment is None:
+        return _attend_in_chunks(query, key, value, chunk, options)
+    query = alignment.to_aligned(query)
+    key = alignment.to_aligned(key, None if opened is None else opened.key)
+    value = alignment.to_aligned(value, None if opened is None else opened.value)
+    return alignment.from_aligned(_attend_in_chunks(query, key, value, chunk, options))
+
+
+def behind_open_chunk(opened: OpenChunk, key_mask: Tensor | None, new: Tensor, chunk: int) -> Alignment:
+    """New tokens go behind those of the open chunk, without what padding precedes a row's first real token."""
+    position = opened.position.to(new.device)
+    start = torch.zeros_like(position) if key_mask is None else leading_padding(key_mask)
+    return Alignment(torch.where(position > 0, 0, start), position % chunk, chunk, new.shape[2])
+
+
+def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, chunk: int, options: dict) -> Tensor:
+    """Aligned rows: chunks become items of the batch. A key of zeros, masked or behind the end, has no weight."""
+    length = query.shape[2]
+    if length <= chunk:
+        return polynomial_attention(query, key, value, **options)
+    chunks = (F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (query, key, value))
+    output = polynomial_attention(*(x.transpose(1, 2).flatten(0, 1) for x in chunks), **options)
+    return output.unflatten(0, (query.shape[0], -(-length // chunk))).transpose(1, 2).flatten(2, 3)[:, :, :length]

@@ -1,0 +1,107 @@
+// Softmax attention within a window, forward: blocks of keys one after another, with weights relative to the largest
+// score so far.
+#include "window_attention.h"
+
+namespace {
+
+class Forward {
+ public:
+  Forward(const WindowAttentionCall& call, int64_t unit)
+      : span_(call, unit), keys_(span_, call.key, call.width), values_(span_, call.value, call.value_width),
+        row_(values_.row), query_(call.width * kQueries), scores_(kWindowKeys * kQueries), output_(kQueries * row_) {}
+
+  void run() {
+    for (int64_t query = span_.queries.first; query < span_.queries.last; query += kQueries) {
+      const Range seen = span_.seen_by(query);
+      keys_.move_to(seen);
+      values_.move_to(seen);
+      for (int64_t shared = 0; shared < span_.shared; shared++) block(shared, query, seen);
+    }
+  }
+
+ private:
+  void block(int64_t shared, int64_t query, Range seen) {
+    const WindowAttentionCall& call = span_.call;
+    const int64_t count = std::min(kQueries, call.queries - query);
+    read_columns(span_.of_query(call.query, shared, query), count, call.width, query_, kQueries);
+    for (int64_t i = 0; i < call.width * kQueries; i += kLanes) store(query_ + i, load(query_ + i) * call.scale);
+    start(shared, query, count);
+    for (int64_t key = seen.first; key < seen.last; key += kWindowKeys) {
+      const int64_t keys = std::min(kWindowKeys, seen.last - key);
+      product(keys, kQueries, call.width, {keys_.at(key), keys_.row, 1}, {query_, kQueries}, {scores_, kQueries}, false);
+      hide(span_, query, key, keys, scores_);
+      weigh(keys);
+      product(kQueries, row_, keys, {scores_, 1, kQueries}, {values_.at(key), row_}, {output_, row_}, true);
+    }
+    write(shared, query, count);
+  }
+
+  // The key beside is the first of all: its weight relative to itself is one.
+  void start(int64_t shared, int64_t query, int64_t count) {
+    const WindowAttentionCall& call = span_.call;
+    zero(output_, kQueries * row_);
+    std::fill(peak_, peak_ + kQueries, kLowest);
+    zero(mass_, kQueries);
+    for (int64_t t = 0; call.beside_logit && t < count; t++) {
+      const float logit = *span_.of_query(call.beside_logit, shared, query + t).data;
+      if (!(logit > kLowest)) continue;
+      peak_[t] = logit;
+      mass_[t] = 1.0f;
+      std::copy_n(span_.of_query(call.beside_value, shared, query + t).data, call.value_width, output_ + t * row_);
+    }
+  }
+
+  // Scores -> weights relative to the new peak, also added to the masses; what is there already is made relative to it.
+  void weigh(int64_t keys) {
+    for (int64_t v = 0; v < kQueries; v += kLanes) {
+      const Vector before = load(peak_ + v);
+      Vector peak = before, mass{};
+      for (int64_t j = 0; j < keys; j++) peak = larger(peak, load(scores_ + j * kQueries + v));
+      for (int64_t j = 0; j < keys; j++) {
+        const Vector weight = weight_of(load(scores_ + j * kQueries + v) - peak);
+        store(scores_ + j * kQueries + v, weight);
+        mass += weight;
+      }
+      const Vector factor = weight_of(before - peak);
+      store(factor_ + v, factor);
+      store(mass_ + v, load(mass_ + v) * factor + mass);
+      store(peak_ + v, peak);
+    }
+    scale_output();
+  }
+
+  void scale_output() {
+    for (int64_t t = 0; t < kQueries; t++)
+      for (int64_t i = 0; i < row_; i += kLanes)
+        store(output_ + t * row_ + i, load(output_ + t * row_ + i) * factor_[t]);
+  }
+
+  void write(int64_t shared, int64_t query, int64_t count) {
+    const WindowAttentionCall& call = span_.call;
+    for (int64_t v = 0; v < kQueries; v += kLanes) store(factor_ + v, reciprocal_or_zero(load(mass_ + v)));
+    scale_output();
+    write_rows(output_, row_, count, call.value_width, span_.of_query(call.output, shared, query), false);
+    for (int64_t t = 0; t < count; t++) {
+      *span_.of_query(call.peak, shared, query + t).data = peak_[t];
+      *span_.of_query(call.mass, shared, query + t).data = mass_[t];
+    }
+  }
+
+  Span span_;
+  MovingTokens keys_, values_;
+  int64_t row_;
+  Buffer query_, scores_, output_;  // [width][kQueries], [key][kQueries], [kQueries][row]
+  float peak_[kQueries], mass_[kQueries], factor_[kQueries];
+};
+
+}  // namespace
+
+// The spans first..last, counted over key heads and batch. Returns 0, or 1 where memory ran out.
+extern "C" int window_attention_forward(const WindowAttentionCall* call, int64_t first, int64_t last) {
+  try {
+    for (int64_t unit = first; unit < last; unit++) Forward(*call, unit).run();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}

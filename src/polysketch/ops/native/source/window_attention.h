@@ -1,0 +1,149 @@
+// One call of softmax attention within a window, and what forward and backward share. The structure is mirrored in
+// polysketch/ops/window/native.py.
+//
+// The query of number i stands at position i + keys - queries of the keys, and sees those from `behind` before it to
+// `ahead` after it. Queries are worked on in blocks; scores lie as scores[key][query], so that a vector holds one key's
+// scores of many queries.
+#pragma once
+
+#include "memory.h"
+#include "product.h"
+
+constexpr int64_t kQueries = 32;       // worked on at once
+constexpr int64_t kWindowKeys = 128;   // keys worked on at once
+constexpr int64_t kMovingTokens = 256; // rows are moved to the front of their memory each time so many have come
+constexpr int kQueryVectors = kQueries / kLanes;
+constexpr float kHidden = -1e30f;      // the score of a key that is not seen
+constexpr float kLowest = -1e29f;      // the largest score of a query that has seen none: above hidden ones
+constexpr float kNegligible = -87.0f;  // weights of e^x below it are zero
+
+struct WindowAttentionCall {
+  int64_t heads, key_heads, queries, keys, width, value_width;
+  int64_t behind, ahead, spans;
+  float scale;
+  Tensor query, key, value, beside_logit, beside_value;
+  const uint8_t* key_mask;  // (batch, keys), contiguous, not zero for a real token; null where all are
+  Tensor output, peak, mass;  // weights are exp(score - peak), and their sum is mass
+  // Backward only: the gradient of the output, and where those of the inputs go.
+  Tensor output_gradient;
+  Tensor query_gradient, key_gradient, value_gradient, beside_logit_gradient, beside_value_gradient;
+};
+
+// Tokens first..last, the last not included.
+struct Range {
+  int64_t first, last;
+  int64_t count() const { return std::max<int64_t>(last - first, 0); }
+  Range within(Range other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
+};
+
+// A span of queries of all heads that share one key head. Spans begin at a block of queries, so that what is computed
+// for a block does not depend on how many spans there are.
+struct Span {
+  Span(const WindowAttentionCall& call, int64_t unit)
+      : call(call), batch(unit / call.spans / call.key_heads), key_head(unit / call.spans % call.key_heads),
+        shared(call.heads / call.key_heads), earlier(call.keys - call.queries) {
+    const int64_t tokens = round_up((call.queries + call.spans - 1) / call.spans, kQueries);
+    const int64_t number = unit % call.spans;
+    queries = {std::min(number * tokens, call.queries), std::min((number + 1) * tokens, call.queries)};
+    owned = {number == 0 ? 0 : queries.first + earlier, queries.last + earlier};
+    most_keys = std::min(call.behind + call.ahead + kQueries + kTileRows, call.keys);
+  }
+
+  // Keys that a block of queries sees, and up to a tile's rows before them, which makes them whole tiles.
+  Range seen_by(int64_t query) const {
+    const int64_t position = query + earlier, last = std::min(query + kQueries, call.queries) + earlier;
+    const Range seen{std::max<int64_t>(position - call.behind, 0), std::min(last + call.ahead, call.keys)};
+    return {std::max<int64_t>(seen.last - round_up(seen.count(), kTileRows), 0), seen.last};
+  }
+
+  // Queries, in whole blocks, that see any of the span's own keys.
+  Range queries_of_owned() const {
+    const int64_t first = std::max<int64_t>(queries.first - call.ahead, 0) / kQueries * kQueries;
+    return {first, std::min(queries.last + call.behind, call.queries)};
+  }
+
+  bool is_real(int64_t key) const { return !call.key_mask || call.key_mask[batch * call.keys + key]; }
+  Rows of_key(const Tensor& x, int64_t token) const { return rows_of(x, batch, key_head, token); }
+  Rows of_query(const Tensor& x, int64_t query_head, int64_t token) const {
+    return rows_of(x, batch, key_head * shared + query_head, token);
+  }
+
+  const WindowAttentionCall& call;
+  int64_t batch, key_head, shared;
+  int64_t earlier;  // keys before the first query
+  Range queries, owned;
+  int64_t most_keys;  // that a block of queries sees
+};
+
+// Rows of the tokens in a range that only moves on, in one piece of memory.
+class MovingRows {
+ public:
+  MovingRows(const Span& span, int64_t width)
+      : row(padded(width)), capacity_(std::min(span.most_keys + kMovingTokens, span.call.keys)), rows_(capacity_ * row) {}
+
+  float* at(int64_t token) const { return rows_ + (token - first_) * row; }
+  int64_t last() const { return last_; }  // the last not included; 0 before the first move
+
+  // Gives memory to the tokens of `range` that have none: enter(token, row). Those before it are forgotten.
+  template <class Enter>
+  void move_to(Range range, Enter enter) {
+    if (last_ <= range.first) first_ = last_ = range.first;
+    if (range.last - first_ > capacity_) {
+      std::memmove(rows_, at(range.first), (last_ - range.first) * row * sizeof(float));
+      first_ = range.first;
+    }
+    for (; last_ < range.last; last_++) enter(last_, at(last_));
+  }
+
+  const int64_t row;
+
+ private:
+  int64_t capacity_, first_ = 0, last_ = 0;
+  Buffer rows_;
+};
+
+// Keys or values of the tokens in a moving range; zeros where a token is masked, whatever stands there.
+class MovingTokens : public MovingRows {
+ public:
+  MovingTokens(const Span& span, const Tensor& tensor, int64_t width)
+      : MovingRows(span, width), span_(span), tensor_(tensor), width_(width) {}
+
+  void move_to(Range range) {
+    MovingRows::move_to(range, [&](int64_t token, float* to) {
+      zero(to, row);
+      if (span_.is_real(token)) std::copy_n(span_.of_key(tensor_, token).data, width_, to);
+    });
+  }
+
+ private:
+  const Span& span_;
+  const Tensor& tensor_;
+  int64_t width_;
+};
+
+// Scores of keys key..key + count, [key][kQueries], of the block of queries that begins at `query`: hides those that
+// are not seen.
+static inline void hide(const Span& span, int64_t query, int64_t key, int64_t count, float* scores) {
+  const int64_t behind = span.call.behind, ahead = span.call.ahead;
+  for (int64_t j = 0; j < count; j++) {
+    const int64_t age = query + span.earlier - key - j;  // of the key, to the block's first query
+    float* row = scores + j * kQueries;
+    if (!span.is_real(key + j)) {
+      std::fill(row, row + kQueries, kHidden);
+    } else if (age + kQueries - 1 > behind || age < -ahead) {
+      for (int v = 0; v < kQueryVectors; v++) {
+        const Integers ages = lane_numbers() + static_cast<int32_t>(age + v * kLanes);
+        const Integers seen = (ages <= static_cast<int32_t>(behind)) & (ages >= static_cast<int32_t>(-ahead));
+        store(row + v * kLanes, seen ? load(row + v * kLanes) : splat(kHidden));
+      }
+    }
+  }
+}
+
+// e^x, zero where it is negligible.
+static inline Vector weight_of(Vector x) { return keep(exponential(x), (Integers)(x > kNegligible)); }
+
+static inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+// 1 / mass; zero where there is none.
+static inline Vector reciprocal_or_zero(Vector mass) { return keep(1.0f / mass, (Integers)(mass > 0.0f)); }

@@ -1,0 +1,167 @@
+"""`sliding_window_attention`: the public functions, their checks and the choice of backend."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.arguments import (
+    check_at_least_one,
+    check_attention_tensors,
+    check_cache_lengths,
+    check_causal_lengths,
+)
+from polysketch.ops.window import blockwise, native, operator, reference
+from polysketch.ops.window.types import BesideKey, Inputs, Plan
+
+
+def _runs_anywhere(inputs: Inputs) -> str | None:
+    return None
+
+
+class Backend(NamedTuple):
+    """One way to compute the op.
+
+    Attributes:
+        attend: checked inputs -> (batch, heads, n, value_dim), differentiable in all of them but the mask.
+        why_not: why it cannot take tensors like these, None where it can.
+    """
+
+    attend: Callable[[Inputs, Plan], Tensor]
+    why_not: Callable[[Inputs], str | None] = _runs_anywhere
+
+
+BACKENDS = {
+    "reference": Backend(reference.attend),
+    "blockwise": Backend(blockwise.attend),
+    "native": Backend(operator.attend, native.why_not),
+}
+
+
+def sliding_window_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: int,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    beside: BesideKey | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention to the last `window` tokens: token i sees i - window + 1 .. i, itself included.
+
+    Without `causal` it sees as many on its other side too: |i - j| < window. A masked token takes a place in the
+    window, and padding before a row's first real token is never in one, so left padding changes nothing.
+
+    Args:
+        query: (batch, heads, length, head_dim).
+        key: (batch, key_heads, length, head_dim); `heads` is a multiple of `key_heads` (grouped queries).
+        value: (batch, key_heads, length, value_dim); value_dim may differ from head_dim.
+        window: tokens that a token sees, at least 1.
+        causal: none of them later than itself.
+        key_mask: (batch, length) bool, True for a real token; masked keys get no weight.
+        scale: factor on q . k; 1 / sqrt(head_dim) when None.
+        beside: one more key for every query, as the sum over all tokens before its window may be.
+        backend: "auto" (see `sliding_window_attention_backend`), "native" (a program in C++ for float32 on a CPU,
+            compiled at its first use), "blockwise" (PyTorch's scaled_dot_product_attention) or "reference" (quadratic,
+            the definition).
+
+    Returns:
+        (batch, heads, length, value_dim). A query that sees no real key, nor one beside, gets zeros.
+
+    Raises:
+        ValueError: a window below 1, shapes or devices that disagree, queries not as many as keys, an unknown backend.
+        TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+
+    Cost: 2 * length * (window + 31) * (head_dim + value_dim) operations a head by the native backend, forward. The
+    blockwise one looks at up to window + 255 keys, on a CPU at window + 63 where the window is short; with a key beside
+    its widths are one more. Memory is linear in the length.
+    """
+    check_attention_tensors(query, key, value, key_mask)
+    check_causal_lengths(query, key)
+    return _attend(query, key, value, key_mask, beside, window, causal, scale, backend)
+
+
+def sliding_window_attention_with_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: int,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
+    beside: BesideKey | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal sliding-window attention of the last n queries of a sequence over m keys, for decoding with a cache.
+
+    Query i of n stands at position m - n + i of the keys; the first window - 1 queries need keys from before the
+    first, so that a cache of the last window - 1 tokens is enough. Arguments as in `sliding_window_attention`.
+
+    Returns:
+        (batch, heads, n, value_dim). A query that sees no real key, nor one beside, gets zeros.
+
+    Raises:
+        ValueError: more queries than keys, or as in `sliding_window_attention`.
+        TypeError, RuntimeError: as in `sliding_window_attention`.
+    """
+    check_attention_tensors(query, key, value, key_mask)
+    check_cache_lengths(query, key)
+    return _attend(query, key, value, key_mask, beside, window, True, scale, backend)
+
+
+def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, *, backend: str = "auto") -> str:
+    """The backend that `sliding_window_attention` runs for these tensors.
+
+    "auto" is "native" for float32 on a CPU with a compiler, and "blockwise" elsewhere, also under autocast, which
+    chooses the dtype of PyTorch's attention.
+
+    Args:
+        query, key, value: as for `sliding_window_attention`.
+        backend: "auto", "native", "blockwise" or "reference".
+
+    Raises:
+        ValueError: an unknown name.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+    """
+    inputs = Inputs(query, key, value)
+    if backend == "auto":
+        by_autocast = torch.is_autocast_enabled(query.device.type)
+        return "blockwise" if by_autocast or BACKENDS["native"].why_not(inputs) else "native"
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
+    reason = BACKENDS[backend].why_not(inputs)
+    if reason is not None:
+        raise RuntimeError(reason)
+    return backend
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    beside: BesideKey | None,
+    window: int,
+    causal: bool,
+    scale: float | None,
+    backend: str,
+) -> Tensor:
+    check_at_least_one(window=window)
+    if beside is not None:
+        _check_beside(query, value, beside)
+    behind = min(window, key.shape[2]) - 1
+    plan = Plan(behind, 0 if causal else behind, query.shape[3] ** -0.5 if scale is None else scale)
+    picked = sliding_window_attention_backend(query, key, value, backend=backend)
+    return BACKENDS[picked].attend(Inputs(query, key, value, key_mask, *(beside or ())), plan)
+
+
+def _check_beside(query: Tensor, value: Tensor, beside: BesideKey) -> None:
+    expected = query.shape[:3], (*query.shape[:3], value.shape[3])
+    if (beside.logit.shape, beside.value.shape) != expected:
+        found = tuple(beside.logit.shape), tuple(beside.value.shape)
+        raise ValueError(f"beside: expected a logit and a value of {tuple(map(tuple, expected))}, got {found}")

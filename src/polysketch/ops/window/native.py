@@ -1,0 +1,115 @@
+"""The native backend: a window of softmax as a program in C++ (`ops/native/source`), float32 on a CPU.
+
+32 queries at a time look at the keys that any of them sees. Every thread works through spans of queries of its own: all
+queries of a key head, or a part of them where there are fewer key heads than threads.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program
+from polysketch.ops.native import why_not as why_no_program
+from polysketch.ops.parallel import num_workers
+from polysketch.ops.window.types import Inputs, Plan
+
+_SIZES = ("heads", "key_heads", "queries", "keys", "width", "value_width", "behind", "ahead", "spans")
+_INPUTS = ("query", "key", "value", "beside_logit", "beside_value")
+_OUTPUTS = ("output", "peak", "mass")
+_QUERIES = 32  # kQueries of window_attention.h
+# Fewer products than this are one thread's work: waking another costs more.
+_PRODUCTS_WORTH_A_THREAD = 2**21
+
+
+class _Call(ctypes.Structure):
+    """`WindowAttentionCall` of window_attention.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _SIZES),
+        ("scale", ctypes.c_float),
+        *((name, TensorPointer) for name in _INPUTS),
+        ("key_mask", ctypes.c_void_p),
+        *((name, TensorPointer) for name in (*_OUTPUTS, "output_gradient")),
+        *((f"{name}_gradient", TensorPointer) for name in _INPUTS),
+    )
+
+
+def why_not(inputs: Inputs) -> str | None:
+    """Why the programs cannot take a call with tensors like these; None where they can."""
+    return why_no_program(inputs.query) or why_no_program(inputs.key) or why_no_program(inputs.value)
+
+
+def forward(inputs: Inputs, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """Output; and of each query, (batch, heads, n), the largest score and the sum of weights relative to it."""
+    query, value = inputs.query, inputs.value
+    output = query.new_empty(*query.shape[:3], value.shape[3])
+    peak, mass = (query.new_empty(query.shape[:3]) for _ in range(2))
+    call = _Arguments(inputs, plan)
+    call.rows(output=output, peak=peak, mass=mass)
+    call.run(library().window_attention_forward)
+    return output, peak, mass
+
+
+def backward(inputs: Inputs, plan: Plan, found: tuple[Tensor, Tensor, Tensor], upstream: Tensor) -> list[Tensor]:
+    """Gradients of query, key, value and, where there is one, of the logit and the value of the key beside.
+
+    Args:
+        inputs, plan: of the forward call.
+        found: what it gave.
+        upstream: the gradient of its output.
+    """
+    given = {name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None}
+    # Keys from before every window keep a gradient of zero.
+    gradients = [
+        tensor.new_zeros(tensor.shape) if name in ("key", "value") else tensor.new_empty(tensor.shape)
+        for name, tensor in given.items()
+    ]
+    call = _Arguments(inputs, plan)
+    call.rows(**dict(zip(_OUTPUTS, found, strict=True)), output_gradient=upstream)
+    call.rows(**{f"{name}_gradient": gradient for name, gradient in zip(given, gradients, strict=True)})
+    call.run(library().window_attention_backward)
+    return gradients
+
+
+class _Arguments:
+    """A `_Call` and the tensors that its pointers look into."""
+
+    def __init__(self, inputs: Inputs, plan: Plan) -> None:
+        self._kept: list[Tensor] = []
+        query, key, value = inputs.query, inputs.key, inputs.value
+        heads = query.shape[0] * key.shape[1]
+        sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3])
+        products = query.shape[0] * query.shape[1] * query.shape[2] * (plan.behind + plan.ahead + 1) * sum(sizes[4:])
+        self._threaded = products >= _PRODUCTS_WORTH_A_THREAD
+        spans = _num_spans(heads, query.shape[2], plan) if self._threaded else 1
+        self._units = heads * spans
+        self._call = _Call(*sizes, plan.behind, plan.ahead, spans, plan.scale)
+        self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
+        if inputs.key_mask is not None:
+            mask = inputs.key_mask.contiguous()
+            self._kept.append(mask)
+            self._call.key_mask = mask.data_ptr()
+
+    def rows(self, **tensors: Tensor) -> None:
+        """Tensors (batch, heads, tokens) or (batch, heads, tokens, width), of any strides."""
+        for name, tensor in tensors.items():
+            rows = tensor if tensor.dim() == 3 or tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
+            self._kept.append(rows)
+            setattr(self._call, name, TensorPointer.of(rows))
+
+    def run(self, program: Callable[..., int]) -> None:
+        """Run the program on all spans, dealt out to the threads."""
+        if self._threaded:
+            run_in_threads(program, self._call, self._units, self._kept)
+        else:
+            run_program(program, self._call, range(self._units))
+
+
+def _num_spans(heads: int, queries: int, plan: Plan) -> int:
+    """Spans of a key head, so that every thread has as many; none is short beside what its neighbours see of it."""
+    threads = num_workers(torch.device("cpu"))
+    shortest = max(_QUERIES, 2 * (plan.behind + plan.ahead))
+    return max(1, min(threads // math.gcd(heads, threads), queries // shortest))

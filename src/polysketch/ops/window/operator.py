@@ -1,0 +1,106 @@
+"""The native backend as a `torch.library` operator: shapes for tracing, gradients, operation counts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
+from polysketch.ops.window import native
+from polysketch.ops.window.types import Inputs, Plan
+
+# What `Inputs` and `Plan` are to PyTorch, in their order.
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? beside_logit, Tensor? beside_value, "
+    "int behind, int ahead, float scale"
+)
+_TENSORS = len(Inputs._fields)
+
+
+def attend(inputs: Inputs, plan: Plan) -> Tensor:
+    """The native backend's output, differentiable once in all inputs but the mask."""
+    beside = (x if x is None else x.to(inputs.query.dtype) for x in inputs[4:])
+    inputs = Inputs(*inputs[:4], *beside)
+    if nothing_looks_on(inputs.query):  # an operator's call takes as long as a hundred tokens
+        refuse_tangents("window_attention", *inputs)
+        return native.forward(inputs, plan)[0]
+    return window_attention_operator(*inputs, *plan)[0]
+
+
+def _unpacked(arguments: Any) -> tuple[Inputs, Plan]:
+    return Inputs(*arguments[:_TENSORS]), Plan(*arguments[_TENSORS:])
+
+
+@custom_op("polysketch::window_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
+def window_attention_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The program's forward: output, and peak and mass of each query for its backward."""
+    inputs, plan = _unpacked(arguments)
+    with torch.autocast(inputs.query.device.type, enabled=False):
+        return native.forward(inputs, plan)
+
+
+@window_attention_operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    query, value = arguments[0], arguments[2]
+    rows = query.shape[:3]
+    return query.new_empty(*rows, value.shape[3]), query.new_empty(rows), query.new_empty(rows)
+
+
+@custom_op("polysketch::window_attention_backward", f"(Tensor gradient, Tensor[] outputs, {_ARGUMENTS}) -> Tensor[]")
+def window_attention_backward_operator(gradient: Tensor, outputs: list[Tensor], *arguments: Any) -> list[Tensor]:
+    """The program's backward: gradients of query, key, value and, if given, of the key beside."""
+    inputs, plan = _unpacked(arguments)
+    with torch.autocast(inputs.query.device.type, enabled=False):
+        return native.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient)
+
+
+@window_attention_backward_operator.register_fake
+def _(gradient: Tensor, outputs: list[Tensor], *arguments: Any) -> list[Tensor]:
+    inputs, _ = _unpacked(arguments)
+    return [x.new_empty(x.shape) for x in _differentiable(inputs)]
+
+
+def _differentiable(inputs: Inputs) -> list[Tensor]:
+    return [x for x in (*inputs[:3], *inputs[4:]) if x is not None]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:_TENSORS], *output)
+    ctx.plan = inputs[_TENSORS:]
+
+
+def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
+    inputs, outputs = saved[:_TENSORS], list(saved[_TENSORS:])
+    found = window_attention_backward_operator(gradient, outputs, *inputs, *ctx.plan)
+    beside = found[3:] or (None, None)
+    return (*found[:3], None, *beside, *(None for _ in ctx.plan))
+
+
+window_attention_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _operations(shapes: Inputs, plan: Plan) -> int:
+    """Floating-point operations of the forward pass over pairs that are seen, multiply-adds counted as two."""
+    batch, heads, queries, width = shapes.query
+    earlier = shapes.key[2] - queries
+    before, after = plan.behind - earlier, plan.ahead
+    beyond = _triangle(before) - _triangle(before - queries) + _triangle(after) - _triangle(after - queries)
+    pairs = queries * (plan.behind + plan.ahead + 1) - beyond
+    return 2 * batch * heads * pairs * (width + shapes.value[3])
+
+
+def _triangle(count: int) -> int:
+    """1 + 2 + ... + count."""
+    return count * (count + 1) // 2 if count > 0 else 0
+
+
+@register_flop_formula(torch.ops.polysketch.window_attention)
+def _forward_operations(*shapes: Any, **_: Any) -> int:
+    return _operations(*_unpacked(shapes))
+
+
+@register_flop_formula(torch.ops.polysketch.window_attention_backward)
+def _backward_operations(gradient: Any, outputs: Any, *shapes: Any, **_: Any) -> int:
+    return _operations(*_unpacked(shapes)) * 5 // 2
