@@ -140,10 +140,16 @@ MUTANTS = {
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
     ),
     "polysketch-window: decoding forgets what leaves in the same call": Mutant(
-        polysketch_window._leaving,
+        polysketch_window._move,
         "[:, :, :new]",
         "[:, :, -new:]",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [8, 8, 8, 8, 5]),),
+    ),
+    "polysketch-window: a new token is added to the sums in place of the one it replaces": Mutant(
+        polysketch_window._move,
+        "return recent.slots(kept, value), leaving",
+        "return recent.slots(kept, value), (kept, value)",
+        (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [33, 1, 1, 1, 1]),),
     ),
     "sliding-window: one token too many": Mutant(
         window._attend,

@@ -234,10 +234,8 @@ class PolysketchWindowAttention(Mechanism):
         query_features, key_features = self._features(unrotated or (query, key), value.dtype, key_mask)
         query, key = self.unit_scale(query, key, value.dtype)
         kept = torch.cat([key, key_features], -1)
-        rows, values, mask = state.recent.followed_by(kept, value, key_mask)
-        keys, features = rows.split((self.head_dim, self.feature_map.feature_dim), -1)
-        state.recent.append(kept, value, key_mask)
-        features, leaving = (self._leaving(x, query.shape[2]) for x in (features, values))
+        (rows, values, mask), (left, leaving) = self._move(state.recent, kept, value, key_mask)
+        keys, features = rows[..., : self.head_dim], left[..., self.head_dim :]
         wide = with_one(in_range(leaving))
         sums = ops.linear_attention_extend_(
             query_features.to(wide.dtype),
@@ -275,10 +273,24 @@ class PolysketchWindowAttention(Mechanism):
             query, key, value, window=self.window, causal=causal, key_mask=key_mask, beside=beside
         )
 
-    def _leaving(self, x: Tensor, new: int) -> Tensor:
-        """Of kept and new tokens the oldest, as many as are new: they leave the window. Zeros while it is not full."""
-        missing = new + self.window - x.shape[2]
-        return F.pad(x, (0, 0, missing, 0))[:, :, :new]
+    def _move(
+        self, recent: RecentTokens, kept: Tensor, value: Tensor, key_mask: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+        """The window moves over new tokens.
+
+        Returns:
+            What the new tokens see, keys, values and mask, and what leaves: as many tokens as are new, zeros while the
+            window is not full. One token of every row sees the ring in any order: softmax does not ask for one.
+        """
+        if kept.shape[2] == 1:
+            leaving = recent.oldest(kept, value)
+            recent.append(kept, value, key_mask)
+            return recent.slots(kept, value), leaving
+        rows, values, mask = recent.followed_by(kept, value, key_mask)
+        recent.append(kept, value, key_mask)
+        missing, new = kept.shape[2] + self.window - rows.shape[2], kept.shape[2]
+        left, leaving_values = (F.pad(x, (0, 0, missing, 0))[:, :, :new] for x in (rows, values))
+        return (rows, values, mask), (left, leaving_values)
 
     # All tokens before it.
 

@@ -70,6 +70,16 @@ class RecentTokens:
             raise ValueError(f"the state holds keys and values of widths {expected}, got {found}")
         return self._key, self._value, self._real
 
+    def oldest(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What the next token replaces, zeros where that is nothing: (batch, kv_heads, 1, width) each.
+
+        Args:
+            key, value: the tokens to come, as for `slots`.
+        """
+        kept_key, kept_value, _ = self.slots(key, value)
+        slot = (self.position[:, None] % self.capacity).to(kept_key.device)
+        return _take(kept_key, slot), _take(kept_value, slot)
+
     def followed_by(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The kept tokens from the oldest on, then the new ones, which are not yet kept.
 
