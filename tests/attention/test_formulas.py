@@ -60,7 +60,11 @@ def test_polysketch_window_attention_is_its_formula(features: str):
     scores = unit(query) @ unit(key).mT * mechanism.unit_scale.log_scale.exp()[:, None, None] / HEAD_DIM**0.5
     sketched = tuple(map(unit, unrotated)) if features == "random" else unrotated
     phi = mechanism.feature_map.map_queries(sketched[0]), mechanism.feature_map.map_keys(sketched[1])
-    far = (phi[0] @ phi[1].mT) ** mechanism.feature_map.power
+    if features == "codes":
+        (query_first, query_second), (key_first, key_second) = (x.chunk(2, -1) for x in phi)
+        far = (query_first @ key_first.mT) * (query_second @ key_second.mT)
+    else:
+        far = (phi[0] @ phi[1].mT) ** 2
     far = far * (hidden @ mechanism.far_logit.weight.T + mechanism.far_logit.bias).exp().mT[..., None]
     beyond = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(-6)
     weights = torch.where(beyond, far, scores.exp())

@@ -57,7 +57,9 @@ class PolysketchWindowAttention(Mechanism):
     """One softmax over the last `window` tokens, and over weights of features for all tokens before them.
 
         o_i = (sum_near e_ij v_j + exp(l_i) sum_far w_ij v_j) / (sum_near e_ij + exp(l_i) sum_far w_ij)
-        e_ij = exp(c q^_i . k^_j / sqrt(head_dim)),  w_ij = (phi(q_i) . phi(k_j))^power,  l_i = u . hidden_i + b
+        e_ij = exp(c q^_i . k^_j / sqrt(head_dim)),  w_ij = (a(q_i) . a(k_j)) (b(q_i) . b(k_j)),  l_i = u . hidden_i + b
+
+    With a sketch phi in place of the codes a and b, w_ij = (phi(q_i) . phi(k_j))^2.
 
     near are the last `window` tokens, the token itself included, and far all before them. q^ and k^ are queries and
     keys of root mean square one, and c is a learned scale. c, u and b are those of the key/value head. Features are
@@ -88,7 +90,7 @@ class PolysketchWindowAttention(Mechanism):
 
     Cost, a token and head, with F = r^2 products of codes or r (r + 1) / 2 of a sketch: 2 (head_dim + value_dim + 2)
     (window + 255) operations in the window, 4 F (value_dim + 1) for the sums, and the features of a query and a key.
-    The state is F (value_dim + 2) numbers a key/value head, and window (head_dim + value_dim + r^2 or r) of the window.
+    The state is F (value_dim + 1) numbers a key/value head, and window (head_dim + value_dim + 2 r or r) of the window.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
@@ -204,8 +206,9 @@ class PolysketchWindowAttention(Mechanism):
             batch_size,
             self.num_kv_heads,
             self.feature_map.feature_dim,
-            (self.head_dim if value_dim is None else value_dim) + 1,
+            self.head_dim if value_dim is None else value_dim,
             power=self.feature_map.power,
+            factors=self.feature_map.factors,
             device=like.device if device is None else device,
             dtype=like.dtype if dtype is None else dtype,
         )
@@ -236,18 +239,18 @@ class PolysketchWindowAttention(Mechanism):
         kept = torch.cat([key, key_features], -1)
         (rows, values, mask), (left, leaving) = self._move(state.recent, kept, value, key_mask)
         keys, features = rows[..., : self.head_dim], left[..., self.head_dim :]
-        wide = with_one(in_range(leaving))
-        sums = ops.linear_attention_extend_(
-            query_features.to(wide.dtype),
-            features.to(wide.dtype),
-            wide,
+        leaving = in_range(leaving)
+        far = ops.linear_attention_extend_(
+            query_features.to(leaving.dtype),
+            features.to(leaving.dtype),
+            leaving,
             state.far,
-            power=self.feature_map.power,
-            normalize=False,
             log_decay=log_decay,
-        ).output
+            **self._options(),
+        )
+        beside = self._beside(far.output, far.denominator, far_logit)
         near = ops.sliding_window_attention_with_cache(
-            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=self._beside(sums, far_logit)
+            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=beside
         )
         return near.to(value.dtype), state
 
@@ -329,38 +332,41 @@ class PolysketchWindowAttention(Mechanism):
         """All tokens beyond the window as one key."""
         if not causal and self.decay_gate is not None:
             raise ValueError("a decay over the tokens before has no other direction: decay_gate=True is causal only")
-        wide = with_one(in_range(value))
+        wide = in_range(value)
         features = self._features(vectors, wide.dtype, key_mask)
-        sums = self._before(*features, wide, self._log_decay(hidden, key_mask))
+        mean, mass = self._before(*features, wide, self._log_decay(hidden, key_mask))
         if not causal:
             turned = [x.flip(2) for x in (*features, wide)]
-            sums = sums + self._before(turned[0], turned[1], turned[2], None).flip(2)
-        return self._beside(sums, self.far_logit(hidden))
+            mean_after, mass_after = self._before(turned[0], turned[1], turned[2], None)
+            mean, mass = _joined((mean, mass), (mean_after.flip(2), mass_after.flip(2)))
+        return self._beside(mean, mass, self.far_logit(hidden))
 
-    def _before(self, query_features: Tensor, key_features: Tensor, value: Tensor, log_decay: Tensor | None) -> Tensor:
-        """The sums over all tokens before the window: causal attention to keys that come `window` tokens late."""
+    def _before(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor, log_decay: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and mass of all tokens before the window: causal attention to keys that come `window` tokens late."""
         late = (delayed(x, self.window) for x in (key_features, value))
-        options: dict[str, Any] = {
-            "power": self.feature_map.power,
-            "causal": True,
-            "normalize": False,
-            "log_decay": log_decay,
-        }
-        return ops.linear_attention(query_features, *late, **options).output
+        found = ops.linear_attention(query_features, *late, causal=True, log_decay=log_decay, **self._options())
+        return found.output, found.denominator
 
-    def _beside(self, sums: Tensor, far_logit: Tensor) -> ops.BesideKey:
+    def _options(self) -> dict[str, Any]:
+        """What the op is told of the features."""
+        return {"power": self.feature_map.power, "factors": self.feature_map.factors}
+
+    def _beside(self, mean: Tensor, mass: Tensor, far_logit: Tensor) -> ops.BesideKey:
         """The key whose weight is the far mass times exp(l), and whose value is the far mean; none without a mass."""
-        numerator, mass = sums[..., :-1], sums[..., -1]
         none = mass <= _TINY if not self.prefix_removed else torch.ones_like(mass, dtype=torch.bool)
-        mass = mass.to(torch.promote_types(mass.dtype, torch.float32)).masked_fill(none, 1.0)
         far_logit = far_logit.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
-        logit = (mass.log() + far_logit).masked_fill(none, float("-inf"))
-        return ops.BesideKey(logit, numerator / mass[..., None])
+        logit = (mass.masked_fill(none, 1.0).log() + far_logit).masked_fill(none, float("-inf"))
+        return ops.BesideKey(logit, mean.masked_fill(none[..., None], 0.0))
 
 
-def with_one(value: Tensor) -> Tensor:
-    """value with a last column of ones: its weighted sum is the sum of weights."""
-    return F.pad(value, (0, 1), value=1.0)
+def _joined(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and mass of two sets of keys together."""
+    (mean, mass), (other_mean, other_mass) = one, other
+    total = mass + other_mass
+    share = (mass / total.masked_fill(total == 0, 1.0))[..., None]
+    return (share * mean + (1 - share) * other_mean).to(mean.dtype), total
 
 
 def delayed(x: Tensor, by: int) -> Tensor:

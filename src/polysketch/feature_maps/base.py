@@ -9,7 +9,7 @@ SHARE = ("layer", "head")
 
 
 class FeatureMap(nn.Module):
-    """phi: R^head_dim -> R^feature_dim; a linearised mechanism weighs (phi(q) . phi(k))^power.
+    """phi: R^head_dim -> R^feature_dim; a linearised mechanism weighs (phi(q) . phi(k))^power, or by two factors.
 
     Args:
         head_dim: width of one head.
@@ -18,6 +18,7 @@ class FeatureMap(nn.Module):
 
     Attributes:
         power: 1, or 2 where the features are to be tensored with themselves (inside the op, never written out).
+        factors: 1, or 2 where they are two halves, of which the second is to be tensored with the first.
         feature_dim: width of the features.
 
     Raises:
@@ -25,6 +26,7 @@ class FeatureMap(nn.Module):
     """
 
     power: int = 1
+    factors: int = 1
     feature_dim: int
 
     def __init__(self, head_dim: int, *, num_kv_heads: int = 1, share: str = "layer") -> None:
@@ -47,6 +49,12 @@ class FeatureMap(nn.Module):
     def map_both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """`map_queries(query)` and `map_keys(key)`; maps that can do better at both at once, do."""
         return self.map_queries(query), self.map_keys(key)
+
+    def weights(self, query_features: Tensor, key_features: Tensor) -> Tensor:
+        """(..., queries, keys): the weights of all pairs, of features of as many heads; for few tokens."""
+        pairs = zip(query_features.chunk(self.factors, -1), key_features.chunk(self.factors, -1), strict=True)
+        products = [query_part @ key_part.mT for query_part, key_part in pairs]
+        return torch.stack(products).prod(0) ** self.power
 
     def map(self, x: Tensor) -> Tensor:
         """The one map of those that treat queries and keys alike; `heads` is a multiple of the number of maps."""

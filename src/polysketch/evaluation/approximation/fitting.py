@@ -82,8 +82,8 @@ def fit_feature_map(
 
 
 def _loss(feature_map: FeatureMap, query: Tensor, key: Tensor, exact: Tensor) -> Tensor:
-    """By Gram matrices, but for maps whose products are squared: those are no products of features."""
-    if feature_map.power == 1:
+    """By Gram matrices, but for maps whose products are squared or multiplied: those are no products of features."""
+    if feature_map.power == feature_map.factors == 1:
         features = feature_map.map_queries(query), feature_map.map_keys(key)
         return KernelLoss.apply(*features, exact)
     return (feature_weights(feature_map, query, key) - exact).square().sum() / exact.square().sum()

@@ -53,7 +53,7 @@ def mechanism_weights(
 
 
 def feature_weights(feature_map: FeatureMap, query: Tensor, key: Tensor) -> Tensor:
-    """(phi_q(q_i) . phi_k(k_j))^power for all pairs, not normalised.
+    """(phi_q(q_i) . phi_k(k_j))^power for all pairs, or the product of two factors, not normalised.
 
     Args:
         feature_map: any.
@@ -65,7 +65,7 @@ def feature_weights(feature_map: FeatureMap, query: Tensor, key: Tensor) -> Tens
     """
     query_features, key_features = feature_map.map_queries(query), feature_map.map_keys(key)
     key_features = key_features.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    return (query_features @ key_features.mT) ** feature_map.power
+    return feature_map.weights(query_features, key_features)
 
 
 def polynomial_weights(query: Tensor, key: Tensor, degree: int) -> Tensor:
