@@ -253,6 +253,12 @@ MUTANTS = {
         "(ages <= static_cast<int32_t>(behind) + 1)",
     ),
     "no causal mask": (HEADER, "(ages >= static_cast<int32_t>(-ahead))", "(ages >= static_cast<int32_t>(-ahead) - 1)"),
+    "the first half of a block misses keys": (HEADER, "position + call.ahead + kHalf", "position + call.ahead"),
+    "the second half of a block misses keys": (
+        HEADER,
+        "position - call.behind + kHalf",
+        "position - call.behind + kQueries",
+    ),
     "the mask is forgotten": (HEADER, "if (!span.is_real(key + j)) {", "if (false) {"),
     "keys are not moved": (HEADER, "(last_ - range.first) * row * sizeof", "0 * sizeof"),
     "earlier blocks keep their scale": (FORWARD, "store(factor_ + v, factor);", "store(factor_ + v, splat(1.0f));"),

@@ -62,9 +62,9 @@ def backward(inputs: Inputs, plan: Plan, found: tuple[Tensor, Tensor, Tensor], u
         upstream: the gradient of its output.
     """
     given = {name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None}
-    # Keys from before every window keep a gradient of zero.
+    unseen = inputs.key.shape[2] - inputs.query.shape[2] > plan.behind  # keys that the program writes no gradient of
     gradients = [
-        tensor.new_zeros(tensor.shape) if name in ("key", "value") else tensor.new_empty(tensor.shape)
+        tensor.new_zeros(tensor.shape) if unseen and name in ("key", "value") else tensor.new_empty(tensor.shape)
         for name, tensor in given.items()
     ]
     call = _Arguments(inputs, plan)

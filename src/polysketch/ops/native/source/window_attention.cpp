@@ -26,14 +26,27 @@ class Forward {
     read_columns(span_.of_query(call.query, shared, query), count, call.width, query_, kQueries);
     for (int64_t i = 0; i < call.width * kQueries; i += kLanes) store(query_ + i, load(query_ + i) * call.scale);
     start(shared, query, count);
-    for (int64_t key = seen.first; key < seen.last; key += kWindowKeys) {
-      const int64_t keys = std::min(kWindowKeys, seen.last - key);
-      product(keys, kQueries, call.width, {keys_.at(key), keys_.row, 1}, {query_, kQueries}, {scores_, kQueries}, false);
-      hide(span_, query, key, keys, scores_);
-      weigh(keys);
-      product(kQueries, row_, keys, {scores_, 1, kQueries}, {values_.at(key), row_}, {output_, row_}, true);
-    }
+    for (int64_t key = seen.first; key < seen.last; key += kWindowKeys)
+      through(query, {key, std::min(key + kWindowKeys, seen.last)});
     write(shared, query, count);
+  }
+
+  // Adds values of some keys times their weights.
+  void through(int64_t query, Range range) {
+    span_.for_parts(query, range, [&](Range keys, Range queries) {
+      product(keys.count(), queries.count(), span_.call.width, {keys_.at(keys.first), keys_.row, 1},
+              {query_ + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
+    });
+    hide(span_, query, range.first, range.count(), scores_);
+    weigh(range.count());
+    span_.for_parts(query, range, [&](Range keys, Range queries) {
+      product(queries.count(), row_, keys.count(), {scores(range, keys, queries), 1, kQueries},
+              {values_.at(keys.first), row_}, {output_ + queries.first * row_, row_}, true);
+    });
+  }
+
+  float* scores(Range range, Range keys, Range queries) {
+    return scores_ + (keys.first - range.first) * kQueries + queries.first;
   }
 
   // The key beside is the first of all: its weight relative to itself is one.

@@ -9,9 +9,9 @@
 #include "memory.h"
 #include "product.h"
 
-constexpr int64_t kQueries = 32;       // worked on at once
-constexpr int64_t kWindowKeys = 128;   // keys worked on at once
-constexpr int64_t kMovingTokens = 256; // rows are moved to the front of their memory each time so many have come
+constexpr int64_t kQueries = 32;     // worked on at once
+constexpr int64_t kWindowKeys = 128; // keys worked on at once
+constexpr int64_t kHalf = kQueries / 2;
 constexpr int kQueryVectors = kQueries / kLanes;
 constexpr float kHidden = -1e30f;      // the score of a key that is not seen
 constexpr float kLowest = -1e29f;      // the largest score of a query that has seen none: above hidden ones
@@ -62,6 +62,21 @@ struct Span {
     return {first, std::min(queries.last + call.behind, call.queries)};
   }
 
+  // Calls work(part of the keys, queries of the block) for parts of `keys`: some are seen by queries of the block's
+  // first half alone, and some by those of its second half. Other pairs of the block are left out, and so is a second
+  // half beyond the last query. Parts are whole tiles where `keys` is.
+  template <class Work>
+  void for_parts(int64_t query, Range keys, Work work) const {
+    const int64_t position = query + earlier, last = call.queries - query > kHalf ? kQueries : kHalf;
+    const int64_t before = std::clamp<int64_t>(position - call.behind + kHalf - keys.first, 0, keys.count());
+    const int64_t until = std::clamp<int64_t>(position + call.ahead + kHalf - keys.first, 0, keys.count());
+    const int64_t middle = keys.first + before / kTileRows * kTileRows;
+    const int64_t behind = std::min(keys.first + round_up(until, kTileRows), keys.last);
+    if (keys.first < middle) work(Range{keys.first, middle}, Range{0, kHalf});
+    if (middle < behind) work(Range{middle, behind}, Range{0, last});
+    if (behind < keys.last && kHalf < last) work(Range{behind, keys.last}, Range{kHalf, last});
+  }
+
   bool is_real(int64_t key) const { return !call.key_mask || call.key_mask[batch * call.keys + key]; }
   Rows of_key(const Tensor& x, int64_t token) const { return rows_of(x, batch, key_head, token); }
   Rows of_query(const Tensor& x, int64_t query_head, int64_t token) const {
@@ -79,7 +94,7 @@ struct Span {
 class MovingRows {
  public:
   MovingRows(const Span& span, int64_t width)
-      : row(padded(width)), capacity_(std::min(span.most_keys + kMovingTokens, span.call.keys)), rows_(capacity_ * row) {}
+      : row(padded(width)), capacity_(std::min(2 * span.most_keys, span.call.keys)), rows_(capacity_ * row) {}
 
   float* at(int64_t token) const { return rows_ + (token - first_) * row; }
   int64_t last() const { return last_; }  // the last not included; 0 before the first move

@@ -92,22 +92,29 @@ class Backward {
   // Adds the gradients through the weights of some keys.
   void through(int64_t query, Range range, bool own) {
     const WindowAttentionCall& call = span_.call;
-    const int64_t count = range.count();
-    const float *keys = keys_.at(range.first), *values = values_.at(range.first);
-    product(count, kQueries, call.width, {keys, row_, 1}, {query_columns_, kQueries}, {weights_, kQueries}, false);
-    product(count, kQueries, call.value_width, {values, value_row_, 1}, {gradient_columns_, kQueries},
-            {changes_, kQueries}, false);
-    hide(span_, query, range.first, count, weights_);
-    weigh(count);
-    if (own) product(kQueries, row_, count, {changes_, 1, kQueries}, {keys, row_}, {query_gradient_, row_}, true);
-    const Range owned = range.within(span_.owned);
-    const float *weights = weights_ + (owned.first - range.first) * kQueries;
-    const float *changes = changes_ + (owned.first - range.first) * kQueries;
-    if (!owned.count()) return;
-    product(owned.count(), value_row_, kQueries, {weights, kQueries, 1}, {gradient_rows_, value_row_},
-            {value_sums_.at(owned.first), value_row_}, true);
-    product(owned.count(), row_, kQueries, {changes, kQueries, 1}, {query_rows_, row_},
-            {key_sums_.at(owned.first), row_}, true);
+    const auto place = [&](Range keys, Range queries) { return (keys.first - range.first) * kQueries + queries.first; };
+    span_.for_parts(query, range, [&](Range keys, Range queries) {
+      product(keys.count(), queries.count(), call.width, {keys_.at(keys.first), row_, 1},
+              {query_columns_ + queries.first, kQueries}, {weights_ + place(keys, queries), kQueries}, false);
+      product(keys.count(), queries.count(), call.value_width, {values_.at(keys.first), value_row_, 1},
+              {gradient_columns_ + queries.first, kQueries}, {changes_ + place(keys, queries), kQueries}, false);
+    });
+    hide(span_, query, range.first, range.count(), weights_);
+    weigh(range.count());
+    span_.for_parts(query, range, [&](Range keys, Range queries) {
+      if (own)
+        product(queries.count(), row_, keys.count(), {changes_ + place(keys, queries), 1, kQueries},
+                {keys_.at(keys.first), row_}, {query_gradient_ + queries.first * row_, row_}, true);
+      to_sums(keys.within(span_.owned), queries, place(keys.within(span_.owned), queries));
+    });
+  }
+
+  void to_sums(Range keys, Range queries, int64_t place) {
+    if (!keys.count()) return;
+    product(keys.count(), value_row_, queries.count(), {weights_ + place, kQueries, 1},
+            {gradient_rows_ + queries.first * value_row_, value_row_}, {value_sums_.at(keys.first), value_row_}, true);
+    product(keys.count(), row_, queries.count(), {changes_ + place, kQueries, 1},
+            {query_rows_ + queries.first * row_, row_}, {key_sums_.at(keys.first), row_}, true);
   }
 
   // Scores -> shares of the mass; gradients of the shares -> gradients of the scores.
