@@ -32,9 +32,10 @@ from polysketch.training.run_folder import RunFolder
 class FormsFlags:
     """Compare forms of attention on source code. Flags left out take the value of the size."""
 
-    size: Literal["smoke", "quick", "cpu"]
+    size: Literal["smoke", "quick", "cpu", "gpu"]
     """smoke: seconds, to see that everything runs. quick: about ten minutes for each run. cpu:
-    about a million parameters, an hour or two for each run."""
+    about a million parameters, an hour or two for each run. gpu: eight layers of gpt2-small's width at 8,192
+    tokens, for one GPU; give it more text with --data."""
 
     only: tuple[str, ...] = ("softmax", "window", "codes")
     """Forms to train; an unknown name lists those that exist."""
@@ -68,6 +69,9 @@ class FormsFlags:
 
     learning_rate: float | None = None
     """Peak learning rate."""
+
+    device: str | None = None
+    """Where to train and judge: cpu, or cuda."""
 
     optimizer: Literal["adamw", "muon"] | None = None
     """What turns gradients into steps."""
@@ -118,11 +122,11 @@ def _finish(
         result = train(settings.training(form, seed=seed, data=data.folder, out=folder, threads=threads))
         if result.stopped_by != "finished":
             raise KeyboardInterrupt
-        model, _ = load_model(folder)
+        model, _ = load_model(folder, device=settings.device)
         lines = MetricsFile(RunFolder(folder).metrics).read()
         return {
             "form": form.name,
-            "provenance": kept.provenance(),
+            "provenance": kept.provenance(settings.device),
             "parameters": model.num_parameters(),
             "seconds": [line["seconds"] for line in lines if line["kind"] == "train"][-1],
             "tokens": settings.steps * settings.batch_size * settings.context,

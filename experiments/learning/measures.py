@@ -18,9 +18,13 @@ def losses(model: TransformerLM, windows: np.ndarray) -> np.ndarray:
     found = []
     with torch.inference_mode():
         for rows in np.array_split(windows, max(1, len(windows) // _AT_ONCE)):
-            ids = torch.from_numpy(rows.astype(np.int64))
-            found.append(model.token_losses(model.hidden_states(ids[:, :-1]), ids[:, 1:]).numpy())
+            ids = _ids(rows, model)
+            found.append(model.token_losses(model.hidden_states(ids[:, :-1]), ids[:, 1:]).cpu().numpy())
     return np.concatenate(found)
+
+
+def _ids(windows: np.ndarray, model: TransformerLM) -> torch.Tensor:
+    return torch.from_numpy(windows.astype(np.int64)).to(model.embedding.weight.device)
 
 
 def held_out_windows(data: PreparedData, settings: LearningSettings) -> np.ndarray:
@@ -42,9 +46,9 @@ def measures(model: TransformerLM, data: PreparedData, settings: LearningSetting
     """
     windows = held_out_windows(data, settings)
     found = _told_apart(losses(model, windows), windows, settings.window)
-    if not model.prefix_shares(torch.from_numpy(windows[:1, :-1].astype(np.int64))):
+    if not model.prefix_shares(_ids(windows[:1, :-1], model)):
         return found
-    some = torch.from_numpy(windows[:4, :-1].astype(np.int64))
+    some = _ids(windows[:4, :-1], model)
     shares = {str(layer): heads.tolist() for layer, heads in model.prefix_shares(some).items()}
     model.remove_prefix()
     without = _told_apart(losses(model, windows), windows, settings.window)
