@@ -14,6 +14,7 @@ def linear_attention(
     value: Tensor,
     *,
     power: int,
+    factors: int,
     causal: bool,
     offset: float,
     normalize: bool,
@@ -29,7 +30,9 @@ def linear_attention(
     wide = lambda tensor: tensor.repeat_interleave(group, 1)  # noqa: E731
     mask = torch.ones(len(key), length, dtype=torch.bool, device=key.device) if key_mask is None else key_mask
     position = torch.arange(length, device=key.device) - (mask.cumsum(1) == 0).sum(1, keepdim=True)
-    weights = (query @ wide(key).mT) ** power
+    weights = torch.ones((), dtype=query.dtype, device=query.device)
+    for of_query, of_key in zip(query.chunk(factors, -1), wide(key).chunk(factors, -1), strict=True):
+        weights = weights * (of_query @ of_key.mT) ** power
     if log_decay is not None:
         total = wide(log_decay.masked_fill(~mask[:, None], 0.0).cumsum(-1))
         weights = weights * (total[..., :, None] - total[..., None, :]).clamp(max=0.0).exp()

@@ -27,6 +27,7 @@ SIZED = [
     replace(USUAL, local_chunk=0, key_heads=2, decays=True),
     *(replace(USUAL, power=1, local_chunk=0, features=size) for size in (64, 256)),
     replace(USUAL, power=1, features=64, decays=True),
+    replace(USUAL, power=1, factors=2, local_chunk=0, features=48, decays=True),
     replace(USUAL, causal=False, local_chunk=0, padded=True, batch=2),
     replace(USUAL, normalize=False),
     replace(USUAL, length=1),
@@ -58,6 +59,7 @@ def formula(case: Case, mask: Tensor | None, **tensors: Tensor) -> Tensor:
     return plain.linear_attention(
         **tensors,
         power=case.power,
+        factors=case.factors,
         causal=case.causal,
         offset=case.offset,
         normalize=case.normalize,

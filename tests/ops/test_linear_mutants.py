@@ -7,7 +7,8 @@ import torch
 
 from ops.linear_cases import Case, assert_backends_agree
 from ops.test_native import MUTANTS as NATIVE_MUTANTS
-from polysketch.ops.linear import chunked
+from polysketch.ops.linear import chunked, chunked_backward
+from polysketch.ops.linear.packing import halves
 from polysketch.ops.linear.piece import Piece
 from polysketch.ops.linear.sums import Sums
 
@@ -62,6 +63,20 @@ def _gradient_of_sums_dropped(patch):
     patch.setattr(Sums, "add_read_gradient", lambda self, *arguments: None)
 
 
+def _second_factor_dropped(patch):
+    patch.setattr(chunked, "halves", lambda x, factors: halves(x, factors)[:1])
+
+
+def _gradients_of_factors_exchanged(patch):
+    weight_and_slopes = chunked_backward._weight_and_slopes
+
+    def exchanged(*arguments):
+        weight, slopes = weight_and_slopes(*arguments)
+        return weight, slopes[::-1]
+
+    patch.setattr(chunked_backward, "_weight_and_slopes", exchanged)
+
+
 MUTANTS = {
     "prefix zeroed": (_prefix_zeroed, WITH_LOCAL),
     "prefix zeroed, no local part": (_prefix_zeroed, SKETCHED_ONLY),
@@ -73,6 +88,8 @@ MUTANTS = {
     "decay forgotten between chunks": (_decay_forgotten_between_chunks, SKETCHED_ONLY),
     "gradient of the sums dropped": (_gradient_of_sums_dropped, WITH_LOCAL),
     "prefix zeroed, two factors": (_prefix_zeroed, FACTORS),
+    "second factor dropped": (_second_factor_dropped, FACTORS),
+    "gradients of factors exchanged": (_gradients_of_factors_exchanged, FACTORS),
 }
 
 
@@ -94,6 +111,8 @@ ELSEWHERE = {
     "no causal mask": ("no causal mask", "what a query sees ends one early"),
     "decay forgotten between chunks": ("decay forgotten between chunks", "sums do not decay"),
     "gradient of the sums dropped": ("gradient of the sums dropped", "gradients of denominators are lost"),
+    "second factor dropped": ("second factor dropped", "the second factor is dropped"),
+    "gradients of factors exchanged": ("gradients of factors exchanged", "gradients of factors are exchanged"),
 }
 """What breaks the same part of the native and of the Triton backend, in their own tests (marker `full`)."""
 

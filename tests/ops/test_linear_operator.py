@@ -24,7 +24,7 @@ def flat_arguments(case: Case, backend: str) -> tuple:
 
 
 @pytest.mark.parametrize("backend", ["chunked", "native"])
-@pytest.mark.parametrize("case", [LOCAL, replace(LOCAL, power=1, local_chunk=0, decays=False)], ids=str)
+@pytest.mark.parametrize("case", [LOCAL, replace(LOCAL, power=1, factors=2, local_chunk=0, decays=False)], ids=str)
 def test_opcheck_passes(case, backend):
     if backend == "native" and why_unavailable():
         pytest.skip(str(why_unavailable()))
@@ -54,9 +54,10 @@ def test_compiles_without_a_graph_break_and_computes_the_same():
     assert all(relative_error(a, b) < 1e-5 for a, b in zip(found, wanted, strict=True))
 
 
-def test_compiles_with_a_mask_and_a_state():
+@pytest.mark.parametrize("options", [{}, {"power": 1, "factors": 2, "local_chunk": 0}], ids=str)
+def test_compiles_with_a_mask_and_a_state(options):
     torch.compiler.reset()
-    case = replace(LOCAL, batch=2, padded=True, dtype=torch.float32)
+    case = replace(LOCAL, batch=2, padded=True, dtype=torch.float32, **options)
     tensors, state = make(case), run(case, make(case, 21), return_state=True).state
 
     @torch.compile(fullgraph=True, backend="aot_eager")
@@ -65,6 +66,7 @@ def test_compiles_with_a_mask_and_a_state():
 
     found, expected = compiled(tensors, state), run(case, tensors, state=state, return_state=True)
     assert relative_error(found.output, expected.output) < 1e-6
+    assert relative_error(found.denominator, expected.denominator) < 1e-6
     assert relative_error(found.state.sums, expected.state.sums) < 1e-6
     assert found.state.position.tolist() == expected.state.position.tolist()
 
@@ -97,6 +99,9 @@ def test_operations_are_counted_from_the_formula():
     with FlopCounterMode(display=False) as counter:
         output.sum().backward()
     assert counter.get_total_flops() == 2 * forward
+    with FlopCounterMode(display=False) as counter:
+        run(replace(case, power=1, factors=2), tensors)
+    assert counter.get_total_flops() == 2 * 64 * (4 * 16**2 * 65 + 16 * (64 + 65))
 
 
 def test_auto_names_its_backend_and_unknown_ones_are_refused():

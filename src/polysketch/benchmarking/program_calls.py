@@ -28,6 +28,7 @@ _COMMON = {
     *(f"linear power 2, r={size}, h=64, local {_LOCAL}" for size in (32, 64, 128)),
     *(f"linear power 2, r=32, h={width}" for width in (64, 128)),
     "linear power 1, m=64, h=64",
+    "linear two factors, m=48, h=64",
     "linear power 1, m=256, h=128, local 256",
     "linear power 2, r=32, h=64, local 256, decay, 2 queries a key",
     "sketch r=32, h=64",
@@ -36,6 +37,7 @@ _COMMON = {
     "polynomial h=128",
     "decoding power 2, r=32, h=64, local 256",
     "decoding power 1, m=64, h=64",
+    "decoding two factors, m=48, h=64",
 }
 
 
@@ -78,7 +80,7 @@ def most_common_first(made: list[ProgramCall]) -> list[ProgramCall]:
 
 
 def _linear_calls(dtype: str) -> Iterator[ProgramCall]:
-    """Power 2 by sketch size, head size and local part; power 1 by features; and every option once."""
+    """Power 2 by sketch size, head size and local part; power 1 by features; two factors; and every option once."""
     for sketch_size, width, local in itertools.product((32, 64, 16, 128), (64, 128), (_LOCAL, 0)):
         yield _linear(dtype, features=sketch_size, width=width, local=local)
     for features, width, local in itertools.product((64, 256), (64, 128), (_LOCAL, 0)):
@@ -86,6 +88,8 @@ def _linear_calls(dtype: str) -> Iterator[ProgramCall]:
     for power, local in itertools.product((2, 1), (_LOCAL, 0)):
         features = 32 if power == 2 else 64
         yield _linear(dtype, features=features, local=local, power=power, decays=True, shared=2)
+    for width, decays in itertools.product((64, 128), (False, True)):
+        yield _linear(dtype, features=48, width=width, local=0, power=1, factors=2, decays=decays)
     yield _linear(dtype, features=32, local=0, causal=False)
     yield _linear(dtype, features=64, local=0, power=1, causal=False)
 
@@ -97,12 +101,15 @@ def _linear(
     width: int = 64,
     local: int = _LOCAL,
     power: int = 2,
+    factors: int = 1,
     causal: bool = True,
     decays: bool = False,
     shared: int = 1,
 ) -> ProgramCall:
     flags = {"decay": decays, "not causal": not causal, f"{shared} queries a key": shared > 1}
-    name = ", ".join([_sizes(power, features, width, local), *(flag for flag, is_set in flags.items() if is_set)])
+    name = ", ".join(
+        [_sizes(power, factors, features, width, local), *(flag for flag, is_set in flags.items() if is_set)]
+    )
 
     def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
         make, key_heads = partial(_random, device, DTYPES[dtype], batch), heads // shared
@@ -110,12 +117,14 @@ def _linear(
         value = make(key_heads, length, width)
         near = [make(heads, length, width), make(key_heads, length, width) / width**0.5] if local else []
         decay = [-0.01 * make(key_heads, length).abs()] if decays else []
-        options: dict[str, Any] = {"power": power, "causal": causal, "offset": 1.0, "backend": "triton"}
+        options: dict[str, Any] = {"power": power, "factors": factors, "causal": causal, "offset": 1.0}
 
         def attend() -> Tensor:
             exact = ops.LocalPolynomial(near[0], near[1], _DEGREE, local) if near else None
             log_decay = decay[0] if decay else None
-            return ops.linear_attention(query, key, value, local=exact, log_decay=log_decay, **options).output
+            return ops.linear_attention(
+                query, key, value, local=exact, log_decay=log_decay, backend="triton", **options
+            ).output
 
         return Call(attend, [query, key, value, *near, *decay])
 
@@ -155,33 +164,37 @@ def _decoding_calls(dtype: str) -> Iterator[ProgramCall]:
     for features, width, local in itertools.product((32, 64), (64, 128), (_LOCAL, 0)):
         yield _decoding(dtype, features, width, local, power=2)
     yield _decoding(dtype, 64, 64, 0, power=1)
+    yield _decoding(dtype, 48, 64, 0, power=1, factors=2)
 
 
-def _decoding(dtype: str, features: int, width: int, local: int, *, power: int) -> ProgramCall:
+def _decoding(dtype: str, features: int, width: int, local: int, *, power: int, factors: int = 1) -> ProgramCall:
     def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
         make = partial(_random, device, DTYPES[dtype], batch, heads, 1)
         query, key, value, near, far = make(features), make(features), make(width), make(width), make(width)
-        options: dict[str, Any] = {"power": power, "local_chunk": local, "local_dim": width if local else 0}
-        state = ops.LinearAttentionState.init(batch, heads, features, width, device=device, **options)
+        options: dict[str, Any] = {"power": power, "factors": factors}
+        sizes: dict[str, Any] = {"local_chunk": local, "local_dim": width if local else 0}
+        state = ops.LinearAttentionState.init(batch, heads, features, width, device=device, **options, **sizes)
         state.move_to_(length + local // 2)
         exact = ops.LocalPolynomial(near, far, _DEGREE, local) if local else None
 
         def step(state: ops.LinearAttentionState) -> Tensor:
-            return ops.linear_attention_extend_(query, key, value, state, power=power, offset=1.0, local=exact).output
+            result = ops.linear_attention_extend_(query, key, value, state, offset=1.0, local=exact, **options)
+            return result.output
 
         moved_on = state.clone()
         # Of a copy the same call gives the same, but copying takes longer than the step.
         return Call(lambda: step(state.clone()), [query, key, value], timed=lambda: step(moved_on))
 
     return ProgramCall(
-        f"decoding {_sizes(power, features, width, local)}", "decoding", dtype, build, differentiable=False
+        f"decoding {_sizes(power, factors, features, width, local)}", "decoding", dtype, build, differentiable=False
     )
 
 
-def _sizes(power: int, features: int, width: int, local: int) -> str:
+def _sizes(power: int, factors: int, features: int, width: int, local: int) -> str:
     """For a name."""
     exact = f", local {local}" if local else ""
-    return f"power {power}, {'r' if power == 2 else 'm'}={features}, h={width}{exact}"
+    kind = "two factors" if factors == 2 else f"power {power}"
+    return f"{kind}, {'r' if power == 2 else 'm'}={features}, h={width}{exact}"
 
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:

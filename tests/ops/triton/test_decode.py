@@ -29,6 +29,8 @@ CASES = [
     replace(PLAIN, features=20, local_chunk=5, offset=0.0, length=6),
     replace(PLAIN, local_chunk=1, length=3, decays=True, normalize=False, batch=2),
     replace(PLAIN, local_chunk=0, value_dim=20, batch=2, key_heads=2, heads=4, length=2),
+    replace(PLAIN, power=1, factors=2, local_chunk=0, features=28, decays=True, heads=2, length=2),
+    replace(PLAIN, power=1, factors=2, decays=True, length=5),
 ]
 # More than one block of every kind: of a pair of tiles, of the chunk's slots, of its folded tokens.
 SMALL = {
@@ -128,7 +130,7 @@ def test_the_operator_says_what_it_changes():
     kept = list(state.tensors().values())[:7]
     torch.library.opcheck(
         torch.ops.polysketch.linear_attention_extend.default,
-        (*vectors, None, *kept, state.device_position, 2, 4, 1.0, True),
+        (*vectors, None, *kept, state.device_position, 2, 1, 4, 1.0, True),
         test_utils=("test_schema", "test_faketensor"),
     )
 

@@ -32,16 +32,20 @@ CASES = [
     Case(causal=False, length=20, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, power=1, local_chunk=0, length=33, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1, normalize=False),
+    Case(power=1, factors=2, local_chunk=0, decays=True, length=37, batch=1, heads=2, key_heads=1, compute_chunk=16),
+    Case(power=1, factors=2, features=36, padded=True, length=37, batch=1, heads=1, key_heads=1),
+    Case(power=1, factors=2, causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1),
 ]
-PLAIN, DECAYED, LINEAR = CASES[1], CASES[2], CASES[5]
+PLAIN, DECAYED, LINEAR, FACTORS = CASES[1], CASES[2], CASES[5], CASES[15]
 SMALL = replace(PLAIN, heads=1, length=33)
 WITH_HISTORY = [
     Case(length=33, history=21, batch=1, heads=2, key_heads=1),
     Case(length=5, history=13, decays=True, batch=2, heads=1, key_heads=1),
     Case(power=1, local_chunk=16, length=33, history=16, decays=True, padded=True, heads=2, key_heads=1),
     Case(local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
+    Case(power=1, factors=2, local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
 ]
-FEW = [*(CASES[place] for place in (1, 2, 4, 5, 7, 8, 9, 12, 14)), *WITH_HISTORY[1:3]]
+FEW = [*(CASES[place] for place in (1, 2, 4, 5, 7, 8, 9, 12, 14, 15, 16)), *WITH_HISTORY[1:3]]
 """Every option, both powers, with and without chunks, and chunks narrower and wider than blocks."""
 
 
@@ -204,6 +208,9 @@ MUTANTS = {
     "mirrored tiles are not turned": ("linear_sums_gradient", "other <= tile, straight", "other <= 9, straight", PLAIN),
     "gradients of denominators are lost": ("linear_sums_gradient", "mass -= tl.sum", "mass -= 0 * tl.sum", PLAIN),
     "one query head of a group is heard": ("linear_inner_gradient", "+ item // queries", "+ 0", PLAIN),
+    "the second factor is dropped": ("linear_outputs", "if INNER_FACTORS == 2", "if INNER_FACTORS == 3", FACTORS),
+    "gradients of factors are exchanged": ("linear_inner_gradient", "(change * other)", "(change * score)", FACTORS),
+    "both halves get the first one's gradient": ("linear_sums_gradient", "half == 0, of", "half == half, of", FACTORS),
     "what is there is not added to": ("linear_inner_gradient", "    if ADD:", "    if False:", DECAYED),
 }
 

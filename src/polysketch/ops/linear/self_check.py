@@ -20,8 +20,6 @@ _EXTEND = "linear_attention_extend"
 
 def programs_agree(inputs: Inputs, plan: Plan) -> bool:
     """Whether the programs may be taken for calls with these widths and options; see `ops.triton.self_check`."""
-    if plan.factors == 2:
-        return False  # they refuse it
     call = _described(inputs, plan)
     return self_check.passed("linear_attention", inputs.value, call, partial(_errors, call, inputs.value))
 

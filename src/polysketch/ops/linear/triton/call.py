@@ -34,6 +34,7 @@ class ProgramCall:
         self.inner_query, self.inner_key = (_unit_stride(tensor) for tensor in inner if tensor is not None)
         self.query, self.key, self.value = _unit_stride(query), _unit_stride(key), _unit_stride(value)
         self.exponent = self.plan.degree if self.local else self.plan.power
+        self.inner_factors = 1 if self.local else self.plan.factors
 
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uninitialised memory on the call's device."""
@@ -61,6 +62,7 @@ class ProgramCall:
             program,
             self.like.device,
             power=self.plan.power,
+            factors=self.plan.factors,
             features=self.features,
             width=self.width,
             inner=self.inner_key.shape[3],
@@ -123,7 +125,7 @@ class ProgramCall:
 
     def most_rows(self) -> int:
         """Of the sums in one program."""
-        return 256 if self.plan.power == 2 else self.features
+        return 256 if self.plan.power == 2 else self.expanded
 
 
 def _products(dtype: torch.dtype) -> str:

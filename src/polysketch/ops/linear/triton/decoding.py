@@ -19,8 +19,6 @@ _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "ope
 
 def why_not_extend(value: Tensor, state: LinearAttentionState) -> str | None:
     """Why the programs cannot take values like these and this state; None where they can."""
-    if state.factors == 2:
-        return "the triton backend decodes no states of two factors yet"
     if state.sums.dtype != torch.float32:
         return f"the triton backend decodes float32 states, got {state.sums.dtype}"
     if not all(tensor.is_contiguous() for tensor in state.tensors().values()):
@@ -36,7 +34,7 @@ def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tupl
     extend: Callable[..., tuple[Tensor, Tensor]] = _extend_one
     if torch.compiler.is_compiling():
         extend = linear_attention_extend_operator
-    options = (state.power, plan.degree, plan.offset, plan.normalize)
+    options = (state.power, state.factors, plan.degree, plan.offset, plan.normalize)
     output, denominator = extend(*tensors, *kept, state.device_position, *options)
     if state.device_position is not state.position:
         state.position += 1
@@ -65,6 +63,7 @@ def _extend_one(
     open_log_decay: Tensor,
     position: Tensor,
     power: int,
+    factors: int,
     degree: int,
     offset: float,
     normalize: bool,
@@ -79,7 +78,7 @@ def _extend_one(
     (batch, heads, features), key_heads, width = query.shape, key.shape[1], value.shape[2]
     chunk, local_width = open_key.shape[2:]
     shared, columns = heads // key_heads, max(16, triton.next_power_of_2(width))
-    tuned = configuration("linear_extend", value.device, features=features, width=width, power=power)
+    tuned = configuration("linear_extend", value.device, features=features, width=width, power=power, factors=factors)
     blocks, local_blocks = -(-sums.shape[2] // tuned["ROWS"]), -(-chunk // tuned["TOKENS"])
     parts = (batch * key_heads, blocks + local_blocks, shared)
     numerators = sums.new_empty(*parts, width)
@@ -101,6 +100,7 @@ def _extend_one(
         configuration=tuned,
         **common,
         POWER=power,
+        FACTORS=factors,
         DEGREE=degree,
         PRECISION=_precision(value.dtype),
         LOCAL_COLUMNS=max(16, triton.next_power_of_2(local_width)),

@@ -42,8 +42,6 @@ def pieces(feature_dim: int, power: int, factors: int) -> int:
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
-    if plan.factors == 2:
-        raise RuntimeError('the triton backend takes no factors=2 yet; backend="chunked" does')
     outputs = Outputs.empty(inputs, plan)
     for part in _parts(inputs, plan):
         _forward(Launches(part.inputs(inputs), plan), Outputs(*(part.of(tensor) for tensor in outputs)))

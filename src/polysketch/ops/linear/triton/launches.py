@@ -88,6 +88,7 @@ class Launches(ProgramCall):
             SHARED=shared,
             FEATURES=self.features,
             POWER=self.plan.power,
+            FACTORS=self.plan.factors,
             REVERSE=reverse,
             GRADIENT=reverse,
             WRITE_STATES=states,
@@ -118,7 +119,9 @@ class Launches(ProgramCall):
             FEATURES=self.features,
             INNER=inner,
             POWER=self.plan.power,
+            FACTORS=self.plan.factors,
             EXPONENT=self.exponent,
+            INNER_FACTORS=self.inner_factors,
             DIAGONAL=int(self.plan.diagonal) if self.plan.causal else 0,
             NORMALIZE=self.plan.normalize,
             SKIP_FIRST=self.plan.causal and self.inputs.sums is None,
@@ -179,6 +182,7 @@ class Launches(ProgramCall):
             SHARED=shared,
             FEATURES=self.features,
             POWER=self.plan.power,
+            FACTORS=self.plan.factors,
             COLUMNS=covering_block(self.width),
         )
 
@@ -201,6 +205,7 @@ class Launches(ProgramCall):
             "SHARED": self.shared,
             "INNER": inner,
             "EXPONENT": self.exponent,
+            "INNER_FACTORS": self.inner_factors,
             "DIAGONAL": int(self.plan.diagonal),
             "ADD": not self.local,
             "COLUMNS": covering_block(self.width),

@@ -1,7 +1,8 @@
 """What programs share: rows, powers, and expanded features in registers (`ops/linear/packing.py`).
 
-Expanded rows are numbered as in the public layout of a state: at power 2 in pairs (I, J), I <= J, of 16 x 16 products,
-at power 1 simply feature after feature. Sums are read with their weight, 2 off the diagonal, already in them.
+Expanded rows are numbered as in the public layout of a state: at power 2 in pairs (I, J), I <= J, of 16 x 16 products;
+with two factors as the products a_i b_j of the halves, i major; at power 1 otherwise simply feature after feature. Sums
+are read with their weight, 2 off the diagonal, already in them.
 """
 
 import triton
@@ -18,10 +19,20 @@ def small_precision(dot, precision):
 
 
 @triton.constexpr_function
-def expanded_rows(features, power):
+def expanded_rows(features, power, factors):
     """Expanded rows of so many features."""
+    if factors == 2:
+        return (features // 2) * (features // 2)
     tiles = (features + 15) // 16
     return tiles * (tiles + 1) // 2 * 256 if power == 2 else features
+
+
+@triton.jit
+def factor_columns(rows, FEATURES: tl.constexpr):
+    """The features that the products `rows` of two halves are made of; FEATURES, where nothing is, past the last."""
+    HALF: tl.constexpr = FEATURES // 2
+    inside = rows < HALF * HALF
+    return tl.where(inside, rows // HALF, FEATURES), tl.where(inside, HALF + rows % HALF, FEATURES)
 
 
 @triton.jit
@@ -90,20 +101,26 @@ def as_float32(rounded):
 @triton.jit
 def read_sums(
     x, tokens, stride, seen, sums, normalizer, columns,
-    FEATURES: tl.constexpr, WIDTH: tl.constexpr, POWER: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    FEATURES: tl.constexpr, WIDTH: tl.constexpr, POWER: tl.constexpr, FACTORS: tl.constexpr, PRECISION: tl.constexpr,
+    DOT: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Numerator E(x) S (TOKENS, COLUMNS) and, with a normalizer, denominator E(x) z (TOKENS), ROWS rows at a time."""
     numerator = tl.zeros((TOKENS, COLUMNS), tl.float32)
     denominator = tl.zeros((TOKENS,), tl.float32)
     if POWER == 1:
-        for start in range(0, FEATURES, ROWS):
+        EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
+        for start in range(0, EXPANDED, ROWS):
             rows = start + tl.arange(0, ROWS)
-            operand = load_rows(x, tokens, stride, rows, seen, FEATURES)
-            found = load_rows(sums, rows, WIDTH, columns, rows < FEATURES, WIDTH).to(DOT)
+            if FACTORS == 2:
+                of_first, of_second = factor_columns(rows, FEATURES)
+                operand = load_rows(x, tokens, stride, of_first, seen, FEATURES).to(tl.float32)
+                operand *= load_rows(x, tokens, stride, of_second, seen, FEATURES).to(tl.float32)
+            else:
+                operand = load_rows(x, tokens, stride, rows, seen, FEATURES)
+            found = load_rows(sums, rows, WIDTH, columns, rows < EXPANDED, WIDTH).to(DOT)
             numerator = tl.dot(operand.to(DOT), found, numerator, input_precision=PRECISION)
             if normalizer is not None:
-                mass = tl.load(normalizer + rows, mask=rows < FEATURES, other=0.0)
+                mass = tl.load(normalizer + rows, mask=rows < EXPANDED, other=0.0)
                 denominator += tl.sum(operand.to(tl.float32) * mass[None, :], 1)
     else:
         TILES: tl.constexpr = (FEATURES + 15) // 16

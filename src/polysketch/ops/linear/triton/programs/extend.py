@@ -11,7 +11,7 @@ device's memory: the same two launches serve every token.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.shared import PAIR, TILE, expanded_rows, reciprocal, tile_pair
+from polysketch.ops.triton.programs.shared import PAIR, TILE, expanded_rows, factor_columns, reciprocal, tile_pair
 
 
 @triton.jit(
@@ -59,6 +59,7 @@ def linear_extend(
     WIDTH: tl.constexpr,
     LOCAL_WIDTH: tl.constexpr,
     POWER: tl.constexpr,
+    FACTORS: tl.constexpr,
     DEGREE: tl.constexpr,
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -75,7 +76,8 @@ def linear_extend(
     tensors as in `LinearAttentionState`, contiguous; position (batch,). numerators (batch, KEY_HEADS, parts, SHARED,
     WIDTH), denominators without WIDTH, positions (batch, KEY_HEADS): what `position` was, for the launch that moves it.
     """
-    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
+    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
+    PRODUCTS: tl.constexpr = POWER * FACTORS == 2
     BLOCKS: tl.constexpr = (EXPANDED + ROWS - 1) // ROWS
     PARTS: tl.constexpr = BLOCKS + (CHUNK + TOKENS - 1) // TOKENS
     number = tl.program_id(0)
@@ -104,8 +106,7 @@ def linear_extend(
             right = second * TILE + rows % TILE
             weight = tl.where(first == second, 1.0, 2.0)
         else:
-            left = rows
-            right = rows
+            left, right = factor_columns(rows, FEATURES) if FACTORS == 2 else (rows, rows)
             weight = 1.0
         of_sums = sums + head * (EXPANDED * WIDTH) + rows[:, None] * WIDTH + columns[None, :]
         inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
@@ -114,7 +115,7 @@ def linear_extend(
         ones = tl.load(of_normalizer, mask=rows < EXPANDED, other=0.0)
         of_key = key + batch * key_batch + key_head * key_head_stride
         if CHUNK == 0:
-            new_key = _expanded(of_key, left, right, FEATURES, POWER)
+            new_key = _expanded(of_key, left, right, FEATURES, PRODUCTS)
             if log_decay is not None:
                 total *= tl.exp(decay)
                 ones *= tl.exp(decay)
@@ -125,7 +126,7 @@ def linear_extend(
             tl.store(of_normalizer, ones, mask=rows < EXPANDED)
         for shared in tl.static_range(SHARED):
             of_query = query + batch * query_batch + (first_query + shared) * query_head
-            expanded = _expanded(of_query, left, right, FEATURES, POWER) * weight
+            expanded = _expanded(of_query, left, right, FEATURES, PRODUCTS) * weight
             numerator = tl.sum(expanded[:, None] * total, 0)
             tl.store(numerators + (place + shared) * WIDTH + columns, numerator, mask=columns < WIDTH)
             tl.store(denominators + place + shared, tl.sum(expanded * ones, 0))
@@ -145,7 +146,7 @@ def linear_extend(
                 products = tl.load(of_features + left[:, None], (left < FEATURES)[:, None] & kept[None, :], 0.0)
                 new = tl.load(of_key + left, mask=left < FEATURES, other=0.0).to(tl.float32)
                 products = tl.where(newest[None, :], new[:, None], products)
-                if POWER == 2:
+                if PRODUCTS:
                     others = tl.load(of_features + right[:, None], (right < FEATURES)[:, None] & kept[None, :], 0.0)
                     new = tl.load(of_key + right, mask=right < FEATURES, other=0.0).to(tl.float32)
                     products *= tl.where(newest[None, :], new[:, None], others)
@@ -302,10 +303,10 @@ def linear_extend_finish(
 
 
 @triton.jit
-def _expanded(pointer, left, right, FEATURES: tl.constexpr, POWER: tl.constexpr):
+def _expanded(pointer, left, right, FEATURES: tl.constexpr, PRODUCTS: tl.constexpr):
     """Some expanded rows of one vector of features."""
     x = tl.load(pointer + left, mask=left < FEATURES, other=0.0).to(tl.float32)
-    if POWER == 2:
+    if PRODUCTS:
         x *= tl.load(pointer + right, mask=right < FEATURES, other=0.0).to(tl.float32)
     return x
 

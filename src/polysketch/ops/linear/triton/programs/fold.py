@@ -10,7 +10,14 @@ there and never stored.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.shared import TILE, expanded_rows, load_columns, load_rows, tile_pair
+from polysketch.ops.triton.programs.shared import (
+    TILE,
+    expanded_rows,
+    factor_columns,
+    load_columns,
+    load_rows,
+    tile_pair,
+)
 
 
 @triton.jit
@@ -35,7 +42,7 @@ def _fold_block(
     total, normalizer, x, y, u, factor, head, batch, key_head, first, step, columns, left, right,
     x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
     KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, FEATURES: tl.constexpr, WIDTH: tl.constexpr, POWER: tl.constexpr,
-    PRECISION: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    FACTORS: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Add TOKENS tokens of one of the heads that share the sums, of the chunk that begins with token `first`."""
     query_head = key_head * SHARED + step % SHARED
@@ -59,6 +66,11 @@ def _fold_block(
         expanded = tl.reshape(of_left[:, None, :] * of_right[None, :, :], (ROWS, TOKENS))
         weighted = (of_left * ones[None, :]).to(DOT)
         normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
+    elif FACTORS == 2:
+        of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES)
+        products = of_left.to(tl.float32) * of_right.to(tl.float32)
+        expanded = products.to(DOT)
+        normalizer += tl.sum(products * ones[None, :], 1)
     else:
         expanded = of_left
         normalizer += tl.sum(of_left * ones[None, :], 1)
@@ -79,6 +91,7 @@ def linear_fold(
     FEATURES: tl.constexpr,
     WIDTH: tl.constexpr,
     POWER: tl.constexpr,
+    FACTORS: tl.constexpr,
     REVERSE: tl.constexpr,
     GRADIENT: tl.constexpr,
     WRITE_STATES: tl.constexpr,
@@ -100,8 +113,8 @@ def linear_fold(
     TILES: tl.constexpr = (FEATURES + 15) // 16
     PARTS: tl.constexpr = 256 // ROWS if POWER == 2 else 1
     SLICE: tl.constexpr = ROWS // 16
-    BLOCKS: tl.constexpr = PARTS * TILES * (TILES + 1) // 2 if POWER == 2 else (FEATURES + ROWS - 1) // ROWS
-    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
+    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
+    BLOCKS: tl.constexpr = PARTS * TILES * (TILES + 1) // 2 if POWER == 2 else (EXPANDED + ROWS - 1) // ROWS
     COLUMN_BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     number = tl.program_id(0)
     column_block = number % COLUMN_BLOCKS
@@ -118,8 +131,7 @@ def linear_fold(
         weight = tl.where(first == second, 1.0, 2.0)
         slots = block * ROWS + tl.arange(0, SLICE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
     else:
-        left = rows
-        right = rows
+        left, right = factor_columns(rows, FEATURES) if FACTORS == 2 else (rows, rows)
         weight = 1.0
         slots = rows
     # What a gradient is kept as: without the weight with which it comes in and goes out.
@@ -146,7 +158,7 @@ def linear_fold(
             total, normalizer = _fold_block(
                 total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, item % steps, columns, left,
                 right, x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
-                KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, PRECISION, DOT, ROWS, TOKENS,
+                KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, FACTORS, PRECISION, DOT, ROWS, TOKENS,
             )  # fmt: skip
     else:
         # Triton 3.6 compiles no loop for sm_100 in which a condition touches what products are added to.
@@ -160,7 +172,7 @@ def linear_fold(
                 total, normalizer = _fold_block(
                     total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, step, columns, left,
                     right, x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
-                    KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, PRECISION, DOT, ROWS, TOKENS,
+                    KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, FACTORS, PRECISION, DOT, ROWS, TOKENS,
                 )  # fmt: skip
 
     if WRITE_FINAL:

@@ -1,7 +1,8 @@
 """Gradients of linear attention through the weights inside chunks: exact local weights, or sketched ones.
 
 With w_ij = s_ij^exponent decay_ij of a score s_ij, the loss changes with s_ij by the slope of w_ij times
-(dN_i . v_j + dD_i), dN and dD being the gradients of a query's numerator and denominator. Scores are made again.
+(dN_i . v_j + dD_i), dN and dD being the gradients of a query's numerator and denominator. With two factors w_ij = s_ij
+t_ij decay_ij, and the slope for one of the scores is the other, decayed. Scores are made again.
 """
 
 import triton
@@ -21,6 +22,23 @@ def weight_and_slope(score, since, at_query, at_key, mask, EXPONENT: tl.constexp
     return slope * score, slope * EXPONENT
 
 
+@triton.jit
+def add_products(
+    found, change, score, other, rows, tokens, stride, entries, seen,
+    INNER: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """found + change rows; with two factors (INNER twice PART) of each half of the rows with the other's score."""
+    if PART == INNER:
+        operand = load_rows(rows, tokens, stride, entries, seen, INNER).to(DOT)
+        found = tl.dot(change.to(DOT), operand, found, input_precision=PRECISION)
+    else:
+        first = load_rows(rows, tokens, stride, entries, seen, PART).to(DOT)
+        second = load_rows(rows, tokens, stride, tl.where(entries < PART, INNER, entries), seen, INNER).to(DOT)
+        found = tl.dot((change * other).to(DOT), first, found, input_precision=PRECISION)
+        found = tl.dot((change * score).to(DOT), second, found, input_precision=PRECISION)
+    return found
+
+
 @triton.jit(do_not_specialize=["length", "chunk", "chunks"])
 def linear_inner_query_gradient(
     value, inner_query, inner_key, since, numerator_gradient, mass_gradient, gradient,
@@ -33,6 +51,7 @@ def linear_inner_query_gradient(
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
     EXPONENT: tl.constexpr,
+    INNER_FACTORS: tl.constexpr,
     DIAGONAL: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -48,6 +67,7 @@ def linear_inner_query_gradient(
     stands there. COLUMNS cover WIDTH.
     """
     DEPTHS: tl.constexpr = (INNER + DEPTH - 1) // DEPTH
+    PART: tl.constexpr = INNER // INNER_FACTORS
     number = tl.program_id(0)
     depth = number % DEPTHS
     blocks = tl.cdiv(chunk, QUERIES)
@@ -76,8 +96,14 @@ def linear_inner_query_gradient(
         key_seen = keys < last
         score = scores(
             of_query, of_key, places, inner_query_token, keys, inner_key_token, seen, key_seen,
-            INNER, PRECISION, DOT, QUERIES, KEYS, DEPTH,
+            PART, PRECISION, DOT, QUERIES, KEYS, DEPTH,
         )  # fmt: skip
+        other = score
+        if INNER_FACTORS == 2:
+            other = scores(
+                of_query + PART, of_key + PART, places, inner_query_token, keys, inner_key_token, seen, key_seen,
+                PART, PRECISION, DOT, QUERIES, KEYS, DEPTH,
+            )  # fmt: skip
         at_query, at_key = 0.0, 0.0
         if since is not None:
             at_query = tl.load(since + key_row * length + first + places, mask=seen, other=0.0)[:, None]
@@ -86,8 +112,9 @@ def linear_inner_query_gradient(
         _, slope = weight_and_slope(score, since, at_query, at_key, mask, EXPONENT)
         of_values = load_columns(of_value, keys, value_token, columns, key_seen, WIDTH).to(DOT)
         change = (tl.dot(upstream, of_values, input_precision=PRECISION) + mass[:, None]) * slope
-        of_keys = load_rows(of_key, keys, inner_key_token, entries, key_seen, INNER).to(DOT)
-        found = tl.dot(change.to(DOT), of_keys, found, input_precision=PRECISION)
+        found = add_products(
+            found, change, score, other, of_key, keys, inner_key_token, entries, key_seen, INNER, PART, PRECISION, DOT
+        )
     if ADD:
         found += load_rows(gradient + here * INNER, places, INNER, entries, seen, INNER).to(tl.float32)
     store_rows(gradient + here * INNER, found, places, entries, seen, INNER)
@@ -105,6 +132,7 @@ def linear_inner_key_gradient(
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
     EXPONENT: tl.constexpr,
+    INNER_FACTORS: tl.constexpr,
     DIAGONAL: tl.constexpr,
     ADD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -120,6 +148,7 @@ def linear_inner_key_gradient(
     `linear_inner_query_gradient`.
     """
     DEPTHS: tl.constexpr = (INNER + DEPTH - 1) // DEPTH
+    PART: tl.constexpr = INNER // INNER_FACTORS
     number = tl.program_id(0)
     depth = number % DEPTHS
     blocks = tl.cdiv(chunk, KEYS)
@@ -147,20 +176,30 @@ def linear_inner_key_gradient(
         of_query = inner_query + batch * inner_query_batch + head * inner_query_head + first * inner_query_token
         score = scores(
             of_key, of_query, keys, inner_key_token, places, inner_query_token, key_seen, seen,
-            INNER, PRECISION, DOT, KEYS, QUERIES, DEPTH,
+            PART, PRECISION, DOT, KEYS, QUERIES, DEPTH,
         )  # fmt: skip
+        other = score
+        if INNER_FACTORS == 2:
+            other = scores(
+                of_key + PART, of_query + PART, keys, inner_key_token, places, inner_query_token, key_seen, seen,
+                PART, PRECISION, DOT, KEYS, QUERIES, DEPTH,
+            )  # fmt: skip
         at_query, at_key = 0.0, 0.0
         if since is not None:
             at_query = tl.load(since + key_row * length + first + places, mask=seen, other=0.0)[None, :]
             at_key = tl.load(since + key_row * length + first + keys, mask=key_seen, other=0.0)[:, None]
         mask = tl.trans(visible(places, keys, seen, key_seen, DIAGONAL))
         weight, slope = weight_and_slope(score, since, at_query, at_key, mask, EXPONENT)
+        if INNER_FACTORS == 2:
+            weight *= other
         upstream = load_rows(numerator_gradient + here * WIDTH, places, WIDTH, columns, seen, WIDTH).to(DOT)
         for_values = tl.dot(weight.to(DOT), upstream, for_values, input_precision=PRECISION)
         mass = tl.load(mass_gradient + here + places, mask=seen, other=0.0)
         change = (tl.dot(of_values, tl.trans(upstream), input_precision=PRECISION) + mass[None, :]) * slope
-        of_queries = load_rows(of_query, places, inner_query_token, entries, seen, INNER).to(DOT)
-        of_keys = tl.dot(change.to(DOT), of_queries, of_keys, input_precision=PRECISION)
+        of_keys = add_products(
+            of_keys, change, score, other, of_query, places, inner_query_token, entries, seen, INNER, PART, PRECISION,
+            DOT,
+        )  # fmt: skip
     here = key_row * length + first
     if ADD:
         of_keys += load_rows(key_gradient + here * INNER, keys, INNER, entries, key_seen, INNER).to(tl.float32)

@@ -2,8 +2,8 @@
 
     numerator_i = factor_i E(q_i) S_c + sum over the keys j of chunk c that i may see of w_ij v_j
 
-w_ij = (inner_q_i . inner_k_j)^exponent: exact local weights, or the sketched ones, which may decay. Every block of
-queries is a program of its own.
+w_ij = (inner_q_i . inner_k_j)^exponent: exact local weights, or the sketched ones, which may decay; with two factors
+they are the product of the scores of both halves. Every block of queries is a program of its own.
 """
 
 import triton
@@ -67,7 +67,9 @@ def linear_outputs(
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
     POWER: tl.constexpr,
+    FACTORS: tl.constexpr,
     EXPONENT: tl.constexpr,
+    INNER_FACTORS: tl.constexpr,
     DIAGONAL: tl.constexpr,
     NORMALIZE: tl.constexpr,
     SKIP_FIRST: tl.constexpr,
@@ -87,6 +89,7 @@ def linear_outputs(
     inside the chunk. SKIP_FIRST: nothing comes before the first chunk, whose sums are not read.
     """
     COLUMN_BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    PART: tl.constexpr = INNER // INNER_FACTORS
     number = tl.program_id(0)
     column_block = number % COLUMN_BLOCKS
     blocks = tl.cdiv(chunk, QUERIES)
@@ -105,7 +108,7 @@ def linear_outputs(
     places = block * QUERIES + queries
     seen = (places < chunk) & (first + places < length)
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
-    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
+    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
     state = key_row * chunks + index
     numerator = tl.zeros((QUERIES, COLUMNS), tl.float32)
     denominator = tl.zeros((QUERIES,), tl.float32)
@@ -115,7 +118,7 @@ def linear_outputs(
             queries, query_token, seen,
             states + state * EXPANDED * WIDTH,
             state_normalizers + state * EXPANDED,
-            columns, FEATURES, WIDTH, POWER, PRECISION, DOT, QUERIES, COLUMNS, ROWS,
+            columns, FEATURES, WIDTH, POWER, FACTORS, PRECISION, DOT, QUERIES, COLUMNS, ROWS,
         )  # fmt: skip
         if factor is not None:
             decay = tl.load(factor + key_row * length + start + queries, mask=seen, other=0.0)
@@ -132,9 +135,14 @@ def linear_outputs(
             key_seen = keys < last
             weight = scores(
                 of_query, of_key, queries, inner_query_token, keys, inner_key_token, seen, key_seen,
-                INNER, PRECISION, DOT, QUERIES, KEYS, DEPTH,
+                PART, PRECISION, DOT, QUERIES, KEYS, DEPTH,
             )  # fmt: skip
             weight = power(weight, EXPONENT)
+            if INNER_FACTORS == 2:
+                weight *= scores(
+                    of_query + PART, of_key + PART, queries, inner_query_token, keys, inner_key_token, seen, key_seen,
+                    PART, PRECISION, DOT, QUERIES, KEYS, DEPTH,
+                )  # fmt: skip
             if since is not None:
                 at_query = tl.load(since + key_row * length + start + queries, mask=seen, other=0.0)
                 at_key = tl.load(since + key_row * length + first + keys, mask=key_seen, other=0.0)

@@ -81,6 +81,35 @@ def contract_tile(
     return found
 
 
+@triton.jit
+def contract_half(
+    x, upstream, mass, tokens, stride, seen, sums, normalizer, columns, half, entries,
+    FEATURES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of E(x) . (S upstream + z mass) with respect to 16 entries of a half of x, with two factors.
+
+    The sum over the other half's x_b of x_b (S_ab upstream + z_ab mass), for every entry a.
+    """
+    HALF: tl.constexpr = FEATURES // 2
+    SLICE: tl.constexpr = ROWS // 16
+    found = tl.zeros((TOKENS, TILE), tl.float32)
+    for start in range(0, HALF, SLICE):
+        others = start + tl.arange(0, SLICE)
+        of_first = entries[None, :] * HALF + others[:, None]
+        of_second = others[:, None] * HALF + entries[None, :]
+        rows = tl.reshape(tl.where(half == 0, of_first, of_second), (ROWS,))
+        inside = tl.reshape((others < HALF)[:, None] & (entries < HALF)[None, :], (ROWS,))
+        mask = inside[None, :] & (columns < WIDTH)[:, None]
+        entry = tl.load(sums + rows[None, :] * WIDTH + columns[:, None], mask=mask, other=0.0)
+        change = tl.dot(upstream, entry.to(DOT), input_precision=PRECISION)
+        change += mass[:, None] * tl.load(normalizer + rows, mask=inside, other=0.0)[None, :]
+        place = tl.where(others < HALF, others + (1 - half) * HALF, FEATURES)
+        factor = load_rows(x, tokens, stride, place, seen, FEATURES).to(tl.float32)
+        found += tl.sum(tl.reshape(change, (TOKENS, SLICE, TILE)) * factor[:, :, None], 1)
+    return found
+
+
 @triton.jit(do_not_specialize=["length", "chunk", "chunks"])
 def linear_sums_gradient(
     x, upstream, mass, factor,
@@ -94,6 +123,7 @@ def linear_sums_gradient(
     FEATURES: tl.constexpr,
     WIDTH: tl.constexpr,
     POWER: tl.constexpr,
+    FACTORS: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -109,7 +139,9 @@ def linear_sums_gradient(
     tokens of one chunk.
     """
     TILES: tl.constexpr = (FEATURES + 15) // 16
-    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER)
+    HALF: tl.constexpr = FEATURES // 2
+    HALF_TILES: tl.constexpr = (HALF + 15) // 16
+    EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
     number = tl.program_id(0)
     blocks = tl.cdiv(chunk, TOKENS)
     block = number % blocks
@@ -133,17 +165,26 @@ def linear_sums_gradient(
     if read is not None:
         of_values, _ = read_sums(
             of_x, tokens, x_token, seen, sums, None, columns,
-            FEATURES, WIDTH, POWER, PRECISION, DOT, TOKENS, COLUMNS, ROWS,
+            FEATURES, WIDTH, POWER, FACTORS, PRECISION, DOT, TOKENS, COLUMNS, ROWS,
         )  # fmt: skip
         store_rows(read + here * WIDTH, of_values * decay[:, None], tokens, columns, seen, WIDTH)
     operand = load_rows(of_upstream, tokens, upstream_token, columns, seen, WIDTH).to(DOT)
     ones = tl.full((TOKENS,), 1.0, tl.float32)
     if mass is not None:
         ones = tl.load(mass + here + tokens, mask=seen, other=0.0)
-    across = tl.arange(0, TILE) if POWER == 2 else tl.arange(0, ROWS)
-    for tile in range(TILES if POWER == 2 else (FEATURES + ROWS - 1) // ROWS):
+    across = tl.arange(0, TILE) if POWER * FACTORS == 2 else tl.arange(0, ROWS)
+    BLOCKS: tl.constexpr = TILES if POWER == 2 else 2 * HALF_TILES if FACTORS == 2 else (FEATURES + ROWS - 1) // ROWS
+    for tile in range(BLOCKS):
         entries = tile * across.shape[0] + across
-        if POWER == 2:
+        if FACTORS == 2:
+            half = tile // HALF_TILES
+            of_half = (tile % HALF_TILES) * TILE + across
+            found = contract_half(
+                of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, half, of_half,
+                FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
+            )  # fmt: skip
+            entries = tl.where(of_half < HALF, half * HALF + of_half, FEATURES)
+        elif POWER == 2:
             found = contract_tile(
                 of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, tile,
                 FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
