@@ -168,7 +168,8 @@ def gradients(case: Case, tensors: Tensors, backend: str, state=None) -> dict[st
             x.requires_grad_()
         leaves = leaves | {f"state {name}": x for name, x in parts.items()}
     result = run(case, tensors, backend=backend, state=state, return_state=state is not None)
-    outputs = {"output": result.output, "denominator": result.denominator}
+    largest = float(result.denominator.detach().abs().amax()) or 1.0  # else gradients may leave the range of float16
+    outputs = {"output": result.output, "denominator": result.denominator / largest}
     if state is not None:
         outputs |= {f"final {name}": x for name, x in result.state.tensors().items() if name != "position"}
     generator = torch.Generator().manual_seed(1)
