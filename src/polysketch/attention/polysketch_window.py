@@ -88,9 +88,10 @@ class PolysketchWindowAttention(Mechanism):
         TypeError: an option of another type.
         ValueError: an option out of range, or options that do not go together.
 
-    Cost, a token and head, with F = r^2 products of codes or r (r + 1) / 2 of a sketch: 2 (head_dim + value_dim + 2)
-    (window + 255) operations in the window, 4 F (value_dim + 1) for the sums, and the features of a query and a key.
-    The state is F (value_dim + 1) numbers a key/value head, and window (head_dim + value_dim + 2 r or r) of the window.
+    Cost, a token and head, with F = r^2 products of codes or r (r + 1) / 2 of a sketch: 2 (head_dim + value_dim)
+    (window + 31) operations in the window by the native program and more by others, 4 F (value_dim + 1) for the sums,
+    and the features of a query and a key. Of the features nothing is written but 2 r or r numbers a token. The state is
+    F (value_dim + 1) numbers a key/value head, and window (head_dim + value_dim + 2 r or r) of the window.
     """
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
