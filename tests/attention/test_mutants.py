@@ -135,7 +135,7 @@ MUTANTS = {
     ),
     "polysketch-window: masked tokens are added to the sums": Mutant(
         polysketch_window._features,
-        "key_features.masked_fill(~key_mask[:, None, :, None], 0.0)",
+        "_without_masked(key_features, key_mask)",
         "key_features",
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
     ),

@@ -66,3 +66,40 @@ def test_a_refused_call_leaves_the_state_as_it_was():
         mechanism.extend(query, key, value, state)
     assert state.position.eq(0).all()
     assert state.far.position.eq(0).all()
+
+
+def test_masses_too_small_for_their_reciprocal_keep_gradients_finite():
+    torch.manual_seed(0)
+    mechanism = attention.build("polysketch-window", num_heads=2, head_dim=16, window=4, sketch_size=24)
+    mechanism.feature_map.log_sharpness.data.fill_(4.5)
+    inputs = [torch.randn(1, 2, 60, 16, requires_grad=True) for _ in range(3)]
+    with torch.no_grad():
+        codes = mechanism.feature_map.map_both(*inputs[:2])
+        assert (mechanism.feature_map.weights(*codes).double() < 1e-39).any()
+    for gradient in torch.autograd.grad(mechanism(*inputs).sum(), (*inputs, *mechanism.feature_map.parameters())):
+        assert gradient.isfinite().all()
+
+
+def test_what_stands_at_masked_tokens_does_not_matter():
+    mechanism, (query, key, value, hidden) = CASE.build(), CASE.inputs()
+    mask = torch.ones(value.shape[0], LENGTH, dtype=torch.bool)
+    mask[0, :5], mask[1, 9] = False, False
+    spoiled = value.masked_fill(~mask[:, None, :, None], float("nan"))
+    expected = mechanism(query, key, value, hidden=hidden, key_mask=mask)
+    real = mask[:, None, :, None].expand_as(expected)
+    found = mechanism(query, key, spoiled, hidden=hidden, key_mask=mask)
+    decoded, _ = mechanism.extend(query, key, spoiled, mechanism.init_state(2), hidden=hidden, key_mask=mask)
+    for output in (found, decoded):
+        torch.testing.assert_close(output[real], expected[real])
+
+
+@pytest.mark.parametrize("wrong", ["value", "query", "hidden"])
+def test_no_refused_call_moves_the_window(wrong: str):
+    mechanism, (query, key, value, hidden) = CASE.build(), CASE.inputs()
+    state = mechanism.init_state(2)
+    given = {"query": query[:, :, :1], "key": key[:, :, :1], "value": value[:, :, :1], "hidden": hidden[:, :1]}
+    given[wrong] = {"value": value[:, :, :1, :5], "query": query[:, :, :2], "hidden": hidden[:, :2]}[wrong]
+    with pytest.raises(ValueError, match=r"the state takes|hidden must be"):
+        mechanism.extend(given["query"], given["key"], given["value"], state, hidden=given["hidden"])
+    assert state.position.eq(0).all()
+    assert state.far.position.eq(0).all()

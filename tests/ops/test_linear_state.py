@@ -241,3 +241,11 @@ def steps(case: Case, tensors, state):
         span = tensors.span(start, start + 1)
         result = ops.linear_attention_extend_(span.query, span.key, span.value, state, **arguments(case, span))
         yield result, state.clone()
+
+
+def test_states_of_other_features_are_not_combined():
+    states = [
+        ops.LinearAttentionState.init(1, 1, features, 3, factors=factors) for features, factors in ((8, 2), (16, 1))
+    ]
+    with pytest.raises(ValueError, match="same power, factors and feature_dim"):
+        ops.combine(*states)

@@ -320,3 +320,25 @@ def test_the_case_of_large_logits_has_logits_of_eighty():
     (query, key, *_), _ = make(case)
     assert (query @ key.mT * 0.3).abs().max() > 80
     assert replace(case, size=1.0) != case
+
+
+@pytest.mark.parametrize("where", ["query", "key", "logit"])
+def test_what_is_no_number_stays_none_where_it_is_seen_and_nowhere_else(where: str):
+    query, key = torch.randn(2, 1, 1, 40, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    value, logit = torch.randn(1, 1, 40, 8), torch.zeros(1, 1, 40)
+    {"query": query, "key": key, "logit": logit}[where][0, 0, 11] = float("nan")
+    beside = ops.BesideKey(logit, torch.ones_like(value))
+    options = {"window": 3, "causal": True, "beside": beside}
+    found, expected = (
+        ops.sliding_window_attention(query, key, value, backend=backend, **options)
+        for backend in ("native", "reference")
+    )
+    assert expected[0, 0, 11].isnan().all()
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_a_key_beside_on_another_device_is_refused():
+    x = torch.randn(1, 1, 6, 4)
+    beside = ops.BesideKey(torch.zeros(1, 1, 6, device="meta"), torch.ones(1, 1, 6, 4, device="meta"))
+    with pytest.raises(ValueError, match="must be on one device"):
+        ops.sliding_window_attention(x, x, x, window=3, causal=True, beside=beside)

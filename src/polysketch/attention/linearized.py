@@ -37,7 +37,8 @@ class LinearizedAttention(Mechanism):
     ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
         """Query and key features in `dtype` (autocast may give maps another), and the options of the op."""
         query_features, key_features = self.feature_map.map_both(query, key)
-        options = {"power": self.feature_map.power, "offset": self.offset, "normalize": self.normalize}
+        powers = {"power": self.feature_map.power, "factors": self.feature_map.factors}
+        options = {**powers, "offset": self.offset, "normalize": self.normalize}
         return (query_features.to(dtype), key_features.to(dtype)), options
 
     def redraw(self, step: int) -> None:
@@ -84,6 +85,7 @@ class LinearizedAttention(Mechanism):
             self.feature_map.feature_dim,
             self.head_dim if value_dim is None else value_dim,
             power=self.feature_map.power,
+            factors=self.feature_map.factors,
             local_chunk=self.local_chunk or 0,
             local_dim=self.head_dim if self.local_chunk else 0,
             device=like.device if device is None else device,

@@ -160,6 +160,7 @@ class PolysketchWindowAttention(Mechanism):
             unrotated: query and key before rotary positions, for features; those given when None.
         """
         self.check_inputs(query, key, value)
+        value = _without_masked(value, key_mask)
         beside = self._far(unrotated or (query, key), value, causal, key_mask, hidden)
         return self._near(query, key, value, beside, causal, key_mask).to(value.dtype)
 
@@ -237,7 +238,8 @@ class PolysketchWindowAttention(Mechanism):
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
         query_features, key_features = self._features(unrotated or (query, key), value.dtype, key_mask)
         query, key = self.unit_scale(query, key, value.dtype)
-        kept = torch.cat([key, key_features], -1)
+        kept, value = torch.cat([key, key_features], -1), _without_masked(value, key_mask)
+        self._check_state(query, value, state, hidden)
         (rows, values, mask), (left, leaving) = self._move(state.recent, kept, value, key_mask)
         keys, features = rows[..., : self.head_dim], left[..., self.head_dim :]
         leaving = in_range(leaving)
@@ -277,6 +279,18 @@ class PolysketchWindowAttention(Mechanism):
             query, key, value, window=self.window, causal=causal, key_mask=key_mask, beside=beside
         )
 
+    def _check_state(self, query: Tensor, value: Tensor, state: WindowState, hidden: Tensor | None) -> None:
+        """Refuse here what would be refused after the window has moved."""
+        expected = (state.far.sums.shape[0], state.far.sums.shape[3], value.shape[2])
+        found = (value.shape[0], value.shape[3], query.shape[2])
+        if found != expected:
+            raise ValueError(f"the state takes (rows, value width, queries as many as keys) {expected}, got {found}")
+        if hidden is not None and hidden.shape[:2] != (value.shape[0], value.shape[2]):
+            raise ValueError(
+                f"hidden must be (batch, length, width) of the {value.shape[2]} new tokens of "
+                f"{value.shape[0]} rows, got {tuple(hidden.shape)}"
+            )
+
     def _move(
         self, recent: RecentTokens, kept: Tensor, value: Tensor, key_mask: Tensor | None
     ) -> tuple[tuple[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
@@ -312,9 +326,7 @@ class PolysketchWindowAttention(Mechanism):
         if self.features == "random":  # the others begin with a norm of their own
             query, key = unit(query).to(query.dtype), unit(key).to(key.dtype)
         query_features, key_features = self.feature_map.map_both(query, key)
-        if key_mask is not None:
-            key_features = key_features.masked_fill(~key_mask[:, None, :, None], 0.0)
-        return query_features.to(dtype), key_features.to(dtype)
+        return query_features.to(dtype), _without_masked(key_features, key_mask).to(dtype)
 
     def _log_decay(self, hidden: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
         if self.decay_gate is None:
@@ -335,39 +347,40 @@ class PolysketchWindowAttention(Mechanism):
             raise ValueError("a decay over the tokens before has no other direction: decay_gate=True is causal only")
         wide = in_range(value)
         features = self._features(vectors, wide.dtype, key_mask)
-        mean, mass = self._before(*features, wide, self._log_decay(hidden, key_mask))
+        numerator, mass = self._before(*features, wide, self._log_decay(hidden, key_mask))
         if not causal:
             turned = [x.flip(2) for x in (*features, wide)]
-            mean_after, mass_after = self._before(turned[0], turned[1], turned[2], None)
-            mean, mass = _joined((mean, mass), (mean_after.flip(2), mass_after.flip(2)))
-        return self._beside(mean, mass, self.far_logit(hidden))
+            after = self._before(turned[0], turned[1], turned[2], None)
+            numerator, mass = numerator + after[0].flip(2), mass + after[1].flip(2)
+        return self._beside(numerator, mass, self.far_logit(hidden))
 
     def _before(
         self, query_features: Tensor, key_features: Tensor, value: Tensor, log_decay: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and mass of all tokens before the window: causal attention to keys that come `window` tokens late."""
+        """Sums over all tokens before the window, of weights times values and of weights.
+
+        It is causal attention to keys that come `window` tokens late.
+        """
         late = (delayed(x, self.window) for x in (key_features, value))
         found = ops.linear_attention(query_features, *late, causal=True, log_decay=log_decay, **self._options())
         return found.output, found.denominator
 
     def _options(self) -> dict[str, Any]:
-        """What the op is told of the features."""
-        return {"power": self.feature_map.power, "factors": self.feature_map.factors}
+        """What the op is told of the features. It does not divide: masses may be too small for their reciprocal."""
+        return {"power": self.feature_map.power, "factors": self.feature_map.factors, "normalize": False}
 
-    def _beside(self, mean: Tensor, mass: Tensor, far_logit: Tensor) -> ops.BesideKey:
+    def _beside(self, numerator: Tensor, mass: Tensor, far_logit: Tensor) -> ops.BesideKey:
         """The key whose weight is the far mass times exp(l), and whose value is the far mean; none without a mass."""
         none = mass <= _TINY if not self.prefix_removed else torch.ones_like(mass, dtype=torch.bool)
+        mass = mass.masked_fill(none, 1.0)
         far_logit = far_logit.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
-        logit = (mass.masked_fill(none, 1.0).log() + far_logit).masked_fill(none, float("-inf"))
-        return ops.BesideKey(logit, mean.masked_fill(none[..., None], 0.0))
+        logit = (mass.log() + far_logit).masked_fill(none, float("-inf"))
+        return ops.BesideKey(logit, (numerator / mass[..., None]).masked_fill(none[..., None], 0.0))
 
 
-def _joined(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and mass of two sets of keys together."""
-    (mean, mass), (other_mean, other_mass) = one, other
-    total = mass + other_mass
-    share = (mass / total.masked_fill(total == 0, 1.0))[..., None]
-    return (share * mean + (1 - share) * other_mean).to(mean.dtype), total
+def _without_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """x (batch, heads, length, width) with zeros at masked tokens, whatever stands there."""
+    return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 def delayed(x: Tensor, by: int) -> Tensor:

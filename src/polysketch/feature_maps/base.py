@@ -53,8 +53,10 @@ class FeatureMap(nn.Module):
     def weights(self, query_features: Tensor, key_features: Tensor) -> Tensor:
         """(..., queries, keys): the weights of all pairs, of features of as many heads; for few tokens."""
         pairs = zip(query_features.chunk(self.factors, -1), key_features.chunk(self.factors, -1), strict=True)
-        products = [query_part @ key_part.mT for query_part, key_part in pairs]
-        return torch.stack(products).prod(0) ** self.power
+        first, *others = (query_part @ key_part.mT for query_part, key_part in pairs)
+        for other in others:
+            first = first * other
+        return first**self.power
 
     def map(self, x: Tensor) -> Tensor:
         """The one map of those that treat queries and keys alike; `heads` is a multiple of the number of maps."""

@@ -1,11 +1,14 @@
 """A folder of transformers as a model and a tokenizer: ours, one with its attention replaced, or any other."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+
+from polysketch.extras import how_to_install
 
 __all__ = ["is_transformers_folder", "load_transformers", "read_model", "read_tokenizer", "require_model"]
 
@@ -70,12 +73,15 @@ def tokens_of(text: str, folder: str | Path) -> np.ndarray:
 
 
 def require_model(folder: str | Path) -> None:
-    """Refuse what is no folder of a model, without loading transformers.
+    """Refuse what is no folder of a model, and a missing transformers, which is not loaded for that.
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
+        ImportError: the extra `hf` is missing; the message has the pip command.
     """
     folder = Path(folder)
+    if find_spec("transformers") is None:
+        raise ImportError(how_to_install("transformers"))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
 

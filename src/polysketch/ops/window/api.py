@@ -11,6 +11,7 @@ from polysketch.ops.arguments import (
     check_attention_tensors,
     check_cache_lengths,
     check_causal_lengths,
+    check_devices,
 )
 from polysketch.ops.window import blockwise, native, operator, reference
 from polysketch.ops.window.types import BesideKey, Inputs, Plan
@@ -161,6 +162,7 @@ def _attend(
 
 
 def _check_beside(query: Tensor, value: Tensor, beside: BesideKey) -> None:
+    check_devices(query=query, logit=beside.logit, value=beside.value)
     expected = query.shape[:3], (*query.shape[:3], value.shape[3])
     if (beside.logit.shape, beside.value.shape) != expected:
         found = tuple(beside.logit.shape), tuple(beside.value.shape)

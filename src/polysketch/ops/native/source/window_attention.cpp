@@ -57,7 +57,7 @@ class Forward {
     zero(mass_, kQueries);
     for (int64_t t = 0; call.beside_logit && t < count; t++) {
       const float logit = *span_.of_query(call.beside_logit, shared, query + t).data;
-      if (!(logit > kLowest)) continue;
+      if (logit <= kLowest) continue;  // not a NaN
       peak_[t] = logit;
       mass_[t] = 1.0f;
       std::copy_n(span_.of_query(call.beside_value, shared, query + t).data, call.value_width, output_ + t * row_);

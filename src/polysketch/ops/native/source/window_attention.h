@@ -156,9 +156,12 @@ static inline void hide(const Span& span, int64_t query, int64_t key, int64_t co
 }
 
 // e^x, zero where it is negligible.
-static inline Vector weight_of(Vector x) { return keep(exponential(x), (Integers)(x > kNegligible)); }
+static inline Vector weight_of(Vector x) {
+  return keep(exponential(x), (Integers)(x > kNegligible) | (Integers)(x != x));
+}
 
-static inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+// NaN where either is: what is no number must not pass for a key that is not seen.
+static inline Vector larger(Vector a, Vector b) { return ((b > a) | (b != b)) ? b : a; }
 
 // 1 / mass; zero where there is none.
 static inline Vector reciprocal_or_zero(Vector mass) { return keep(1.0f / mass, (Integers)(mass > 0.0f)); }

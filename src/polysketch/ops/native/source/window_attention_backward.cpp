@@ -138,7 +138,7 @@ class Backward {
       const float* value = span_.of_query(call.beside_value, shared, query + t).data;
       const float* gradient = gradient_rows_ + t * value_row_;
       float* to = span_.of_query(call.beside_value_gradient, shared, query + t).data;
-      const float weight = logit > kLowest ? std::exp(logit - peak_[t]) * share_[t] : 0.0f;
+      const float weight = logit <= kLowest ? 0.0f : std::exp(logit - peak_[t]) * share_[t];
       for (int64_t i = 0; i < call.value_width; i++) to[i] = weight * gradient[i];
       *span_.of_query(call.beside_logit_gradient, shared, query + t).data =
           weight == 0.0f ? 0.0f : weight * (dot(gradient, value, call.value_width) - mean_[t]);
