@@ -1,5 +1,6 @@
 """What is loaded when: names are there from the start, the modules behind them when they are first asked for."""
 
+import json
 import pkgutil
 import subprocess
 import sys
@@ -47,18 +48,75 @@ def test_text_is_prepared_without_torch(tmp_path):
     assert loaded_by(command(*arguments, "--test-share", "0")) == {"numpy"}
 
 
-@pytest.mark.parametrize("missing", ["data", "model"])
-def test_a_conversion_says_what_is_missing_before_transformers_is_loaded(missing, tmp_path):
-    """It takes several times as long as all else."""
-    (tmp_path / "text.txt").write_text("".join(f"word {number} and more words\n" for number in range(500)))
-    shares = ("--validation-share", "0.3", "--test-share", "0", "--cut-text", "500")
-    prepare = ("prepare", str(tmp_path / "text.txt"), "--out", str(tmp_path / "data"), *shares)
-    there = {"data": str(tmp_path / "data"), "model": str(tmp_path)} | {missing: str(tmp_path / "none")}
-    (tmp_path / "config.json").write_text("{}")
-    options = ("--attention", "polysketch", "--data", there["data"], "--context", "64", "--out", str(tmp_path / "out"))
-    convert = ("convert", there["model"], *options)
-    code = f"{command(*prepare)}\nassert main({convert!r}) == 1"
-    assert "transformers" not in loaded_by(code)
+WRONG_PLACES = [
+    ("prepare absent.txt --out new", "expected a file or folder to read, found nothing at absent.txt"),
+    ("train --data absent --out new", "expected a prepared folder, found nothing at absent: run polysketch prepare"),
+    ("train --data full --out new", "expected description.json in full, found none"),
+    ("train --data data --out new --context 99999", "--context 99999: expected at least 100000 training tokens"),
+    ("train --data data --out full --context 64", "full: expected an empty folder or a run folder, found 'thesis.txt'"),
+    ("train --data data --out run --context 64", "run already holds a run: give --resume to go on with it"),
+    ("train --data data --out run --context 64 --resume --checkpoint step-1", "no checkpoint 'step-1' in run"),
+    ("train --data data --out new --context 64 --init-from absent", "absent/config.json is missing: expected a run"),
+    ("evaluate absent", "absent/config.json is missing: expected a run folder made by `polysketch train`"),
+    ("evaluate run --checkpoint step-1", "no checkpoint 'step-1' in run/checkpoints: found step-00000007"),
+    ("evaluate run --data absent", "expected a prepared folder, found nothing at absent"),
+    ("evaluate run --out absent/figures.json", "expected a folder absent for --out, found none"),
+    ("generate absent --prompt x", "absent/config.json is missing: expected a run folder made by `polysketch train`"),
+    ("generate run --checkpoint step-1", "no checkpoint 'step-1' in run/checkpoints: found step-00000007"),
+    ("export absent new", "absent/config.json is missing: expected a run folder made by `polysketch train`"),
+    ("export run new --checkpoint step-1", "no checkpoint 'step-1' in run/checkpoints: found step-00000007"),
+    ("export run full", "expected a new or empty folder for --out, found full with contents"),
+    ("import absent new", "expected a folder that `polysketch export` wrote, found no config.json in absent"),
+    ("import run new", "run is the folder of a run already: evaluate or generate from it, or export it"),
+    ("import model new", "expected a model of type polysketch in model, found 'gpt2'"),
+    ("import model full", "expected a new or empty folder for --out, found full with contents"),
+    ("convert model --data absent --out new", "expected a prepared folder, found nothing at absent"),
+    ("convert absent --data data --out new --context 64", "found no absent/config.json"),
+    ("convert model --data data --out full --context 64", "full: expected an empty folder or a run folder"),
+    ("convert model --data data --out new --context 99999", "at least 100000 tokens in the train split of data"),
+    ("benchmark attention --out absent/record.json", "expected a folder absent for --out, found none"),
+    ("benchmark attention --plot absent/plot.png", "expected a folder absent for --plot, found none"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A folder with prepared data, a run without weights, a model of transformers without any, and foreign files."""
+    there = tmp_path_factory.mktemp("places")
+    for split in ("train", "validation"):
+        (there / "text" / split).mkdir(parents=True)
+        (there / "text" / split / "text.txt").write_text("words and more words\n" * 10)
+    data.prepare([there / "text"], "bytes", there / "data", progress=False)
+    (there / "run" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    entries = {"training": {"context": 64, "extend": False}, "resolved": {"dtype": "float32"}, "model": {}}
+    source = {"folder": str(there / "data"), "description_sha256": ""}
+    (there / "run" / "config.json").write_text(json.dumps(entries | {"data": source, "environment": {}}))
+    (there / "model").mkdir()
+    (there / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    (there / "full").mkdir()
+    (there / "full" / "thesis.txt").touch()
+    return there
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_PLACES)
+def test_a_wrong_place_is_told_before_torch_or_transformers_is_loaded(line, message, places):
+    """They take a second, and several: as long as the message would wait."""
+    before = sorted(places.rglob("*"))
+    code = f"""
+import contextlib, io, os
+from polysketch.cli import main
+os.chdir({str(places)!r})
+with contextlib.redirect_stderr(io.StringIO()) as error:
+    assert main({line.split()!r}) == 1
+assert {message!r} in error.getvalue(), error.getvalue()
+assert len(error.getvalue().splitlines()) == 1, error.getvalue()
+"""
+    assert loaded_by(code) <= {"numpy"}
+    assert sorted(places.rglob("*")) == before
+
+
+def test_every_command_with_a_place_is_given_a_wrong_one():
+    assert {line.split()[0] for line, _ in WRONG_PLACES} == VERBS.keys()
 
 
 def test_importing_the_library_alone_loads_nothing():

@@ -66,7 +66,7 @@ def test_options_are_numbers_none_truths_and_words():
 )
 def test_an_unknown_mechanism_or_option_is_refused_with_those_that_exist(text, message):
     with pytest.raises(ValueError, match=message):
-        AttentionSettings(mechanisms=(text,))
+        AttentionSettings(mechanisms=(text,)).check_names()
 
 
 def test_a_mechanism_that_joins_the_table_is_timed_trained_and_generates_by_its_name(bench, monkeypatch):

@@ -54,6 +54,10 @@ def stand_in_run(monkeypatch: pytest.MonkeyPatch, data_folder: Path, small_model
                 raise FileNotFoundError(f"expected a run folder, found nothing at {run}")
             return model, description
 
+        def find_run(run: Path, checkpoint: str) -> None:
+            load_model(run, device="cpu", checkpoint=checkpoint)
+
         monkeypatch.setattr("polysketch.training.load_model", load_model)
+        monkeypatch.setattr("polysketch.training.run_folder.find_run", find_run)
 
     return install

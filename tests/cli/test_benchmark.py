@@ -87,6 +87,9 @@ def test_a_wrong_backend_is_refused_in_one_line_with_the_error_and_the_tolerance
         (["--plot", "absent/plot.png"], "expected a folder absent for --plot, found none"),
         (["--out", "absent/record.json"], "expected a folder absent for --out, found none"),
         (["--out", "."], "expected a file for --out, found the folder"),
+        (["--variants", "nonsense"], "unknown way to attend 'nonsense'"),
+        (["--mechanisms", "nonsense"], "unknown attention mechanism 'nonsense'"),
+        (["--mechanisms", "linear:size=3"], "'linear' has no option 'size'"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
@@ -108,11 +111,7 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
         (["attention", "--lengths", "0"], "expected lengths of at least 1"),
         (["attention", "--repeats", "0"], "expected --repeats of at least 1"),
         (["attention", "--threads", "0"], "expected --threads of at least 1"),
-        (["attention", "--variants", "nonsense"], "unknown way to attend 'nonsense'"),
-        (["attention", "--mechanisms", "nonsense"], "unknown attention mechanism 'nonsense'"),
-        (["attention", "--mechanisms", "linear:size=3"], "'linear' has no option 'size'"),
         (["attention", "--budget-seconds", "0"], "expected a budget of more than 0 seconds"),
-        (["training", "--models", "nonsense"], "unknown way to attend 'nonsense'"),
         (["attention", "--dtype", "float8"], "float8"),
     ],
 )

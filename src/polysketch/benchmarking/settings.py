@@ -48,6 +48,13 @@ class AttentionSettings:
         check_positive(sketch_size=self.sketch_size, local=self.local)
         if self.budget_seconds is not None and not self.budget_seconds > 0:
             raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
+
+    def check_names(self) -> None:
+        """Refuse what the table of mechanisms, which PyTorch is loaded for, does not have.
+
+        Raises:
+            ValueError: an unknown name or option; the message lists those that exist.
+        """
         from polysketch.benchmarking.ways import way
 
         for name in self.names:
@@ -98,6 +105,9 @@ class _ModelSettings:
 
     def __post_init__(self) -> None:
         check_positive(batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+
+    def check_names(self) -> None:
+        """As for `AttentionSettings`."""
         from polysketch.benchmarking.ways import mechanism_of
 
         for name in self.models:

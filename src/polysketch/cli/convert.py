@@ -46,6 +46,9 @@ def run(flags: ConvertFlags) -> int:
     Returns:
         Exit status: 0 when it is finished or reached --max-minutes; 130 after SIGINT and 143 after SIGTERM, saved.
     """
+    from polysketch.conversion.folder import check_requirements
+
+    check_requirements(flags)  # before PyTorch is loaded
     from polysketch.conversion import convert
 
     result = convert(configuration(flags))
@@ -73,13 +76,14 @@ def configuration(flags: ConvertFlags) -> ConversionConfig:
     Raises:
         ValueError: an unknown mechanism or option (the message lists those that exist), or no list of layers.
     """
+    layers = parse_layers(flags.layers)
     from polysketch.attention import mechanism_class
 
     names = [field.name for field in dataclasses.fields(ConversionConfig)]
     values: dict[str, Any] = {name: getattr(flags, name) for name in names}
     mechanism = mechanism_class(flags.attention)
     values["attention_options"] = parse_attention_options(flags.attention_options, mechanism, flags.attention)
-    return ConversionConfig(**{**values, "layers": parse_layers(flags.layers)})
+    return ConversionConfig(**{**values, "layers": layers})
 
 
 def parse_layers(text: str) -> Any:

@@ -27,6 +27,9 @@ class ExportFlags:
 
 def run(flags: ExportFlags) -> int:
     """Export as the flags say, and return the exit status."""
+    from polysketch.integrations.transformers_folder import check_export
+
+    check_export(flags.run, flags.folder, checkpoint=flags.checkpoint)  # before transformers is loaded
     from polysketch.integrations.huggingface import export_run, quiet
 
     with quiet():

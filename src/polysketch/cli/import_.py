@@ -29,6 +29,9 @@ class ImportFlags:
 
 def run(flags: ImportFlags) -> int:
     """Import as the flags say, and return the exit status."""
+    from polysketch.integrations.transformers_folder import check_import
+
+    check_import(flags.folder, flags.run, data=flags.data)  # before transformers is loaded
     from polysketch.integrations.huggingface import import_model, quiet
 
     with quiet():

@@ -44,6 +44,9 @@ def run(flags: TrainFlags) -> int:
         Exit status: 0 when the run is finished or reached --max-minutes; 130 after SIGINT and 143 after SIGTERM, the
         numbers a shell gives to a process that such a signal ended (128 + signal), with everything saved.
     """
+    from polysketch.training.requirements import check_requirements
+
+    check_requirements(flags)  # before PyTorch is loaded
     from polysketch.training import train
 
     config = configuration(flags)

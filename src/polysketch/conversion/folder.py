@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.conversion.config import ConversionConfig
+from polysketch.data.prepared import read_description, split_in
+from polysketch.integrations.transformers_folder import require_model
 from polysketch.storage import disk
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.options import as_json, check_changes
@@ -51,26 +53,49 @@ class ConversionFolder(LoopFolder):
             ) from error
 
 
+def check_requirements(config: ConversionConfig) -> None:
+    """Refuse what no conversion can start with: its data, its model or its folder. Loads no PyTorch.
+
+    Raises:
+        FileNotFoundError: one of them is missing.
+        ImportError: the extra `hf` is.
+        ValueError: one of them is damaged, too short, in use for something else, or holds a conversion already.
+    """
+    data = read_description(config.data)
+    for split in ("train", "validation"):
+        found = split_in(config.data, data, split).tokens
+        if found < config.context + 1:
+            raise ValueError(
+                f"--context {config.context}: expected at least {config.context + 1} tokens in the {split} split of "
+                f"{config.data}, found {found}: choose a shorter context or prepare more text"
+            )
+    require_model(config.model)
+    _require_claimable(ConversionFolder(config.out), config)
+
+
+def _require_claimable(folder: ConversionFolder, config: ConversionConfig) -> None:
+    """Before there is a checkpoint there is nothing to lose: another attempt may take the folder."""
+    if not folder.has_run():
+        folder.require_free()
+        return
+    folder.read_config()
+    if list_checkpoints(folder.checkpoints) and not config.resume:
+        raise ValueError(f"{folder.path} already holds a conversion: give --resume to go on with it, or another --out")
+
+
 def claim(folder: ConversionFolder, config: ConversionConfig, say: Callable[[str], None]) -> None:
     """Write config.json, or check that the conversion in the locked folder is this one.
-
-    Before there is a checkpoint there is nothing to lose: another attempt, with other options, may take the folder.
 
     Raises:
         ValueError: the folder holds other files, or a conversion and `resume` was not asked for, or an option or a
             source changed that the result depends on.
     """
     new = {"conversion": as_json(config), "sources": _sources(config)}
-    if not folder.has_run():
-        folder.require_free()
-        folder.write_config(new)
-        return
-    old = folder.read_config()
+    _require_claimable(folder, config)
     if not list_checkpoints(folder.checkpoints):
         folder.write_config(new)
         return
-    if not config.resume:
-        raise ValueError(f"{folder.path} already holds a conversion: give --resume to go on with it, or another --out")
+    old = folder.read_config()
     for note in check_changes(ConversionConfig, old["conversion"], new["conversion"]):
         say(f"note: {note}")
     for name, digest in new["sources"].items():

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.conversion.config import ConversionConfig
-from polysketch.conversion.folder import ConversionFolder, claim
+from polysketch.conversion.folder import ConversionFolder, check_requirements, claim
 from polysketch.data import PreparedData
-from polysketch.integrations.transformers_folder import require_model
 from polysketch.storage import FolderLock
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, list_checkpoints
 from polysketch.training.environment import reproducible, resolve_device
@@ -54,10 +53,10 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
         OSError: a file could not be written; the last complete checkpoint is intact.
     """
     end = deadline(config)
+    check_requirements(config)
     folder = ConversionFolder(config.out)
     device = resolve_device(config.device)
-    data = _open_data(config)
-    require_model(config.model)
+    data = PreparedData.open(config.data)
     reporter = Reporter(folder.metrics, config.steps, show=progress)
     with reproducible(device), FolderLock(folder.lock), StopRequests() as stop:
         claim(folder, config, reporter.say)
@@ -69,18 +68,6 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
 
         reason, step, report = train_back(config, folder, device, data, reporter, stop, end)
         return ConversionResult(folder.path, step, reason, report, stop.signal_number)
-
-
-def _open_data(config: ConversionConfig) -> PreparedData:
-    data = PreparedData.open(config.data)
-    for split in ("train", "validation"):
-        found = data.split(split).num_tokens
-        if found < config.context + 1:
-            raise ValueError(
-                f"--context {config.context}: expected at least {config.context + 1} tokens in the {split} split of "
-                f"{config.data}, found {found}: choose a shorter context or prepare more text"
-            )
-    return data
 
 
 def _lay_out(folder: ConversionFolder) -> None:

@@ -57,11 +57,7 @@ class PreparedData:
             ImportError: The extra that the tokenizer needs is missing.
         """
         folder = Path(folder)
-        description = DataDescription.read(folder / DESCRIPTION_FILE)
-        if description.dtype not in DTYPES:
-            raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")
-        for split in description.splits.values():
-            _require_size(folder / split.file, split.tokens * DTYPES[description.dtype].itemsize)
+        description = read_description(folder)
         return cls(folder, description, described_tokenizer(folder, description.tokenizer))
 
     def split(self, name: str) -> Split:
@@ -70,7 +66,7 @@ class PreparedData:
         Raises:
             ValueError: There is no such split.
         """
-        split = self._describe(name)
+        split = split_in(self.folder, self.description, name)
         tokens = np.memmap(self.folder / split.file, dtype=DTYPES[self.description.dtype], mode="r")
         return Split(name, tokens, split.tokens, split.documents, split.bytes)
 
@@ -90,13 +86,33 @@ class PreparedData:
                     "damaged after it was prepared; prepare again"
                 )
 
-    def _describe(self, name: str) -> SplitDescription:
-        if name not in self.description.splits:
-            raise ValueError(
-                f"expected a split of {', '.join(self.description.splits)} in {self.folder}, found {name!r}: it may "
-                "have been prepared with a share of 0"
-            )
-        return self.description.splits[name]
+
+def read_description(folder: Path) -> DataDescription:
+    """What a prepared folder holds; the sizes of its files are checked, the tokenizer is not loaded.
+
+    Raises:
+        FileNotFoundError, ValueError: As ``PreparedData.open``, but for the tokenizer.
+    """
+    description = DataDescription.read(folder / DESCRIPTION_FILE)
+    if description.dtype not in DTYPES:
+        raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")
+    for split in description.splits.values():
+        _require_size(folder / split.file, split.tokens * DTYPES[description.dtype].itemsize)
+    return description
+
+
+def split_in(folder: Path, description: DataDescription, name: str) -> SplitDescription:
+    """What the description of a folder says about one split.
+
+    Raises:
+        ValueError: There is no such split.
+    """
+    if name not in description.splits:
+        raise ValueError(
+            f"expected a split of {', '.join(description.splits)} in {folder}, found {name!r}: it may have been "
+            "prepared with a share of 0"
+        )
+    return description.splits[name]
 
 
 def _require_size(path: Path, expected: int) -> None:

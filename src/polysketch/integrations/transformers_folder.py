@@ -1,16 +1,28 @@
-"""A folder of transformers as a model and a tokenizer: ours, one with its attention replaced, or any other."""
+"""A folder of transformers as a model and a tokenizer: ours, one with its attention replaced, or any other.
+
+What is asked of a folder before a model is read loads neither transformers nor PyTorch.
+"""
+
+from __future__ import annotations
 
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-
+from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
+from polysketch.storage import require_free
+from polysketch.training.run_folder import find_run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 __all__ = ["is_transformers_folder", "load_transformers", "read_model", "read_tokenizer", "require_model"]
+
+MODEL_TYPE = "polysketch"
+"""What config.json calls a model of ours."""
 
 
 def is_transformers_folder(folder: str | Path) -> bool:
@@ -69,6 +81,8 @@ def read_tokenizer(folder: str | Path) -> Any:
 
 def tokens_of(text: str, folder: str | Path) -> np.ndarray:
     """(tokens,) int64, by the tokenizer in a model's folder; errors as in `read_model`."""
+    import numpy as np
+
     return np.asarray(read_tokenizer(folder)(text, verbose=False)["input_ids"], dtype=np.int64)
 
 
@@ -80,10 +94,47 @@ def require_model(folder: str | Path) -> None:
         ImportError: the extra `hf` is missing; the message has the pip command.
     """
     folder = Path(folder)
-    if find_spec("transformers") is None:
-        raise ImportError(how_to_install("transformers"))
+    _require_transformers()
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
+
+
+def check_export(run: str | Path, folder: str | Path, *, checkpoint: str = "latest") -> None:
+    """Refuse an export without a run to export, or without a free folder to write; errors as in `export_run`."""
+    _require_transformers()
+    require_free(Path(folder))
+    find_run(run, checkpoint)
+
+
+def check_import(folder: str | Path, run: str | Path, *, data: str | Path | None = None) -> None:
+    """Refuse an import without a model of ours, without a free folder to write, or with a folder that holds no data;
+    errors as in `import_model`."""
+    _require_transformers()
+    require_free(Path(run))
+    _require_ours(Path(folder))
+    if data is not None:
+        read_description(Path(data))
+
+
+def _require_ours(folder: Path) -> None:
+    path = folder / "config.json"
+    if (folder / "adapter_config.json").exists() and not path.exists():
+        raise ValueError(f"{folder} holds an adapter without its model: merge_and_unload() it, then save_pretrained")
+    if not path.exists():
+        raise FileNotFoundError(f"expected a folder that `polysketch export` wrote, found no config.json in {folder}")
+    values = json.loads(path.read_bytes())
+    if "training" in values and "model_type" not in values:
+        raise ValueError(f"{folder} is the folder of a run already: evaluate or generate from it, or export it")
+    if values.get("model_type") != MODEL_TYPE:
+        raise ValueError(
+            f"expected a model of type {MODEL_TYPE} in {folder}, found {values.get('model_type')!r}: "
+            "models of other kinds can be converted, see polysketch convert"
+        )
+
+
+def _require_transformers() -> None:
+    if find_spec("transformers") is None:
+        raise ImportError(how_to_install("transformers"))
 
 
 def _config(folder: Path) -> dict[str, Any]:

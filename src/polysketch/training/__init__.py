@@ -6,11 +6,11 @@ from polysketch.lazy import on_demand
 from polysketch.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from polysketch.training.run_folder import RunDescription, load_model
+    from polysketch.training.loading import RunDescription, load_model
     from polysketch.training.trainer import TrainingResult, train
 else:
     __getattr__, __dir__ = on_demand(
-        __name__, {"run_folder": ["RunDescription", "load_model"], "trainer": ["TrainingResult", "train"]}
+        __name__, {"loading": ["RunDescription", "load_model"], "trainer": ["TrainingResult", "train"]}
     )
 
 __all__ = ["RunDescription", "TrainingConfig", "TrainingResult", "load_model", "train"]

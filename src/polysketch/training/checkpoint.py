@@ -5,19 +5,22 @@ under a temporary name, every file is synced, and only then does the folder get 
 that. So at any moment the newest folder with a proper name is complete. Nothing is ever unpickled.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from polysketch.extras import require
 from polysketch.storage import disk
 from polysketch.training.manifest import MANIFEST, describe, manifest_bytes, read_verified
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"

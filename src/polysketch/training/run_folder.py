@@ -1,19 +1,13 @@
-"""The folder of a run: where things are, what config.json says, and the trained model in it."""
+"""The folder of a run: where things are, and what config.json says; known without PyTorch."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from polysketch.data import TokenizerLike, load_tokenizer
-from polysketch.models import ModelConfig, TransformerLM
 from polysketch.storage import disk
-from polysketch.training.checkpoint import checkpoint_step, find_checkpoint, load_model_tensors
-from polysketch.training.tensors import load_weights
+from polysketch.training.checkpoint import find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,8 @@ class LoopFolder:
         Raises:
             ValueError: names what it holds.
         """
-        foreign = sorted(p.name for p in self.path.iterdir() if p != self.lock and not disk.is_temporary(p))
+        there = self.path.iterdir() if self.path.exists() else ()
+        foreign = sorted(p.name for p in there if p != self.lock and not disk.is_temporary(p))
         if foreign:
             raise ValueError(
                 f"{self.path}: expected an empty folder or a run folder, found {foreign[0]!r} and no config.json: "
@@ -135,57 +130,16 @@ def _missing_entries(config: Any) -> Iterator[str]:
         yield from (f"{name}.{key}" for key in keys if key not in entry)
 
 
-@dataclass(frozen=True)
-class RunDescription:
-    """What goes with a model from a run folder.
-
-    Attributes:
-        folder: the run folder.
-        checkpoint: folder of the checkpoint that was loaded.
-        step: number of optimizer steps behind it.
-        context_length: the context length of training.
-        data: the data folder, where it was when the run started.
-    """
-
-    folder: Path
-    checkpoint: Path
-    step: int
-    context_length: int
-    data: Path
-
-    @cached_property
-    def tokenizer(self) -> TokenizerLike:
-        """The tokenizer of the training data, from the copy in the run folder."""
-        return load_tokenizer(RunFolder(self.folder).tokenizer)
-
-
-def load_model(
-    run_dir: str | Path, *, device: torch.device | str = "cpu", checkpoint: str = "latest"
-) -> tuple[TransformerLM, RunDescription]:
-    """Load the model of a run, also while the run goes on; only the weights are read, and verified.
+def find_run(run_dir: str | Path, checkpoint: str = "latest") -> tuple[dict[str, Any], Path]:
+    """The configuration of a run, and the folder of one of its checkpoints.
 
     Args:
         run_dir: the run folder.
-        device: where to put the model.
         checkpoint: a checkpoint's folder name, for instance `step-00000100`, or `latest`.
-
-    Returns:
-        The model in evaluation mode, in float32, and what goes with it.
 
     Raises:
         FileNotFoundError: no run, or no such checkpoint; the message lists those that exist.
-        ValueError: the checkpoint is truncated, altered or of another configuration.
+        ValueError: config.json is not what a training run wrote.
     """
     run = RunFolder(Path(run_dir))
-    config = run.read_config()
-    path = find_checkpoint(run.checkpoints, checkpoint)
-    model = TransformerLM(ModelConfig.from_dict(config["model"]))
-    load_weights(model, load_model_tensors(path), str(path))
-    description = RunDescription(
-        folder=run.path,
-        checkpoint=path,
-        step=checkpoint_step(path),
-        context_length=config["training"]["context"],
-        data=Path(config["data"]["folder"]),
-    )
-    return model.to(device).eval(), description
+    return run.read_config(), find_checkpoint(run.checkpoints, checkpoint)

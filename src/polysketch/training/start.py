@@ -13,17 +13,12 @@ import torch
 from polysketch import models
 from polysketch.data import PreparedData
 from polysketch.storage import disk
-from polysketch.training.checkpoint import (
-    checkpoint_step,
-    delete_leftovers,
-    find_checkpoint,
-    list_checkpoints,
-    set_aside_after,
-)
+from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, set_aside_after
 from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 from polysketch.training.options import as_json, check_changes
 from polysketch.training.reporting import MetricsFile
+from polysketch.training.requirements import check_data, starting_checkpoint
 from polysketch.training.run_folder import RunFolder
 
 Say = Callable[[str], None]
@@ -74,7 +69,7 @@ def make_plan(config: TrainingConfig) -> Plan:
     build_model_config(config)  # what no data can mend is refused before any is read
     data = PreparedData.open(config.data)
     device = resolve_device(config.device)
-    _check_splits(config, data)
+    check_data(config, data.description)
     model = build_model_config(config, vocab_size=data.tokenizer.vocab_size)
     return Plan(config, data, model, device, resolve_dtype(config.dtype, device))
 
@@ -111,20 +106,6 @@ def _describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:
     }
 
 
-def _check_splits(config: TrainingConfig, data: PreparedData) -> None:
-    if config.eval_every and "validation" not in data.description.splits:
-        raise ValueError(
-            f"--data: expected a validation split in {config.data}, found {', '.join(data.description.splits)}: "
-            "prepare the data with one, or train without evaluation by --eval-every 0"
-        )
-    found = data.split("train").num_tokens
-    if found < config.context + 1:
-        raise ValueError(
-            f"--context {config.context}: expected at least {config.context + 1} training tokens in {config.data}, "
-            f"found {found}: choose a shorter context or prepare more text"
-        )
-
-
 def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
     """Where the run in the locked folder `run` starts: a checkpoint, or None for its beginning. Writes nothing.
 
@@ -138,17 +119,10 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
             the result depends on.
         FileNotFoundError: the checkpoint asked for is not there.
     """
-    if not run.has_run():
-        run.require_free()
-        return None
-    if not plan.config.resume:
-        raise ValueError(
-            f"{run.path} already holds a run: give --resume to go on with it, or another --out to start a new one"
-        )
-    _check_unchanged(run.read_config(), plan, say)
-    if not list_checkpoints(run.checkpoints) and plan.config.checkpoint == "latest":
-        return None  # killed before the first checkpoint was complete
-    return find_checkpoint(run.checkpoints, plan.config.checkpoint)
+    start = starting_checkpoint(plan.config)
+    if run.has_run():
+        _check_unchanged(run.read_config(), plan, say)
+    return start
 
 
 def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:

@@ -15,9 +15,10 @@ from polysketch.storage import FolderLock
 from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk, measure
 from polysketch.training.environment import reproducible
+from polysketch.training.loading import load_model
 from polysketch.training.loop import Loop, StopRequests, Task, deadline
 from polysketch.training.reporting import Reporter, plot_loss
-from polysketch.training.run_folder import RunFolder, load_model
+from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import Plan, find_start, lay_out, make_plan
 from polysketch.training.step import Updater
 from polysketch.training.tensors import load_weights, seed_everything

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from polysketch.benchmarking.settings import check_positive
+from polysketch.benchmarking.settings import AttentionSettings, DecodingSettings, TrainingSettings, check_positive
 from polysketch.benchmarking.tables import Row, print_table
 from polysketch.cli.output_files import check_folder, check_plot
 
 if TYPE_CHECKING:
     from polysketch.benchmarking import Workbench
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound=AttentionSettings | TrainingSettings | DecodingSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +50,15 @@ def run_benchmark(
     name: str,
     flags: CommonFlags,
     settings: type[Settings],
-    measure: Callable[["Workbench", Settings], list[dict[str, Any]]],
     row: Callable[[dict[str, Any]], Row],
     about: Callable[[Settings], str],
 ) -> int:
     """Measure as the flags say, print the table, write what was asked for.
 
     Args:
-        name: of the benchmark, for the record.
+        name: of the benchmark: `polysketch.benchmarking.time_NAME` measures.
         flags: the common ones and, by name, the fields of `settings`.
         settings: the dataclass of settings.
-        measure: (workbench, settings) -> measurements.
         row: a measurement as a row of the table, by column.
         about: what is timed, in a line or two above the table.
 
@@ -71,14 +69,16 @@ def run_benchmark(
         ValueError: flags that do not fit, or a result that disagrees with its definition.
         FileNotFoundError, ImportError: a file that could not be written, before anything is timed.
     """
-    from polysketch.benchmarking import record
-
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
-    asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})  # type: ignore[arg-type]
+    from polysketch import benchmarking
+
+    asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})
+    asked.check_names()
     with use_threads(flags.threads):
         bench = _workbench(flags)
-        found = record(name, bench, asked, measure(bench, asked))
+        measure = getattr(benchmarking, f"time_{name}")
+        found = benchmarking.record(name, bench, asked, measure(bench, asked))
     print(machine_line(found["environment"], found["dtype"]))
     print(rates_line(found["rates"]))
     print_busy(found["load_before"])

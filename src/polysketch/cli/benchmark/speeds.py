@@ -47,7 +47,6 @@ class DecodingFlags(CommonFlags, DecodingSettings):
 
 def run_attention(flags: AttentionFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
-    from polysketch.benchmarking import time_attention
 
     def about(settings: AttentionSettings) -> str:
         only_mechanisms = settings.mechanisms and settings.variants is None
@@ -61,12 +60,11 @@ def run_attention(flags: AttentionFlags) -> int:
         named = {"length": f"{one['length']:,}", "": one["series"], "backend": one["backend"] or ""}
         return {**named, **time_columns(one, "sdpa"), "peak MB": megabytes(one["peak_bytes"])}
 
-    return run_benchmark("attention", flags, AttentionSettings, time_attention, row, about)
+    return run_benchmark("attention", flags, AttentionSettings, row, about)
 
 
 def run_training(flags: TrainingFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
-    from polysketch.benchmarking import time_training
 
     def about(settings: TrainingSettings) -> str:
         return f"training step of {settings.preset}, {_sizes(settings)}"
@@ -75,12 +73,11 @@ def run_training(flags: TrainingFlags) -> int:
         named = {"context": f"{one['length']:,}", "attention": one["series"]}
         return {**named, **time_columns(one, "softmax"), "peak MB": megabytes(one["peak_bytes"])}
 
-    return run_benchmark("training", flags, TrainingSettings, time_training, row, about)
+    return run_benchmark("training", flags, TrainingSettings, row, about)
 
 
 def run_decoding(flags: DecodingFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
-    from polysketch.benchmarking import time_decoding
 
     def about(settings: DecodingSettings) -> str:
         return (
@@ -93,7 +90,7 @@ def run_decoding(flags: DecodingFlags) -> int:
         mean = {"mean ms": f"{one['mean_seconds'] * 1e3:,.3f}", "slowest ms": f"{one['slowest_seconds'] * 1e3:,.3f}"}
         return {**named, **time_columns(one, "softmax"), **mean, "state MB": megabytes(one["state_bytes"])}
 
-    return run_benchmark("decoding", flags, DecodingSettings, time_decoding, row, about)
+    return run_benchmark("decoding", flags, DecodingSettings, row, about)
 
 
 def _sizes(settings: TrainingSettings | DecodingSettings) -> str:

@@ -21,6 +21,7 @@ def run(flags: EvaluateFlags) -> int:
     asked = _asked(flags)
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
+    _check_folders(flags)
     figures = _measure(asked, flags)
     if flags.out is not None:
         report = {"figures": figures, "settings": _settings(flags), "versions": _versions()}
@@ -49,6 +50,20 @@ def _asked(flags: EvaluateFlags) -> str | None:
     if chosen == ["--tasks"] and flags.plot is not None:
         raise ValueError("expected no --plot with --tasks, found one: figures of tasks are a table")
     return chosen[0] if chosen else None
+
+
+def _check_folders(flags: EvaluateFlags) -> None:
+    """Refuse a model or text that is not there before PyTorch is loaded."""
+    from polysketch.data.prepared import read_description
+    from polysketch.integrations.transformers_folder import is_transformers_folder, require_model
+    from polysketch.training.run_folder import find_run
+
+    if is_transformers_folder(flags.run):
+        require_model(flags.run)
+    else:
+        find_run(flags.run, flags.checkpoint)
+    if flags.data is not None:
+        read_description(flags.data)
 
 
 def _measure(asked: str | None, flags: EvaluateFlags) -> dict[str, Any]:

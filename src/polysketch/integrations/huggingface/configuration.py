@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from polysketch import models
+from polysketch.integrations.transformers_folder import MODEL_TYPE
 
 _MODEL_FIELDS = tuple(field.name for field in fields(models.ModelConfig))
 
@@ -32,7 +33,7 @@ class PolysketchConfig(PreTrainedConfig):
         `PolysketchConfig.from_preset("gpt2-small", attention="performer")`
     """
 
-    model_type: ClassVar[str] = "polysketch"
+    model_type: ClassVar[str] = MODEL_TYPE
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_hidden_layers": "num_layers",

@@ -12,7 +12,8 @@ from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
 from polysketch.integrations.huggingface.facts import run_facts
 from polysketch.integrations.huggingface.model_card import model_card
 from polysketch.integrations.huggingface.tokenizer import require_same_ids, to_fast_tokenizer
-from polysketch.storage import require_free, whole_folder
+from polysketch.integrations.transformers_folder import check_export
+from polysketch.storage import whole_folder
 from polysketch.training import load_model
 
 ORIGINAL_TOKENIZER = "polysketch_tokenizer"
@@ -37,8 +38,8 @@ def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest
         FileExistsError: the folder has contents.
         ValueError: a damaged checkpoint, or a tokenizer that transformers cannot have, see `to_fast_tokenizer`.
     """
+    check_export(run, folder, checkpoint=checkpoint)
     folder = Path(folder)
-    require_free(folder)
     transformer, description = load_model(run, checkpoint=checkpoint)
     tokenizer = description.tokenizer
     fast = to_fast_tokenizer(tokenizer)

@@ -14,8 +14,9 @@ from torch import Tensor
 from polysketch.data import DataDescription
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.models import TransformerLM
+from polysketch.training.loading import RunDescription
 from polysketch.training.reporting import MetricsFile
-from polysketch.training.run_folder import RunDescription, RunFolder
+from polysketch.training.run_folder import RunFolder
 
 FORMAT = 1
 _STATE_TOKENS = (1, 257)

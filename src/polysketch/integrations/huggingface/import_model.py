@@ -18,7 +18,8 @@ from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.export import original_tokenizer
 from polysketch.integrations.huggingface.facts import weights_sha256
 from polysketch.integrations.huggingface.tokenizer import NOT_OF_TRAINING
-from polysketch.storage import require_free, whole_folder
+from polysketch.integrations.transformers_folder import check_import
+from polysketch.storage import whole_folder
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
 from polysketch.training.reporting import MetricsFile
@@ -53,7 +54,7 @@ def import_model(
         ValueError: a model of another kind, weights that do not fit, or another tokenizer than the model's.
     """
     folder, run = Path(folder), Path(run)
-    require_free(run)
+    check_import(folder, run, data=data)
     config = _read_config(folder)
     known = config.training_run or {}
     ours = find_tokenizer(folder, known.get("tokenizer"), tokenizer)
@@ -121,22 +122,10 @@ def _require_expected(found: TokenizerLike, expected: dict[str, Any] | None, whe
 
 
 def _read_config(folder: Path) -> PolysketchConfig:
-    path = folder / "config.json"
-    if (folder / "adapter_config.json").exists() and not path.exists():
-        raise ValueError(f"{folder} holds an adapter without its model: merge_and_unload() it, then save_pretrained")
-    if not path.exists():
-        raise FileNotFoundError(f"expected a folder that `polysketch export` wrote, found no config.json in {folder}")
-    values = json.loads(path.read_bytes())
-    if "training" in values and "model_type" not in values:
-        raise ValueError(f"{folder} is the folder of a run already: evaluate or generate from it, or export it")
-    if values.get("model_type") != PolysketchConfig.model_type:
-        raise ValueError(
-            f"expected a model of type {PolysketchConfig.model_type} in {folder}, found {values.get('model_type')!r}: "
-            "models of other kinds can be converted, see polysketch convert"
-        )
-    if values.get("architectures") not in (None, [PolysketchForCausalLM.__name__]):
-        raise ValueError(f"expected a language model in {folder}, found {values['architectures']}: it has another head")
-    return PolysketchConfig.from_pretrained(folder, local_files_only=True)
+    config = PolysketchConfig.from_pretrained(folder, local_files_only=True)
+    if config.architectures not in (None, [PolysketchForCausalLM.__name__]):
+        raise ValueError(f"expected a language model in {folder}, found {config.architectures}: it has another head")
+    return config
 
 
 def _open_data(data: Path, tokenizer: TokenizerLike, folder: Path) -> PreparedData:

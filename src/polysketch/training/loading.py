@@ -1,0 +1,67 @@
+"""The trained model in the folder of a run."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from polysketch.data import TokenizerLike, load_tokenizer
+from polysketch.models import ModelConfig, TransformerLM
+from polysketch.training.checkpoint import checkpoint_step, load_model_tensors
+from polysketch.training.run_folder import RunFolder, find_run
+from polysketch.training.tensors import load_weights
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What goes with a model from a run folder.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: folder of the checkpoint that was loaded.
+        step: number of optimizer steps behind it.
+        context_length: the context length of training.
+        data: the data folder, where it was when the run started.
+    """
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    context_length: int
+    data: Path
+
+    @cached_property
+    def tokenizer(self) -> TokenizerLike:
+        """The tokenizer of the training data, from the copy in the run folder."""
+        return load_tokenizer(RunFolder(self.folder).tokenizer)
+
+
+def load_model(
+    run_dir: str | Path, *, device: torch.device | str = "cpu", checkpoint: str = "latest"
+) -> tuple[TransformerLM, RunDescription]:
+    """Load the model of a run, also while the run goes on; only the weights are read, and verified.
+
+    Args:
+        run_dir: the run folder.
+        device: where to put the model.
+        checkpoint: a checkpoint's folder name, for instance `step-00000100`, or `latest`.
+
+    Returns:
+        The model in evaluation mode, in float32, and what goes with it.
+
+    Raises:
+        FileNotFoundError: no run, or no such checkpoint; the message lists those that exist.
+        ValueError: the checkpoint is truncated, altered or of another configuration.
+    """
+    config, path = find_run(run_dir, checkpoint)
+    model = TransformerLM(ModelConfig.from_dict(config["model"]))
+    load_weights(model, load_model_tensors(path), str(path))
+    description = RunDescription(
+        folder=Path(run_dir),
+        checkpoint=path,
+        step=checkpoint_step(path),
+        context_length=config["training"]["context"],
+        data=Path(config["data"]["folder"]),
+    )
+    return model.to(device).eval(), description

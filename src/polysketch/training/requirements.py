@@ -1,0 +1,62 @@
+"""What a run has to find before it starts. PyTorch takes a second to load, and is not needed to tell."""
+
+from pathlib import Path
+
+from polysketch.data import DataDescription
+from polysketch.data.prepared import read_description, split_in
+from polysketch.training.checkpoint import find_checkpoint, list_checkpoints
+from polysketch.training.config import TrainingConfig
+from polysketch.training.run_folder import RunFolder, find_run
+
+
+def check_requirements(config: TrainingConfig) -> None:
+    """Refuse what no run can start with: its data, its folder, or the other run whose weights it takes.
+
+    Raises:
+        FileNotFoundError: one of them, or the checkpoint to go on from, is missing.
+        ValueError: one of them is damaged, too short, in use for something else, or holds a run already.
+    """
+    check_data(config, read_description(config.data))
+    starting_checkpoint(config)
+    if config.init_from is not None:
+        find_run(config.init_from)
+
+
+def check_data(config: TrainingConfig, data: DataDescription) -> None:
+    """Refuse data without a split that is needed, or with less training text than a window.
+
+    Raises:
+        ValueError: says what there is.
+    """
+    if config.eval_every and "validation" not in data.splits:
+        raise ValueError(
+            f"--data: expected a validation split in {config.data}, found {', '.join(data.splits)}: "
+            "prepare the data with one, or train without evaluation by --eval-every 0"
+        )
+    found = split_in(config.data, data, "train").tokens
+    if found < config.context + 1:
+        raise ValueError(
+            f"--context {config.context}: expected at least {config.context + 1} training tokens in {config.data}, "
+            f"found {found}: choose a shorter context or prepare more text"
+        )
+
+
+def starting_checkpoint(config: TrainingConfig) -> Path | None:
+    """Where a run starts in its folder: a checkpoint, or None for its beginning. Writes nothing.
+
+    Raises:
+        ValueError: the folder holds a run and `resume` was not asked for, or other files.
+        FileNotFoundError: the checkpoint asked for is not there.
+    """
+    run = RunFolder(config.out)
+    if not run.has_run():
+        run.require_free()
+        return None
+    if not config.resume:
+        raise ValueError(
+            f"{run.path} already holds a run: give --resume to go on with it, or another --out to start a new one"
+        )
+    run.read_config()
+    if not list_checkpoints(run.checkpoints) and config.checkpoint == "latest":
+        return None  # killed before the first checkpoint was complete
+    return find_checkpoint(run.checkpoints, config.checkpoint)
