@@ -166,3 +166,30 @@ def test_no_name_is_hidden_by_a_module_of_the_same_name(package):
 
 def test_other_names_are_missing_as_in_any_module():
     assert loaded_by(OTHER_NAMES) <= {"numpy"}
+
+
+@pytest.mark.parametrize("module", ["ops", "models", "generation", "training.trainer", "benchmarking.workbench"])
+def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module):
+    code = f"import sys, polysketch.{module}; assert 'torch._dynamo' not in sys.modules"
+    assert loaded_by(code) == {"torch", "numpy"}
+
+
+COUNTED = """
+{imports}
+import torch
+query = torch.ones(1, 1, 8, 4)
+with FlopCounterMode(display=False) as counter:
+    ops.linear_attention(query, query, query, causal=True, backend="chunked")
+assert torch.ops.polysketch.linear_attention in counter.get_flop_counts()["Global"], counter.get_flop_counts()
+"""
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_operations_are_counted_whichever_is_imported_first(ours_first):
+    """The counter loads Triton: it gets our formulas when a program loads it."""
+    imports = [
+        "from polysketch import ops; ops.linear_attention",
+        "from torch.utils.flop_counter import FlopCounterMode",
+    ]
+    code = COUNTED.format(imports="\n".join(imports if ours_first else reversed(imports)))
+    loaded_by(code)

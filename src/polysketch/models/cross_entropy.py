@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
+from polysketch.ops.operation_counts import counts_operations_of
 
 IGNORED_TARGET = -100
 _CHUNK_LOGITS = 2**24  # logits held at a time: 64 MB in float32, whatever the vocabulary
@@ -97,12 +97,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
 _token_losses.register_autograd(_backward, setup_context=_setup_context)
 
 
-@register_flop_formula(torch.ops.polysketch.token_losses)
+@counts_operations_of(torch.ops.polysketch.token_losses)
 def _forward_flops(hidden: tuple, weight: tuple, *_: Any, **__: Any) -> int:
     return 2 * hidden[0] * weight[0] * weight[1]
 
 
-@register_flop_formula(torch.ops.polysketch.token_losses_backward)
+@counts_operations_of(torch.ops.polysketch.token_losses_backward)
 def _backward_flops(_grad: tuple, hidden: tuple, weight: tuple, *_: Any, **__: Any) -> int:
     return 3 * _forward_flops(hidden, weight)
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.heavy.candidates import sort_keys, windows
 from polysketch.ops.heavy.tile_pairs import KEYS, QUERIES, Pairs, make_pairs, pairs_at_most
 from polysketch.ops.linear.state import state_dtype
+from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.blockwise import odd_power, power_
 
 _PAIRS_AT_ONCE = 32  # their weights, two tensors of 512 kB, stay in a core's cache
@@ -191,13 +191,13 @@ def _operations(query, key, query_features, value, after, size: int) -> int:
     return 2 * pairs * QUERIES * KEYS * (query[3] + query_features[3] + value[3])
 
 
-@register_flop_formula(torch.ops.polysketch.heavy_correction)
+@counts_operations_of(torch.ops.polysketch.heavy_correction)
 def _forward_operations(
     query, key, query_features, key_features, value, query_codes, key_codes, before, after, degree, size, **_
 ):
     return _operations(query, key, query_features, value, after, size)
 
 
-@register_flop_formula(torch.ops.polysketch.heavy_correction_backward)
+@counts_operations_of(torch.ops.polysketch.heavy_correction_backward)
 def _backward_operations(gradient, query, key, query_features, key_features, value, *rest, **_):
     return 3 * _operations(query, key, query_features, value, rest[3], rest[5])

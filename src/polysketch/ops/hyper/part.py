@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.hyper import cpu_kernel, products
+from polysketch.ops.operation_counts import counts_operations_of
 
 _LARGEST = 30.0  # log of how many times the denominator a sum of samples may be in the numerator: its square is finite
 
@@ -148,12 +148,12 @@ def _products(query: list[int], value: list[int], keys: int, causal: bool) -> in
     return 2 * pairs * (query[3] + value[2]) // (2 if causal else 1)
 
 
-@register_flop_formula(torch.ops.polysketch.attend_part)
+@counts_operations_of(torch.ops.polysketch.attend_part)
 def _forward_flops(query, key, value, bias, causal, scale, *, out_shape=None) -> int:
     return _products(query, value, key[1], causal)
 
 
-@register_flop_formula(torch.ops.polysketch.attend_part_backward)
+@counts_operations_of(torch.ops.polysketch.attend_part_backward)
 def _backward_flops(
     grad_output, grad_log_sum, query, key, value, bias, output, log_sum, causal, scale, *, out_shape=None
 ) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.learned_sketch import chunked, native, reference, triton
 from polysketch.ops.learned_sketch.self_check import programs_agree
 from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
 BACKENDS = {
@@ -117,7 +117,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, list[Tensor], None, None]
 learned_sketch_operator.register_autograd(_backward, setup_context=_setup_context)
 
 
-@register_flop_formula(torch.ops.polysketch.learned_sketch)
+@counts_operations_of(torch.ops.polysketch.learned_sketch)
 def _forward_flops(x_shape: tuple, weight_shapes: list[tuple], leaves: int, *_: Any, **__: Any) -> int:
     batch, heads, length, _width = x_shape
     maps = len(weight_shapes) // (TENSORS * networks_of_a_map(leaves))
@@ -125,6 +125,6 @@ def _forward_flops(x_shape: tuple, weight_shapes: list[tuple], leaves: int, *_: 
     return 2 * batch * heads * length * products // maps
 
 
-@register_flop_formula(torch.ops.polysketch.learned_sketch_backward)
+@counts_operations_of(torch.ops.polysketch.learned_sketch_backward)
 def _backward_flops(_grad: tuple, x_shape: tuple, weight_shapes: list[tuple], leaves: int, *_: Any, **__: Any) -> int:
     return 3 * _forward_flops(x_shape, weight_shapes, leaves)  # the recomputation, and two products for each

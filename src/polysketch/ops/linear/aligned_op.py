@@ -2,12 +2,12 @@
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.linear.backends import BACKENDS, Backend
 from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
+from polysketch.ops.operation_counts import counts_operations_of
 
 _TENSORS = len(Inputs._fields)
 # What `Inputs`, `Plan` and the name of a backend are to PyTorch, in their order.
@@ -129,11 +129,11 @@ def _operations(shapes: Inputs, plan: Plan) -> int:
     return sums + batch * heads * queries * min(plan.chunk, keys) * (inner + width)
 
 
-@register_flop_formula(torch.ops.polysketch.linear_attention)
+@counts_operations_of(torch.ops.polysketch.linear_attention)
 def _forward_operations(*shapes, **_) -> int:
     return _operations(*_unpacked(shapes)[:2])
 
 
-@register_flop_formula(torch.ops.polysketch.linear_attention_backward)
+@counts_operations_of(torch.ops.polysketch.linear_attention_backward)
 def _backward_operations(gradients, outputs, *shapes, **_) -> int:
     return 2 * _operations(*_unpacked(shapes)[:2])

@@ -6,9 +6,9 @@ keys. Both directions are ``torch.library`` operators, ``polysketch::polynomial_
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
+from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.reference import reciprocal, working_dtype
 from polysketch.ops.polynomial.tiling import tiles
 
@@ -196,7 +196,7 @@ def visible_pairs(query_shape: tuple[int, ...], key_shape: tuple[int, ...], firs
     return batch * heads * (rows * (first_position + 1) + rows * (rows - 1) // 2)
 
 
-@register_flop_formula(torch.ops.polysketch.polynomial_attention)
+@counts_operations_of(torch.ops.polysketch.polynomial_attention)
 def _forward_flops(
     query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *, out_shape=None
 ) -> int:
@@ -204,7 +204,7 @@ def _forward_flops(
     return 2 * visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
 
 
-@register_flop_formula(torch.ops.polysketch.polynomial_attention_backward)
+@counts_operations_of(torch.ops.polysketch.polynomial_attention_backward)
 def _backward_flops(
     grad_shape, term_shape, query_shape, key_shape, value_shape, mask_shape, denominator_shape, degree, scale,
     first_position, *, out_shape=None,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
+from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.blockwise import empty_like_inputs, empty_outputs, visible_pairs
 from polysketch.ops.polynomial.reference import real_tokens, reciprocal
 from polysketch.ops.polynomial.tiling import Tile, tiles
@@ -177,7 +177,7 @@ def _differentiate(ctx, grad_output: Tensor, grad_denominator: Tensor) -> tuple[
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-@register_flop_formula(torch.ops.polysketch.squared_polynomial_attention)
+@counts_operations_of(torch.ops.polysketch.squared_polynomial_attention)
 def _forward_flops(
     query_shape, key_shape, value_shape, mask_shape, coefficients_shape, offset, first_position, *, out_shape=None
 ) -> int:
@@ -185,7 +185,7 @@ def _forward_flops(
     return 2 * visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
 
 
-@register_flop_formula(torch.ops.polysketch.squared_polynomial_attention_backward)
+@counts_operations_of(torch.ops.polysketch.squared_polynomial_attention_backward)
 def _backward_flops(
     grad_shape, term_shape, query_shape, key_shape, value_shape, mask_shape, denominator_shape, coefficients_shape,
     first_position, with_coefficients, *, out_shape=None,

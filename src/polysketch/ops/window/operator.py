@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
+from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.window import native
 from polysketch.ops.window.types import Inputs, Plan
 
@@ -96,11 +96,11 @@ def _triangle(count: int) -> int:
     return count * (count + 1) // 2 if count > 0 else 0
 
 
-@register_flop_formula(torch.ops.polysketch.window_attention)
+@counts_operations_of(torch.ops.polysketch.window_attention)
 def _forward_operations(*shapes: Any, **_: Any) -> int:
     return _operations(*_unpacked(shapes))
 
 
-@register_flop_formula(torch.ops.polysketch.window_attention_backward)
+@counts_operations_of(torch.ops.polysketch.window_attention_backward)
 def _backward_operations(gradient: Any, outputs: Any, *shapes: Any, **_: Any) -> int:
     return _operations(*_unpacked(shapes)) * 5 // 2

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops import triton
 from polysketch.ops.custom_op import custom_op
+from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.blockwise import visible_pairs
 
 WIDEST = 128
@@ -234,7 +234,7 @@ def _differentiate(ctx, grad_output: Tensor, *_: Tensor) -> tuple[Tensor | None,
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-@register_flop_formula(torch.ops.polysketch.polynomial_attention_triton)
+@counts_operations_of(torch.ops.polysketch.polynomial_attention_triton)
 def _forward_flops(
     query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *rest, out_shape=None
 ) -> int:
@@ -242,7 +242,7 @@ def _forward_flops(
     return 2 * visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
 
 
-@register_flop_formula(torch.ops.polysketch.polynomial_attention_triton_backward)
+@counts_operations_of(torch.ops.polysketch.polynomial_attention_triton_backward)
 def _backward_flops(
     grad_shape, query_shape, key_shape, value_shape, mask_shape, output_shape, rounding_shape, denominator_shape,
     degree, scale, first_position, *, out_shape=None,
