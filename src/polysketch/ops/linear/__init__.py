@@ -2,6 +2,7 @@
 
 from polysketch.ops.linear.api import linear_attention, linear_attention_backend, lower_triangular_multiply
 from polysketch.ops.linear.decode import linear_attention_extend_
+from polysketch.ops.linear.gradients import linear_attention_gradients
 from polysketch.ops.linear.state import LinearAttentionState, combine
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
@@ -13,5 +14,6 @@ __all__ = [
     "linear_attention",
     "linear_attention_backend",
     "linear_attention_extend_",
+    "linear_attention_gradients",
     "lower_triangular_multiply",
 ]

@@ -1,0 +1,104 @@
+"""`delta_writes`: the public function, its checks and the choice of backend."""
+
+import torch
+from torch import Tensor
+
+from polysketch.ops.arguments import check_devices
+from polysketch.ops.delta import operator, reference
+from polysketch.ops.delta.types import Inputs
+from polysketch.ops.linear import LinearAttentionState
+from polysketch.ops.linear.packing import expanded_size
+
+_BACKENDS = ("reference", *operator.BACKENDS)
+
+
+def delta_writes(
+    key_features: Tensor,
+    value: Tensor,
+    strength: Tensor,
+    *,
+    factors: int = 1,
+    state: LinearAttentionState | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """What each token writes by the delta rule: the part of its value that the tokens before it do not say yet.
+
+        u_j = s_j (v_j - sum over i < j of w_ji u_i),   w_ji = phi(k_j) . phi(k_i)
+        w_ji = (a_j . a_i) (b_j . b_i)                  with factors = 2, a and b the two halves of phi
+
+    Causal `linear_attention` with `normalize=False` over u in place of v is then the delta rule: sums S answer a key
+    with S phi(k), and every token moves that answer toward its own value by the share s. It is stable where keys are
+    no longer than one and strengths between 0 and 1. Schlag et al., "Linear Transformers Are Secretly Fast Weight
+    Programmers" (ICML 2021), section 4.2; products of two sketches in place of phi are those of PolySketchFormer.
+
+    Args:
+        key_features: (batch, heads, length, r); float32, bfloat16, float16 or float64.
+        value: (batch, heads, length, value_dim).
+        strength: (batch, heads, length), s; 0 for a token that writes nothing, as padding does.
+        factors: 1, or 2 where features are two halves (a, b) that stand for the products a_i b_j.
+        state: of the tokens before these, as `linear_attention` with power 1 and no local part gives it; treated as a
+            value.
+        backend: "auto" (see `delta_writes_backend`), "native" (a program in C++ for float32 on a CPU, compiled at its
+            first use), "chunked" (plain PyTorch) or "reference" (quadratic, the definition).
+
+    Returns:
+        (batch, heads, length, value_dim), in float32 or, of float64 inputs, in that.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+
+    Cost, a token and head: 4 e value_dim operations, e = r or (r / 2)^2; the backward pass about 4.5 times as much.
+    Tokens of a head are worked on in order: only heads and rows of the batch are independent.
+    """
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    inputs = Inputs(*(x.to(dtype) for x in (key_features, value, strength)), None if state is None else state.sums)
+    _check(inputs, factors, state)
+    picked = delta_writes_backend(inputs.key, backend=backend)
+    if picked != "reference":
+        return operator.writes(inputs, factors, picked)
+    with torch.autocast(value.device.type, enabled=False):
+        return reference.writes(inputs, factors)
+
+
+def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:
+    """The backend that `delta_writes` runs for these features: "auto" is "native" where that can run, else "chunked".
+
+    Raises:
+        ValueError: an unknown name.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+    """
+    if backend not in ("auto", *_BACKENDS):
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(_BACKENDS)))}")
+    reason = operator.BACKENDS["native"].why_not(Inputs(key_features, key_features, key_features))
+    if backend == "native" and reason is not None:
+        raise RuntimeError(reason)
+    if backend == "auto":
+        return "chunked" if reason else "native"
+    return backend
+
+
+def _check(inputs: Inputs, factors: int, state: LinearAttentionState | None) -> None:
+    key, value, strength, sums = inputs
+    for name, tensor in (("key_features", key), ("value", value)):
+        if tensor.dim() != 4 or 0 in tensor.shape[1:]:
+            raise ValueError(
+                f"{name} must be (batch, heads, length, width), only the batch may be 0, got {tuple(tensor.shape)}"
+            )
+    if key.shape[:3] != value.shape[:3] or key.shape[:3] != strength.shape:
+        raise ValueError(
+            "key_features, value and strength must agree in batch, heads and length, got "
+            f"{tuple(key.shape)}, {tuple(value.shape)} and {tuple(strength.shape)}"
+        )
+    if factors not in (1, 2) or key.shape[3] % factors:
+        raise ValueError(f"factors must be 1, or 2 with features of an even width, got {factors!r} and {key.shape[3]}")
+    check_devices(key_features=key, value=value, strength=strength)
+    if state is None or sums is None:
+        return
+    expected = (*key.shape[:2], expanded_size(key.shape[3], 1, factors), value.shape[3])
+    if tuple(sums.shape) != expected or state.power != 1 or state.factors != factors or state.local_chunk:
+        raise ValueError(
+            f"the state does not fit: expected sums {expected} of power 1, factors {factors} and no local part, got "
+            f"{tuple(sums.shape)}, power {state.power}, factors {state.factors}, chunks of {state.local_chunk}"
+        )
+    check_devices(key_features=key, state=sums)

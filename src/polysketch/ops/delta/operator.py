@@ -1,0 +1,127 @@
+"""The delta rule as a `torch.library` operator: shapes for tracing, gradients, operation counts."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from polysketch.ops.custom_op import custom_op
+from polysketch.ops.delta import chunked, native
+from polysketch.ops.delta.types import Inputs
+from polysketch.ops.linear import linear_attention_gradients
+from polysketch.ops.linear.packing import expanded_size
+
+
+def _runs_anywhere(inputs: Inputs) -> str | None:
+    return None
+
+
+class Backend(NamedTuple):
+    """One way to compute the errors.
+
+    Attributes:
+        errors: (inputs, factors) -> (batch, heads, length, value_dim), each value less what the sums say of it.
+        why_not: why it cannot take tensors like these, None where it can.
+    """
+
+    errors: Callable[[Inputs, int], Tensor]
+    why_not: Callable[[Inputs], str | None] = _runs_anywhere
+
+
+BACKENDS = {"chunked": Backend(chunked.errors), "native": Backend(native.errors, native.why_not)}
+
+_ARGUMENTS = "Tensor key, Tensor value, Tensor strength, Tensor? sums, int factors, str backend"
+
+
+def writes(inputs: Inputs, factors: int, backend: str) -> Tensor:
+    """What each token writes, differentiable once in all inputs."""
+    return delta_writes_operator(*inputs, factors, backend)[0]
+
+
+@custom_op("polysketch::delta_writes", f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+def delta_writes_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """What each token writes; and, for the backward pass, its error."""
+    *tensors, factors, backend = arguments
+    inputs = Inputs(*tensors)
+    with torch.autocast(inputs.value.device.type, enabled=False):
+        errors = BACKENDS[backend].errors(inputs, factors)
+        return errors * inputs.strength[..., None], errors
+
+
+@delta_writes_operator.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    value = arguments[1]
+    return value.new_empty(value.shape), value.new_empty(value.shape)
+
+
+@custom_op(
+    "polysketch::delta_writes_backward", f"(Tensor gradient, Tensor written, Tensor errors, {_ARGUMENTS}) -> Tensor[]"
+)
+def delta_writes_backward_operator(gradient: Tensor, written: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
+    """Gradients of key, value, strength and, if given, of the sums.
+
+    With the system (I + diag(s) w) u = diag(s) v and g the gradient of u, y = (I + w^T diag(s))^-1 g is the delta rule
+    again, on tokens in reverse. The gradients are diag(s) y of v, the products y . e of s, and -diag(s) y u^T of w,
+    which is the backward pass of linear attention from keys to the keys before them.
+    """
+    *tensors, factors, backend = arguments
+    inputs = Inputs(*tensors)
+    with torch.autocast(gradient.device.type, enabled=False):
+        turned = Inputs(inputs.key.flip(2), gradient.flip(2), inputs.strength.flip(2))
+        upstream = BACKENDS[backend].errors(turned, factors).flip(2)
+        of_strength = (upstream * errors).sum(-1)
+        of_value = upstream * inputs.strength[..., None]
+        of_query, of_key, of_sums = linear_attention_gradients(
+            *(inputs.key, _late(inputs.key), _late(written), -of_value), factors=factors, sums=inputs.sums
+        )
+    found = [of_query + _early(of_key), of_value, of_strength]
+    return found if of_sums is None else [*found, of_sums]
+
+
+@delta_writes_backward_operator.register_fake
+def _(gradient: Tensor, written: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in arguments[:4] if x is not None]
+
+
+def _late(x: Tensor) -> Tensor:
+    """Every token one place later, zeros before."""
+    return F.pad(x[:, :, :-1], (0, 0, 1, 0))
+
+
+def _early(x: Tensor) -> Tensor:
+    """The adjoint of `_late`."""
+    return F.pad(x[:, :, 1:], (0, 0, 0, 1))
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:4], *output)
+    ctx.options = inputs[4:]
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
+    inputs, output = saved[:4], saved[4:]
+    found = delta_writes_backward_operator(gradient, *output, *inputs, *ctx.options)
+    return (*found[:3], found[3] if len(found) == 4 else None, None, None)
+
+
+delta_writes_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _operations(key: Any, value: Any, factors: int) -> int:
+    """Floating-point operations of a pass over sums, multiply-adds counted as two."""
+    batch, heads, length, features = key
+    return 4 * batch * heads * length * expanded_size(features, 1, factors) * value[3]
+
+
+@register_flop_formula(torch.ops.polysketch.delta_writes)
+def _forward_operations(key: Any, value: Any, strength: Any, sums: Any, factors: int, *_: Any, **__: Any) -> int:
+    return _operations(key, value, factors)
+
+
+@register_flop_formula(torch.ops.polysketch.delta_writes_backward)
+def _backward_operations(gradient: Any, written: Any, errors: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
+    return 3 * _operations(key, value, rest[2])

@@ -1,0 +1,34 @@
+"""Gradients of plain sums of weighted values, for ops that are made of linear attention."""
+
+from torch import Tensor
+
+from polysketch.ops.linear.api import linear_attention_backend
+from polysketch.ops.linear.backends import BACKENDS
+from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan
+
+
+def linear_attention_gradients(
+    query: Tensor, key: Tensor, value: Tensor, upstream: Tensor, *, factors: int, sums: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key and, if given, the sums before the first token, of causal `linear_attention` of power 1.
+
+    The call is that with `normalize=False`. Nothing of its forward pass is needed.
+
+    Args:
+        query, key, value: (batch, heads, length, width), features and values, of one dtype.
+        upstream: the gradient of the output.
+        factors: as in `linear_attention`.
+        sums: of a state.
+    """
+    backend = BACKENDS[linear_attention_backend(query, key, value)]
+    if backend.whole is not None:
+        backend = BACKENDS["chunked"]
+    chunk = backend.compute_chunk.of(query.shape[2])
+    plan = Plan(1, factors, True, 0.0, False, 2, chunk, Diagonal.CAUSAL, False)
+    inputs = Inputs(query, key, value)
+    if sums is not None:
+        inputs = inputs._replace(sums=sums, normalizer=sums.new_zeros(sums.shape[:3]))
+    outputs = Outputs.empty(inputs, plan)  # read only where a call divides by its masses
+    of_mass = upstream.new_zeros(upstream.shape[:3])
+    found = backend.backward(inputs, plan, outputs, outputs._replace(output=upstream.contiguous(), denominator=of_mass))
+    return found["query"], found["key"], found.get("sums")
