@@ -32,6 +32,7 @@ from ops import test_squared_polynomial as squares
 from polysketch import attention
 from polysketch.attention import PolynomialAttention, PolysketchAttention
 from polysketch.attention import polysketch_heavy as polysketch_heavy_module
+from polysketch.attention.beside_window import BesideWindow
 from polysketch.attention.convolved import ConvolvedAttention
 from polysketch.attention.heavy_state import HeavyState
 from polysketch.feature_maps import FocusedFeatures, GaussianSketch, LowRankSketch, PerformerFeatures, SRHTSketch
@@ -122,31 +123,31 @@ MUTANTS = {
         ),
     ),
     "polysketch-window: the token that leaves the window is seen by neither part": Mutant(
-        polysketch_window._before,
-        "delayed(x, self.window)",
-        "delayed(x, self.window + 1)",
+        BesideWindow._far,
+        "delayed(wide, self.window)",
+        "delayed(wide, self.window + 1)",
         (partial(contract.test_the_last_token_sees_every_token_it_should_and_no_other, SEEN),),
     ),
     "polysketch-window: a token of the window is sketched too": Mutant(
-        polysketch_window._before,
-        "delayed(x, self.window)",
-        "delayed(x, self.window - 1)",
+        BesideWindow._far,
+        "delayed(kept, self.window)",
+        "delayed(kept, self.window - 1)",
         (partial(formulas.test_polysketch_window_attention_is_its_formula, "codes"),),
     ),
     "polysketch-window: masked tokens are added to the sums": Mutant(
         polysketch_window._features,
-        "_without_masked(key_features, key_mask)",
+        "without_masked(key_features, key_mask)",
         "key_features",
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
     ),
     "polysketch-window: decoding forgets what leaves in the same call": Mutant(
-        polysketch_window._move,
+        BesideWindow._move,
         "[:, :, :new]",
         "[:, :, -new:]",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [8, 8, 8, 8, 5]),),
     ),
     "polysketch-window: a new token is added to the sums in place of the one it replaces": Mutant(
-        polysketch_window._move,
+        BesideWindow._move,
         "return recent.slots(kept, value), leaving",
         "return recent.slots(kept, value), (kept, value)",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [33, 1, 1, 1, 1]),),

@@ -1,4 +1,4 @@
-"""How much what lies beyond its window weighs for each head."""
+"""A logit for each head and token, from the layer's input."""
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,8 @@ _SPREAD = 0.6
 _START = 0.1  # of the standard deviation of other projections: to begin with, biases decide
 
 
-class FarLogit(nn.Module):
-    """u . hidden + b for each key/value head, added to the logarithm of far weights.
+class HeadLogit(nn.Module):
+    """u . hidden + b for each key/value head.
 
     Biases are spread over the heads by 0.6 to either side, so that each begins with a weight of its own. Logits are
     float32 or better, whatever the dtype of the parameters.
@@ -21,16 +21,17 @@ class FarLogit(nn.Module):
         hidden_size: width of the layer's input; None for b alone, the same for every token.
         num_kv_heads: key and value heads.
         bias: the mean of the biases.
+        name: of the bias, for messages.
 
     Raises:
         TypeError: a bias that is no number.
     """
 
-    def __init__(self, hidden_size: int | None, num_kv_heads: int, bias: float) -> None:
+    def __init__(self, hidden_size: int | None, num_kv_heads: int, bias: float, name: str) -> None:
         super().__init__()
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise TypeError(f"far_bias must be a number, got {bias!r}")
-        self.hidden_size = hidden_size
+            raise TypeError(f"{name} must be a number, got {bias!r}")
+        self.hidden_size, self.name = hidden_size, name
         spread = torch.linspace(-_SPREAD, _SPREAD, num_kv_heads) if num_kv_heads > 1 else torch.zeros(1)
         self.bias = nn.Parameter(bias + spread)
         if hidden_size is None:
@@ -56,7 +57,7 @@ class FarLogit(nn.Module):
             return self.bias.to(dtype)[None, :, None]
         if hidden is None or hidden.shape[-1] != self.hidden_size:
             found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
-            raise ValueError(f"the weight of far tokens needs hidden=(batch, length, {self.hidden_size}), got {found}")
+            raise ValueError(f"the logit around {self.name} needs hidden=(batch, length, {self.hidden_size}), got {found}")
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
 

@@ -1,0 +1,337 @@
+"""Softmax over a sliding window, and one key beside it that stands for all tokens before the window."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polysketch import ops
+from polysketch.attention.base import Mechanism
+from polysketch.attention.head_logit import HeadLogit
+from polysketch.attention.linearized import in_range, widened
+from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.unit_scale import UnitScale
+from polysketch.feature_maps import FeatureMap
+from polysketch.ops.arguments import check_at_least_one
+
+
+@dataclass
+class WindowState:
+    """The tokens of the window, and sums over all tokens before them.
+
+    Attributes:
+        recent: the last `window` tokens: keys, behind them what is kept of each for the sums, and values.
+        far: sums over the tokens that have left the window.
+    """
+
+    recent: RecentTokens
+    far: ops.LinearAttentionState
+
+    @property
+    def position(self) -> Tensor:
+        """(batch,) int64 in host memory, tokens seen since each row's first real one."""
+        return self.recent.position
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors: from the first tokens on the same at every position."""
+        return self.recent.nbytes + self.far.nbytes
+
+    def clone(self) -> "WindowState":
+        """A copy to roll back to."""
+        return WindowState(self.recent.clone(), self.far.clone())
+
+    def reorder(self, indices: Tensor) -> "WindowState":
+        """The rows `indices` (int64) of the batch, repeated or dropped as they are named: for beam search."""
+        return WindowState(self.recent.reorder(indices), self.far.reorder(indices))
+
+
+class BesideWindow(Mechanism):
+    """One softmax over the last `window` tokens and one key beside them, whose value is recalled from sums.
+
+        o_i = (sum_near e_ij v_j + exp(l_i) r_i) / (sum_near e_ij + exp(l_i)),  e_ij = exp(c q^_i . k^_j / sqrt(head_dim))
+
+    near are the last `window` tokens, the token itself included. q^ and k^ are queries and keys of root mean square
+    one, and c is a learned scale of the key/value head. Every token that leaves the window is added to sums of constant
+    size. A subclass says of what (`_features`), and which value r_i and logit l_i a query recalls from them (`_recall`).
+
+    Args:
+        num_heads, head_dim, num_kv_heads: as for `Mechanism`.
+        window: tokens with exact weights, the token itself included.
+        feature_map: of queries and keys, made before.
+        far_bias: the mean over the heads of what is added to every l_i to begin with.
+        hidden_size: width of the layer's input, on which l_i then depends; None where it does not.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None,
+        *,
+        window: int,
+        feature_map: FeatureMap,
+        far_bias: float,
+        hidden_size: int | None,
+    ) -> None:
+        super().__init__(num_heads, head_dim, num_kv_heads)
+        check_at_least_one(window=window)
+        self.window, self.far_bias, self.prefix_removed = window, far_bias, False
+        self.feature_map = feature_map
+        self.unit_scale = UnitScale(self.num_kv_heads)
+        self.far_logit = HeadLogit(hidden_size, self.num_kv_heads, far_bias, "far_bias")
+
+    def _features(
+        self,
+        vectors: tuple[Tensor, Tensor],
+        dtype: torch.dtype,
+        key_mask: Tensor | None,
+        hidden: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Of queries (batch, num_heads, length, r), and what is kept of keys (batch, num_kv_heads, length, any width).
+
+        A token of which zeros are kept, as of masked ones, changes nothing.
+
+        Args:
+            vectors: query and key, before rotary positions where the layer gives them.
+            dtype: that both are to have.
+            key_mask, hidden: as for `forward`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps nothing of its tokens")
+
+    def _recall(
+        self,
+        query_features: Tensor,
+        left: Tensor,
+        value: Tensor,
+        log_decay: Tensor | None,
+        state: ops.LinearAttentionState | None,
+    ) -> tuple[Tensor, Tensor]:
+        """What every query finds beyond its window: values, and logits without the layer's own; -inf for nothing.
+
+        Args:
+            query_features: of as many queries as tokens leave the window.
+            left: what was kept of the tokens that leave, each when its query comes; zeros where none does.
+            value: of those tokens.
+            log_decay: as `_log_decay` gives it.
+            state: sums over the tokens that left before, which move on in place. None for a whole sequence, and then
+                everything is differentiable.
+        """
+        raise NotImplementedError(f"{type(self).__name__} recalls nothing")
+
+    def _log_decay(self, hidden: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+        """(batch, num_kv_heads, length), by how much the sums decay at every token; None for not at all."""
+        return None
+
+    @property
+    def sums_width(self) -> int:
+        """By how much values in the sums are wider than values."""
+        return 0
+
+    @property
+    def has_prefix(self) -> bool:
+        """There always is a rest beyond the window."""
+        return True
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the logit of the key beside depends on the layer's input."""
+        return self.far_logit.reads_hidden
+
+    @property
+    def reads_unrotated(self) -> bool:
+        """Features are taken of what rotary positions have not turned."""
+        return True
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """As `Mechanism.forward`.
+
+        Args:
+            query, key, value, causal, key_mask, hidden: as there.
+            unrotated: query and key before rotary positions, for features; those given when None.
+        """
+        self.check_inputs(query, key, value)
+        value = without_masked(value, key_mask)
+        beside = self._far(unrotated or (query, key), value, causal, key_mask, hidden)
+        return self._near(query, key, value, beside, causal, key_mask).to(value.dtype)
+
+    @torch.no_grad()
+    def prefix_share(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """The mean share of the mass that lies beyond the window, over tokens that have anything there.
+
+        Args:
+            query, key, key_mask, hidden, unrotated: as for `forward`.
+
+        Returns:
+            (num_heads,) in [0, 1]; 0 in a sequence that fits into the window.
+        """
+        nothing = torch.zeros_like(widened(key[..., :1]))
+        logit, value = self._far(unrotated or (query, key), nothing, True, key_mask, hidden)
+        share = self._near(query, key, nothing, ops.BesideKey(logit, value + 1.0), True, key_mask)[..., 0]
+        beyond = logit > float("-inf")
+        if key_mask is not None:
+            beyond = beyond & key_mask[:, None]
+        return (share * beyond).sum((0, 2)) / beyond.sum((0, 2)).clamp(min=1)
+
+    def remove_prefix(self) -> None:
+        """Take all weight from what lies beyond the window, for good: an ablation."""
+        self.prefix_removed = True
+
+    def init_state(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> WindowState:
+        """An empty window and sums of zero; their size does not depend on the context."""
+        like = self.unit_scale.log_scale
+        far = ops.LinearAttentionState.init(
+            batch_size,
+            self.num_kv_heads,
+            self.feature_map.feature_dim,
+            (self.head_dim if value_dim is None else value_dim) + self.sums_width,
+            power=self.feature_map.power,
+            factors=self.feature_map.factors,
+            device=like.device if device is None else device,
+            dtype=like.dtype if dtype is None else dtype,
+        )
+        return WindowState(RecentTokens(batch_size, self.window, device, dtype), far)
+
+    @torch.no_grad()
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: WindowState,
+        *,
+        key_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, WindowState]:
+        """As `Mechanism.extend`: tokens that leave the window are added to the sums.
+
+        Args:
+            query, key, value, state, key_mask, hidden: as there.
+            unrotated: as for `forward`.
+        """
+        self.check_inputs(query, key, value)
+        far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
+        query_features, kept = self._features(unrotated or (query, key), value.dtype, key_mask, hidden)
+        query, key = self.unit_scale(query, key, value.dtype)
+        kept, value = torch.cat([key, kept], -1), without_masked(value, key_mask)
+        self._check_state(query, value, state, hidden)
+        (rows, values, mask), (left, leaving) = self._move(state.recent, kept, value, key_mask)
+        keys, leaving = rows[..., : self.head_dim], in_range(leaving)
+        of_query, of_key = query_features.to(leaving.dtype), left[..., self.head_dim :].to(leaving.dtype)
+        found = self._recall(of_query, of_key, leaving, log_decay, state.far)
+        beside = self._beside(*found, far_logit)
+        near = ops.sliding_window_attention_with_cache(
+            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=beside
+        )
+        return near.to(value.dtype), state
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        removed = ", prefix removed" if self.prefix_removed else ""
+        return f"{super().extra_repr()}, window={self.window}, far_bias={self.far_bias!r}{removed}"
+
+    def _near(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        beside: ops.BesideKey,
+        causal: bool,
+        key_mask: Tensor | None,
+    ) -> Tensor:
+        query, key = self.unit_scale(query, key, value.dtype)
+        return ops.sliding_window_attention(
+            query, key, value, window=self.window, causal=causal, key_mask=key_mask, beside=beside
+        )
+
+    def _check_state(self, query: Tensor, value: Tensor, state: WindowState, hidden: Tensor | None) -> None:
+        """Refuse here what would be refused after the window has moved."""
+        expected = (state.far.sums.shape[0], state.far.sums.shape[3] - self.sums_width, value.shape[2])
+        found = (value.shape[0], value.shape[3], query.shape[2])
+        if found != expected:
+            raise ValueError(f"the state takes (rows, value width, queries as many as keys) {expected}, got {found}")
+        if hidden is not None and hidden.shape[:2] != (value.shape[0], value.shape[2]):
+            raise ValueError(
+                f"hidden must be (batch, length, width) of the {value.shape[2]} new tokens of "
+                f"{value.shape[0]} rows, got {tuple(hidden.shape)}"
+            )
+
+    def _move(
+        self, recent: RecentTokens, kept: Tensor, value: Tensor, key_mask: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+        """The window moves over new tokens.
+
+        Returns:
+            What the new tokens see, keys, values and mask, and what leaves: as many tokens as are new, zeros while the
+            window is not full. One token of every row sees the ring in any order: softmax does not ask for one.
+        """
+        if kept.shape[2] == 1:
+            leaving = recent.oldest(kept, value)
+            recent.append(kept, value, key_mask)
+            return recent.slots(kept, value), leaving
+        rows, values, mask = recent.followed_by(kept, value, key_mask)
+        recent.append(kept, value, key_mask)
+        missing, new = kept.shape[2] + self.window - rows.shape[2], kept.shape[2]
+        left, leaving_values = (F.pad(x, (0, 0, missing, 0))[:, :, :new] for x in (rows, values))
+        return (rows, values, mask), (left, leaving_values)
+
+    def _far(
+        self,
+        vectors: tuple[Tensor, Tensor],
+        value: Tensor,
+        causal: bool,
+        key_mask: Tensor | None,
+        hidden: Tensor | None,
+    ) -> ops.BesideKey:
+        """All tokens beyond the window as one key."""
+        if not causal:
+            raise ValueError(f"{type(self).__name__} is causal only: what is recalled depends on the order of tokens")
+        far_logit, log_decay, wide = self.far_logit(hidden), self._log_decay(hidden, key_mask), in_range(value)
+        query_features, kept = self._features(vectors, wide.dtype, key_mask, hidden)
+        left, leaving = delayed(kept, self.window), delayed(wide, self.window)
+        return self._beside(*self._recall(query_features, left, leaving, log_decay, None), far_logit)
+
+    def _beside(self, value: Tensor, logit: Tensor, far_logit: Tensor) -> ops.BesideKey:
+        """The key beside; its logit -inf where there is nothing beyond the window."""
+        logit = logit + far_logit.repeat_interleave(self.num_heads // self.num_kv_heads, 1)
+        if self.prefix_removed:
+            logit = torch.full_like(logit, float("-inf"))
+        return ops.BesideKey(logit, value)
+
+
+def without_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """x (batch, heads, length, width) with zeros at masked tokens, whatever stands there."""
+    return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0.0)
+
+
+def delayed(x: Tensor, by: int) -> Tensor:
+    """x (batch, heads, length, width) with every token `by` places later, zeros before."""
+    length = x.shape[2]
+    return F.pad(x[:, :, : max(0, length - by)], (0, 0, min(by, length), 0))
