@@ -76,6 +76,45 @@ def test_polysketch_window_attention_is_its_formula(features: str):
     )
 
 
+@pytest.mark.parametrize("kv_heads", [HEADS, 2])
+def test_polysketch_delta_attention_is_its_formula(kv_heads: int):
+    """The sums are written out: every token that leaves the window moves their answer to its key."""
+    case = Case("polysketch-delta", {"window": 6, "sketch_size": 4, "far_bias": 0.5, "hidden_size": HIDDEN}, kv_heads)
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
+    unrotated = case.inputs(seed=7)[:2]
+    for parameter in (mechanism.unit_scale.log_scale, mechanism.confidence_scale):
+        parameter.data.add_(0.5 * torch.randn_like(parameter))
+
+    def of_heads(x: Tensor) -> Tensor:
+        """What belongs to a key head, for each query head."""
+        return x.repeat_interleave(HEADS // kv_heads, dim=1)
+
+    def products(x: Tensor) -> Tensor:
+        a, b = mechanism.feature_map.map(x).chunk(2, -1)
+        return torch.einsum("bhni,bhnj->bhnij", a, b).flatten(-2)
+
+    strength = (hidden @ mechanism.strength_logit.weight.T + mechanism.strength_logit.bias).sigmoid().mT
+    phi_query, phi_key = (products(x) for x in unrotated)
+    ones = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    sums, recalled = torch.zeros(*value.shape[:2], 16, HEAD_DIM + 1, dtype=torch.float64), []
+    for token in range(LENGTH):
+        if token >= 6:
+            phi = phi_key[:, :, token - 6, :, None]
+            missing = ones[:, :, token - 6, None] - phi.mT @ sums
+            sums = sums + strength[:, :, token - 6, None, None] * phi * missing
+        recalled.append((phi_query[:, :, token, None] @ of_heads(sums))[:, :, 0])
+    found = torch.stack(recalled, 2)
+    scale = mechanism.confidence_scale.repeat_interleave(HEADS // kv_heads)[:, None]
+    logit = hidden @ mechanism.far_logit.weight.T + mechanism.far_logit.bias
+    logit = of_heads(logit.mT) + scale * found[..., -1]
+    beside = logit.exp() * (torch.arange(LENGTH) >= 6)
+    scores = unit(query) @ of_heads(unit(key)).mT * of_heads(mechanism.unit_scale.log_scale.exp()[None, :, None, None])
+    near = (scores / HEAD_DIM**0.5).exp() * torch.ones(LENGTH, LENGTH).tril().triu(-5)
+    expected = near @ of_heads(value) + beside[..., None] * found[..., :-1]
+    expected = expected / (near.sum(-1) + beside)[..., None]
+    torch.testing.assert_close(mechanism(query, key, value, hidden=hidden, unrotated=unrotated), expected)
+
+
 def test_the_gate_decays_sketched_weights_by_the_layers_input():
     case = polysketch(local_chunk=None, decay_gate=True, hidden_size=HIDDEN)
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()

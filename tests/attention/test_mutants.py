@@ -23,6 +23,7 @@ from feature_maps import test_performer as performer_features
 from feature_maps import test_polarity as polarity_features
 from feature_maps import test_srht_sketch as srht_sketch
 from feature_maps import test_symmetric_powers as symmetric_powers
+from ops import test_delta as delta_op
 from ops import test_heavy as heavy_op
 from ops import test_hyper as hyper_op
 from ops import test_hyper_capping as capping
@@ -30,7 +31,7 @@ from ops import test_hyper_sort_lsh as hashing
 from ops import test_landmark as landmarks
 from ops import test_squared_polynomial as squares
 from polysketch import attention
-from polysketch.attention import PolynomialAttention, PolysketchAttention
+from polysketch.attention import PolynomialAttention, PolysketchAttention, PolysketchDeltaAttention
 from polysketch.attention import polysketch_heavy as polysketch_heavy_module
 from polysketch.attention.beside_window import BesideWindow
 from polysketch.attention.convolved import ConvolvedAttention
@@ -46,6 +47,8 @@ from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.symmetric_powers import SymmetricPowers
 from polysketch.ops import heavy as heavy_ops
 from polysketch.ops import landmark, local, softmax
+from polysketch.ops.delta import chunked as chunked_delta
+from polysketch.ops.delta import operator as delta_operator
 from polysketch.ops.heavy import candidates as heavy_candidates
 from polysketch.ops.heavy import correction as heavy_correction
 from polysketch.ops.heavy import tile_pairs as heavy_tile_pairs
@@ -59,6 +62,7 @@ from polysketch.ops.window import api as window
 
 polysketch_window = attention.MECHANISMS["polysketch-window"]
 SEEN = next(case for case in CASES if case.name == "polysketch-window")
+WRITTEN = next(case for case in CASES if case.name == "polysketch-delta")
 
 
 def case_of(name: str, **options) -> Case:
@@ -151,6 +155,48 @@ MUTANTS = {
         "return recent.slots(kept, value), leaving",
         "return recent.slots(kept, value), (kept, value)",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [33, 1, 1, 1, 1]),),
+    ),
+    "polysketch-delta: masked tokens are written": Mutant(
+        PolysketchDeltaAttention._features,
+        "without_masked(kept, key_mask)",
+        "kept",
+        (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, WRITTEN),),
+    ),
+    "polysketch-delta: sums only add": Mutant(
+        PolysketchDeltaAttention._recall,
+        "ops.delta_writes(key_features, value, strength, factors=2, state=state)",
+        "value * strength[..., None]",
+        (partial(formulas.test_polysketch_delta_attention_is_its_formula, HEADS),),
+    ),
+    "polysketch-delta: decoding writes what a new sequence would": Mutant(
+        PolysketchDeltaAttention._recall,
+        "factors=2, state=state)",
+        "factors=2)",
+        (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 1, 1, 1, 1]),),
+    ),
+    "polysketch-delta: a query does not see whether to trust what it recalls": Mutant(
+        PolysketchDeltaAttention._recall,
+        "scale[:, None] * confidence",
+        "0.0 * confidence",
+        (partial(formulas.test_polysketch_delta_attention_is_its_formula, HEADS),),
+    ),
+    "delta: strengths are those of the tokens that ask": Mutant(
+        chunked_delta._inverse,
+        "weights * strength.mT",
+        "weights * strength",
+        (partial(delta_op.test_every_backend_writes_what_the_definition_does, "chunked", 2, 33, False),),
+    ),
+    "delta: a chunk does not see the chunks before it": Mutant(
+        chunked_delta.errors,
+        "rest[:, :, chunk] - written @ sums",
+        "rest[:, :, chunk]",
+        (partial(delta_op.test_every_backend_writes_what_the_definition_does, "chunked", 2, 150, False),),
+    ),
+    "delta: the gradient of keys forgets the tokens that ask": Mutant(
+        delta_operator.gradients,
+        "of_query + _early(of_key)",
+        "_early(of_key)",
+        (partial(delta_op.test_gradients_of_every_backend_are_those_of_the_definition, "chunked", 2, False),),
     ),
     "sliding-window: one token too many": Mutant(
         window._attend,

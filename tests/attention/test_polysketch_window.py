@@ -1,4 +1,4 @@
-"""What the contract does not ask of attention around a window."""
+"""What the contract does not ask of attention to a window and one key beside it."""
 
 import pytest
 import torch
@@ -6,12 +6,17 @@ import torch
 from attention.cases import HIDDEN, LENGTH, Case
 from polysketch import attention
 
-CASE = Case("polysketch-window", {"window": 6, "sketch_size": 4, "hidden_size": HIDDEN})
+CASES = [
+    Case(name, {"window": 6, "sketch_size": 4, "hidden_size": HIDDEN})
+    for name in ("polysketch-window", "polysketch-delta")
+]
+EACH = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def test_decoding_takes_unrotated_vectors_too():
-    mechanism, (query, key, value, hidden) = CASE.build(), CASE.inputs()
-    unrotated = CASE.inputs(seed=7)[:2]
+@EACH
+def test_decoding_takes_unrotated_vectors_too(case: Case):
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
+    unrotated = case.inputs(seed=7)[:2]
     whole = mechanism(query, key, value, hidden=hidden, unrotated=unrotated)
     assert not torch.allclose(whole, mechanism(query, key, value, hidden=hidden))
     state, outputs = mechanism.init_state(query.shape[0]), []
@@ -29,10 +34,11 @@ def test_decoding_takes_unrotated_vectors_too():
     torch.testing.assert_close(torch.cat(outputs, 2), whole)
 
 
+@EACH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_decoding_under_autocast_is_that_of_float32_within_rounding(dtype: torch.dtype):
+def test_decoding_under_autocast_is_that_of_float32_within_rounding(case: Case, dtype: torch.dtype):
     """A float32 state under float16 autocast once gave NaN: the first tokens have no key beside their window."""
-    mechanism, (query, key, value, hidden) = CASE.build(dtype=torch.float32), CASE.inputs(dtype=torch.float32)
+    mechanism, (query, key, value, hidden) = case.build(dtype=torch.float32), case.inputs(dtype=torch.float32)
     expected = mechanism(query, key, value, hidden=hidden)
     with torch.autocast("cpu", dtype):
         output, _ = mechanism.extend(query, key, value, mechanism.init_state(query.shape[0]), hidden=hidden)
@@ -41,8 +47,9 @@ def test_decoding_under_autocast_is_that_of_float32_within_rounding(dtype: torch
         torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
 
 
-def test_small_far_shares_keep_their_gradients_in_bfloat16():
-    case = Case("polysketch-window", {"window": 6, "sketch_size": 4, "far_bias": -6.0, "hidden_size": HIDDEN})
+@pytest.mark.parametrize(("name", "far_bias"), [("polysketch-window", -6.0), ("polysketch-delta", -2.0)])
+def test_small_far_shares_keep_their_gradients_in_bfloat16(name: str, far_bias: float):
+    case = Case(name, {"window": 6, "sketch_size": 4, "far_bias": far_bias, "hidden_size": HIDDEN})
     gradients = []
     for dtype in (torch.float32, torch.bfloat16):
         query, key, value, hidden = (x.to(dtype) for x in case.inputs())
@@ -59,8 +66,9 @@ def test_shares_of_float16_do_not_overflow():
     assert 0.99 < mechanism.half().prefix_share(query, key).item() <= 1.0
 
 
-def test_a_refused_call_leaves_the_state_as_it_was():
-    mechanism, (query, key, value, _) = CASE.build(), CASE.inputs()
+@EACH
+def test_a_refused_call_leaves_the_state_as_it_was(case: Case):
+    mechanism, (query, key, value, _) = case.build(), case.inputs()
     state = mechanism.init_state(query.shape[0])
     with pytest.raises(ValueError, match="needs hidden"):
         mechanism.extend(query, key, value, state)
@@ -80,8 +88,9 @@ def test_masses_too_small_for_their_reciprocal_keep_gradients_finite():
         assert gradient.isfinite().all()
 
 
-def test_what_stands_at_masked_tokens_does_not_matter():
-    mechanism, (query, key, value, hidden) = CASE.build(), CASE.inputs()
+@EACH
+def test_what_stands_at_masked_tokens_does_not_matter(case: Case):
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
     mask = torch.ones(value.shape[0], LENGTH, dtype=torch.bool)
     mask[0, :5], mask[1, 9] = False, False
     spoiled = value.masked_fill(~mask[:, None, :, None], float("nan"))
@@ -93,9 +102,10 @@ def test_what_stands_at_masked_tokens_does_not_matter():
         torch.testing.assert_close(output[real], expected[real])
 
 
+@EACH
 @pytest.mark.parametrize("wrong", ["value", "query", "hidden"])
-def test_no_refused_call_moves_the_window(wrong: str):
-    mechanism, (query, key, value, hidden) = CASE.build(), CASE.inputs()
+def test_no_refused_call_moves_the_window(case: Case, wrong: str):
+    mechanism, (query, key, value, hidden) = case.build(), case.inputs()
     state = mechanism.init_state(2)
     given = {"query": query[:, :, :1], "key": key[:, :, :1], "value": value[:, :, :1], "hidden": hidden[:, :1]}
     given[wrong] = {"value": value[:, :, :1, :5], "query": query[:, :, :2], "hidden": hidden[:, :2]}[wrong]

@@ -50,11 +50,12 @@ class WindowState:
 class BesideWindow(Mechanism):
     """One softmax over the last `window` tokens and one key beside them, whose value is recalled from sums.
 
-        o_i = (sum_near e_ij v_j + exp(l_i) r_i) / (sum_near e_ij + exp(l_i)),  e_ij = exp(c q^_i . k^_j / sqrt(head_dim))
+        o_i = (sum_near e_ij v_j + exp(l_i) r_i) / (sum_near e_ij + exp(l_i))
+        e_ij = exp(c q^_i . k^_j / sqrt(head_dim))
 
     near are the last `window` tokens, the token itself included. q^ and k^ are queries and keys of root mean square
-    one, and c is a learned scale of the key/value head. Every token that leaves the window is added to sums of constant
-    size. A subclass says of what (`_features`), and which value r_i and logit l_i a query recalls from them (`_recall`).
+    one, and c is a learned scale of the key/value head. Every token that leaves the window goes into sums of constant
+    size. A subclass says what is kept of it (`_features`), and which value r_i and logit l_i are recalled (`_recall`).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
@@ -238,10 +239,10 @@ class BesideWindow(Mechanism):
         """
         self.check_inputs(query, key, value)
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
+        self._check_state(query, value, state, hidden)
         query_features, kept = self._features(unrotated or (query, key), value.dtype, key_mask, hidden)
         query, key = self.unit_scale(query, key, value.dtype)
         kept, value = torch.cat([key, kept], -1), without_masked(value, key_mask)
-        self._check_state(query, value, state, hidden)
         (rows, values, mask), (left, leaving) = self._move(state.recent, kept, value, key_mask)
         keys, leaving = rows[..., : self.head_dim], in_range(leaving)
         of_query, of_key = query_features.to(leaving.dtype), left[..., self.head_dim :].to(leaving.dtype)

@@ -57,7 +57,9 @@ class HeadLogit(nn.Module):
             return self.bias.to(dtype)[None, :, None]
         if hidden is None or hidden.shape[-1] != self.hidden_size:
             found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
-            raise ValueError(f"the logit around {self.name} needs hidden=(batch, length, {self.hidden_size}), got {found}")
+            raise ValueError(
+                f"the logit around {self.name} needs hidden=(batch, length, {self.hidden_size}), got {found}"
+            )
         with torch.autocast(hidden.device.type, enabled=False):
             return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
 

@@ -144,9 +144,7 @@ class PolysketchWindowAttention(BesideWindow):
         sums = (one + other.flip(2) for one, other in zip(before, after, strict=True))
         return self._beside(*_mean(*sums), self.far_logit(hidden))
 
-    def _sums_of_whole(
-        self, query_features: Tensor, key_features: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _sums_of_whole(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         left, leaving = delayed(key_features, self.window), delayed(value, self.window)
         return self._sums(query_features, left, leaving, None, None)
 

@@ -17,6 +17,7 @@ from polysketch.attention.performer import PerformerAttention
 from polysketch.attention.polarity import PolarityAttention
 from polysketch.attention.polynomial import PolynomialAttention
 from polysketch.attention.polysketch import PolysketchAttention
+from polysketch.attention.polysketch_delta import PolysketchDeltaAttention
 from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention
 from polysketch.attention.polysketch_window import PolysketchWindowAttention
 from polysketch.attention.sliding_window import SlidingWindowAttention
@@ -30,6 +31,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "squared-polynomial": SquaredPolynomialAttention,
     "polysketch": PolysketchAttention,
     "polysketch-heavy": PolysketchHeavyAttention,
+    "polysketch-delta": PolysketchDeltaAttention,
     "polysketch-window": PolysketchWindowAttention,
     "llops": LlopsAttention,
     "hyper": HyperAttention,

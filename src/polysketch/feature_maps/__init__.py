@@ -15,6 +15,7 @@ from polysketch.feature_maps.low_rank_sketch import LowRankSketch
 from polysketch.feature_maps.performer import PerformerFeatures
 from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.random_sketch import RandomSketch
+from polysketch.feature_maps.sketch_products import SketchProducts
 from polysketch.feature_maps.soft_codes import SoftCodes
 from polysketch.feature_maps.srht_sketch import SRHTSketch
 from polysketch.feature_maps.symmetric_powers import SymmetricPowers
@@ -35,6 +36,7 @@ __all__ = [
     "PolarityFeatures",
     "RandomSketch",
     "SRHTSketch",
+    "SketchProducts",
     "SoftCodes",
     "SymmetricPowers",
     "SymmetricSquare",

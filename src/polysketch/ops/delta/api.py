@@ -51,10 +51,14 @@ def delta_writes(
     Cost, a token and head: 4 e value_dim operations, e = r or (r / 2)^2; the backward pass about 4.5 times as much.
     Tokens of a head are worked on in order: only heads and rows of the batch are independent.
     """
+    for name, tensor in (("key_features", key_features), ("value", value), ("strength", strength)):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
     dtype = torch.promote_types(value.dtype, torch.float32)
-    inputs = Inputs(*(x.to(dtype) for x in (key_features, value, strength)), None if state is None else state.sums)
+    key, sums = key_features.to(dtype), None if state is None else state.sums
+    inputs = Inputs(key, value.to(dtype), strength.to(dtype), sums)
     _check(inputs, factors, state)
-    picked = delta_writes_backend(inputs.key, backend=backend)
+    picked = delta_writes_backend(key, backend=backend)
     if picked != "reference":
         return operator.writes(inputs, factors, picked)
     with torch.autocast(value.device.type, enabled=False):
@@ -90,7 +94,7 @@ def _check(inputs: Inputs, factors: int, state: LinearAttentionState | None) -> 
             "key_features, value and strength must agree in batch, heads and length, got "
             f"{tuple(key.shape)}, {tuple(value.shape)} and {tuple(strength.shape)}"
         )
-    if factors not in (1, 2) or key.shape[3] % factors:
+    if type(factors) is not int or factors not in (1, 2) or key.shape[3] % factors:
         raise ValueError(f"factors must be 1, or 2 with features of an even width, got {factors!r} and {key.shape[3]}")
     check_devices(key_features=key, value=value, strength=strength)
     if state is None or sums is None:

@@ -1,7 +1,7 @@
 """The delta rule chunk by chunk in plain PyTorch: linear time, the sums of one moment; CPU and CUDA.
 
-Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (NeurIPS 2024), section 3: with
-S the sums before a chunk, s its strengths and w the weights between its tokens,
+Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (NeurIPS 2024), section 3.
+With S the sums before a chunk, s its strengths and w the weights between its tokens,
 
     (I + tril(w diag(s), -1)) E = V - E(K) S        S' = S + E(K)^T diag(s) E
 
@@ -30,7 +30,7 @@ def errors(inputs: Inputs, factors: int) -> Tensor:
         error = inverse[:, :, chunk] @ (rest[:, :, chunk] - written @ sums)
         sums = sums + written.mT @ (strength[:, :, chunk] * error)
         found.append(error)
-    return torch.cat(found, 2)[:, :, :length]
+    return torch.cat(found, 2)[:, :, :length].contiguous()
 
 
 def _in_chunks(x: Tensor) -> Tensor:

@@ -61,23 +61,34 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     "polysketch::delta_writes_backward", f"(Tensor gradient, Tensor written, Tensor errors, {_ARGUMENTS}) -> Tensor[]"
 )
 def delta_writes_backward_operator(gradient: Tensor, written: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
+    """Gradients of key, value, strength and, if given, of the sums."""
+    *tensors, factors, backend = arguments
+    with torch.autocast(gradient.device.type, enabled=False):
+        return gradients(Inputs(*tensors), factors, BACKENDS[backend], (written, errors), gradient)
+
+
+def gradients(
+    inputs: Inputs, factors: int, backend: Backend, outputs: tuple[Tensor, Tensor], upstream: Tensor
+) -> list[Tensor]:
     """Gradients of key, value, strength and, if given, of the sums.
 
     With the system (I + diag(s) w) u = diag(s) v and g the gradient of u, y = (I + w^T diag(s))^-1 g is the delta rule
     again, on tokens in reverse. The gradients are diag(s) y of v, the products y . e of s, and -diag(s) y u^T of w,
     which is the backward pass of linear attention from keys to the keys before them.
+
+    Args:
+        inputs, factors, backend: of the forward call.
+        outputs: u and e, the writes and the errors that it gave.
+        upstream: g.
     """
-    *tensors, factors, backend = arguments
-    inputs = Inputs(*tensors)
-    with torch.autocast(gradient.device.type, enabled=False):
-        turned = Inputs(inputs.key.flip(2), gradient.flip(2), inputs.strength.flip(2))
-        upstream = BACKENDS[backend].errors(turned, factors).flip(2)
-        of_strength = (upstream * errors).sum(-1)
-        of_value = upstream * inputs.strength[..., None]
-        of_query, of_key, of_sums = linear_attention_gradients(
-            *(inputs.key, _late(inputs.key), _late(written), -of_value), factors=factors, sums=inputs.sums
-        )
-    found = [of_query + _early(of_key), of_value, of_strength]
+    written, errors = outputs
+    turned = Inputs(inputs.key.flip(2), upstream.flip(2), inputs.strength.flip(2))
+    of_errors = backend.errors(turned, factors).flip(2)
+    of_value = of_errors * inputs.strength[..., None]
+    of_query, of_key, of_sums = linear_attention_gradients(
+        *(inputs.key, _late(inputs.key), _late(written), -of_value), factors=factors, sums=inputs.sums
+    )
+    found = [of_query + _early(of_key), of_value, (of_errors * errors).sum(-1)]
     return found if of_sums is None else [*found, of_sums]
 
 
