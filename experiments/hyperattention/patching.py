@@ -30,12 +30,12 @@ from polysketch.benchmarking.environment import environment, load
 from polysketch.benchmarking.tables import Row, print_table
 from polysketch.benchmarking.workbench import save
 from polysketch.cli.attention_options import parse_attention_options
-from polysketch.cli.benchmark.common import machine_line, print_busy, show_progress, use_threads, write_record
+from polysketch.cli.benchmark.common import machine_line, print_busy, show_progress, write_record
 from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.integrations.replacement import attention_layers
 from polysketch.integrations.transformers_folder import read_model, tokens_of
-from polysketch.training.environment import resolve_device, resolve_dtype
+from polysketch.training.environment import resolve_device, resolve_dtype, use_threads
 
 SIZES = {
     "smoke": "--context 128 --windows 1 --attention-options min_length=16 chunk_size=4 sample_size=4 --layers all",

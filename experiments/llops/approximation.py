@@ -26,11 +26,11 @@ from experiments.llops.vectors import Vectors, gaussian_vectors, model_vectors
 from experiments.study.command import run_command
 from polysketch.benchmarking.environment import environment
 from polysketch.benchmarking.tables import Row, print_table
-from polysketch.cli.benchmark.common import show_progress, use_threads, write_record
+from polysketch.cli.benchmark.common import show_progress, write_record
 from polysketch.cli.output_files import check_folder, check_plot
 from polysketch.data import PreparedData
 from polysketch.training import load_model
-from polysketch.training.environment import resolve_device
+from polysketch.training.environment import resolve_device, use_threads
 
 SIZES = {
     "smoke": "--head-dim 6 --fit-tokens 80 --steps 3 --batch-size 20 --features 4 8 --lengths 20 50 --windows 8 32",

@@ -54,6 +54,17 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 @contextlib.contextmanager
+def use_threads(number: int | None) -> Iterator[None]:
+    """Compute with so many CPU threads inside; with PyTorch's choice when None."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
     """Take, inside, the variants of CUDA operations that give the same bits every time; a CPU needs nothing.
 

@@ -1,12 +1,10 @@
 """`train`: a whole run, from its options to its result."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from polysketch.data import TrainingWindows, require_same_tokenizer
@@ -14,7 +12,7 @@ from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
 from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk, measure
-from polysketch.training.environment import reproducible
+from polysketch.training.environment import reproducible, use_threads
 from polysketch.training.loading import load_model
 from polysketch.training.loop import Loop, StopRequests, Task, deadline
 from polysketch.training.reporting import Reporter, plot_loss
@@ -62,7 +60,7 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
         OSError: a file could not be written, for instance on a full disk; the last complete checkpoint is intact.
     """
     run = RunFolder(config.out)
-    with _threads(config.threads):
+    with use_threads(config.threads):
         plan = make_plan(config)
         with reproducible(plan.device), FolderLock(run.lock), StopRequests() as stop:
             return _train_locked(run, plan, stop, progress)
@@ -182,14 +180,3 @@ def _note_unused_prefix(model: Any, plan: Plan, say: Callable[[str], None]) -> N
             f"note: a context of {plan.config.context} lies within one local chunk of {chunk}, where attention is "
             "exact: the sketch is never used; a smaller local_chunk in --attention-options changes that"
         )
-
-
-@contextlib.contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Use `number` CPU threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

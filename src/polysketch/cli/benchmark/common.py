@@ -1,11 +1,10 @@
 """What all benchmarks share: their flags, and the way from settings to a table, a record and a plot."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -72,6 +71,7 @@ def run_benchmark(
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
     from polysketch import benchmarking
+    from polysketch.training.environment import use_threads
 
     asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})
     asked.check_names()
@@ -86,19 +86,6 @@ def run_benchmark(
     print_table([row(one) for one in found["measurements"]])
     _write(found, flags)
     return 0
-
-
-@contextlib.contextmanager
-def use_threads(count: int | None) -> Iterator[None]:
-    """Compute with so many cores inside; with PyTorch's choice when None."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _workbench(flags: CommonFlags) -> "Workbench":

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.delta import chunked, native
 from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear import linear_attention_gradients
 from polysketch.ops.linear.packing import expanded_size
+from polysketch.ops.operation_counts import counts_operations_of
 
 
 def _runs_anywhere(inputs: Inputs) -> str | None:
@@ -128,11 +128,11 @@ def _operations(key: Any, value: Any, factors: int) -> int:
     return 4 * batch * heads * length * expanded_size(features, 1, factors) * value[3]
 
 
-@register_flop_formula(torch.ops.polysketch.delta_writes)
+@counts_operations_of(torch.ops.polysketch.delta_writes)
 def _forward_operations(key: Any, value: Any, strength: Any, sums: Any, factors: int, *_: Any, **__: Any) -> int:
     return _operations(key, value, factors)
 
 
-@register_flop_formula(torch.ops.polysketch.delta_writes_backward)
+@counts_operations_of(torch.ops.polysketch.delta_writes_backward)
 def _backward_operations(gradient: Any, written: Any, errors: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
     return 3 * _operations(key, value, rest[2])
