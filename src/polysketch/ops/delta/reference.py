@@ -12,8 +12,10 @@ def writes(inputs: Inputs, factors: int) -> Tensor:
     key, value, strength, sums = inputs
     if sums is not None:
         value = value - expand(key, 1, factors, query=True) @ sums
+    strength = strength[..., None]
+    if key.shape[2] == 1:  # a token that is decoded
+        return strength * value
     first, *second = (half @ half.mT for half in halves(key, factors))
     weights = first * second[0] if second else first
-    strength = strength[..., None]
     system = torch.eye(key.shape[2], dtype=key.dtype, device=key.device) + (strength * weights).tril(-1)
     return torch.linalg.solve_triangular(system, strength * value, upper=False, unitriangular=True)
