@@ -50,6 +50,9 @@ class CumulativeSumsSettings:
         check_positive(lengths=self.lengths, features=self.features, batch=self.batch)
         check_positive(heads=self.heads, head_dim=self.head_dim, compute_chunk=self.compute_chunk or 1)
 
+    def check_names(self) -> None:
+        """Nothing in it is a name."""
+
     def shape(self, length: int) -> Shape:
         """The shape at a length."""
         return Shape(self.batch, length, self.heads, self.head_dim)

@@ -120,8 +120,8 @@ def test_it_trains_resumes_evaluates_and_generates(name, data_folder, tmp_path, 
 
 
 @pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if not kind.is_causal])
-def test_what_cannot_be_causal_is_refused_before_any_data_is_read(name, tmp_path, capsys):
-    assert train(name, tmp_path / "nowhere", tmp_path / "run") == 1
+def test_what_cannot_be_causal_is_refused_before_a_folder_is_made(name, data_folder, tmp_path, capsys):
+    assert train(name, data_folder, tmp_path / "run") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{name!r} cannot be causal" in line
     assert "causal mechanisms: based" in line

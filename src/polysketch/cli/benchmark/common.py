@@ -7,16 +7,30 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from polysketch.benchmarking.settings import AttentionSettings, DecodingSettings, TrainingSettings, check_positive
+from polysketch.benchmarking.settings import check_positive
 from polysketch.benchmarking.tables import Row, print_table
 from polysketch.cli.output_files import check_folder, check_plot
 
 if TYPE_CHECKING:
     from polysketch.benchmarking import Workbench
 
-Settings = TypeVar("Settings", bound=AttentionSettings | TrainingSettings | DecodingSettings)
+
+class NamesChecked(Protocol):
+    """A dataclass of settings whose names, as of mechanisms, are looked up when asked to: that loads PyTorch."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def check_names(self) -> None:
+        """Refuse unknown names.
+
+        Raises:
+            ValueError: naming those that exist.
+        """
+
+
+Settings = TypeVar("Settings", bound=NamesChecked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +63,17 @@ def run_benchmark(
     name: str,
     flags: CommonFlags,
     settings: type[Settings],
+    measure: Callable[["Workbench", Settings], list[dict[str, Any]]],
     row: Callable[[dict[str, Any]], Row],
     about: Callable[[Settings], str],
 ) -> int:
     """Measure as the flags say, print the table, write what was asked for.
 
     Args:
-        name: of the benchmark: `polysketch.benchmarking.time_NAME` measures.
+        name: of the benchmark.
         flags: the common ones and, by name, the fields of `settings`.
         settings: the dataclass of settings.
+        measure: what times; `timed_by` where that loads PyTorch.
         row: a measurement as a row of the table, by column.
         about: what is timed, in a line or two above the table.
 
@@ -77,7 +93,6 @@ def run_benchmark(
     asked.check_names()
     with use_threads(flags.threads):
         bench = _workbench(flags)
-        measure = getattr(benchmarking, f"time_{name}")
         found = benchmarking.record(name, bench, asked, measure(bench, asked))
     print(machine_line(found["environment"], found["dtype"]))
     print(rates_line(found["rates"]))
@@ -86,6 +101,17 @@ def run_benchmark(
     print_table([row(one) for one in found["measurements"]])
     _write(found, flags)
     return 0
+
+
+def timed_by(name: str) -> Callable[["Workbench", Any], list[dict[str, Any]]]:
+    """`polysketch.benchmarking.time_NAME`, which is loaded when it is called."""
+
+    def measure(bench: "Workbench", settings: Any) -> list[dict[str, Any]]:
+        from polysketch import benchmarking
+
+        return getattr(benchmarking, f"time_{name}")(bench, settings)
+
+    return measure
 
 
 def _workbench(flags: CommonFlags) -> "Workbench":

@@ -5,7 +5,7 @@ from typing import Any
 
 from polysketch.benchmarking import AttentionSettings, DecodingSettings, TrainingSettings
 from polysketch.benchmarking.tables import Row
-from polysketch.cli.benchmark.common import CommonFlags, megabytes, run_benchmark, time_columns
+from polysketch.cli.benchmark.common import CommonFlags, megabytes, run_benchmark, time_columns, timed_by
 
 __all__ = ["AttentionFlags", "DecodingFlags", "TrainingFlags", "run_attention", "run_decoding", "run_training"]
 
@@ -60,7 +60,7 @@ def run_attention(flags: AttentionFlags) -> int:
         named = {"length": f"{one['length']:,}", "": one["series"], "backend": one["backend"] or ""}
         return {**named, **time_columns(one, "sdpa"), "peak MB": megabytes(one["peak_bytes"])}
 
-    return run_benchmark("attention", flags, AttentionSettings, row, about)
+    return run_benchmark("attention", flags, AttentionSettings, timed_by("attention"), row, about)
 
 
 def run_training(flags: TrainingFlags) -> int:
@@ -73,7 +73,7 @@ def run_training(flags: TrainingFlags) -> int:
         named = {"context": f"{one['length']:,}", "attention": one["series"]}
         return {**named, **time_columns(one, "softmax"), "peak MB": megabytes(one["peak_bytes"])}
 
-    return run_benchmark("training", flags, TrainingSettings, row, about)
+    return run_benchmark("training", flags, TrainingSettings, timed_by("training"), row, about)
 
 
 def run_decoding(flags: DecodingFlags) -> int:
@@ -90,7 +90,7 @@ def run_decoding(flags: DecodingFlags) -> int:
         mean = {"mean ms": f"{one['mean_seconds'] * 1e3:,.3f}", "slowest ms": f"{one['slowest_seconds'] * 1e3:,.3f}"}
         return {**named, **time_columns(one, "softmax"), **mean, "state MB": megabytes(one["state_bytes"])}
 
-    return run_benchmark("decoding", flags, DecodingSettings, row, about)
+    return run_benchmark("decoding", flags, DecodingSettings, timed_by("decoding"), row, about)
 
 
 def _sizes(settings: TrainingSettings | DecodingSettings) -> str:
