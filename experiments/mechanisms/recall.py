@@ -57,6 +57,12 @@ class MechanismRecallFlags:
     results: Path | None = None
     """Folder for records, plot and table. Default: experiments/results/recall-mechanisms, for smoke OUT/results."""
 
+    pairs: int | None = None
+    """Key-value pairs of a sequence; they are part of a record's name then."""
+
+    length: int | None = None
+    """Positions of a sequence."""
+
     steps: int | None = None
     """Steps of each run at most."""
 
@@ -81,16 +87,18 @@ def run(flags: MechanismRecallFlags) -> int:
     results = flags.results or (out / "results" if flags.size == "smoke" else RESULTS / "recall-mechanisms")
     found: list[dict[str, Any]] = []
     for variant in chosen(flags.only):
-        found = _finish(task, variant, _STATE_TOKENS[flags.size], out, results)
+        name = (
+            f"{variant.name}-seed{task.seed}" if flags.pairs is None else f"{variant.name}-{task.pairs}-seed{task.seed}"
+        )
+        found = _finish(name, task, variant, _STATE_TOKENS[flags.size], out, results)
     print(show(found, results))
     return 0
 
 
 def _finish(
-    task: RecallTask, variant: Variant, state_tokens: Sequence[int], out: Path, results: Path
+    name: str, task: RecallTask, variant: Variant, state_tokens: Sequence[int], out: Path, results: Path
 ) -> list[dict[str, Any]]:
     """Make or keep one record; returns all records in the results."""
-    name = f"{variant.name}-seed{task.seed}"
     options = variant.attention_options(local_chunk=task.local_chunk, num_heads=task.num_heads)
     settings = {**dataclasses.asdict(task), "attention": options}
     path = out / f"{name}.json"
@@ -124,7 +132,7 @@ def state_bytes(task: RecallTask, variant: Variant, tokens: int) -> int:
 def show(found: Sequence[dict[str, Any]], results: Path) -> str:
     """Write plot and table of all records, and return the table."""
     order = list(VARIANTS)
-    found = sorted(found, key=lambda record: (order.index(record["variant"]), record["settings"]["seed"]))
+    found = sorted(found, key=lambda record: (order.index(record["variant"]), *_task(record)))
     plot_lines(
         results / "accuracy.png",
         [_line(record, dashed=place >= _COLOURS) for place, record in enumerate(found)],
@@ -139,7 +147,12 @@ def show(found: Sequence[dict[str, Any]], results: Path) -> str:
     return table
 
 
-_HEADER = ("mechanism", "options", "seed", "accuracy %", "steps", "solved at", "parameters", "CPU s/step")
+_HEADER = ("mechanism", "options", "pairs", "seed", "accuracy %", "steps", "solved at", "parameters", "CPU s/step")
+
+
+def _task(record: dict[str, Any]) -> tuple[int, int]:
+    """Pairs and seed."""
+    return record["settings"]["pairs"], record["settings"]["seed"]
 
 
 def _line(record: dict[str, Any], *, dashed: bool) -> Line:
@@ -152,7 +165,7 @@ def _row(record: dict[str, Any]) -> list[str]:
     return [
         record["variant"],
         " ".join(f"{name}={value}" for name, value in options.items()) or "defaults",
-        str(record["settings"]["seed"]),
+        *map(str, _task(record)),
         number(100 * record["accuracy"], 1),
         str(record["steps"]),
         str(record["solved_at_step"] or "never"),

@@ -66,6 +66,8 @@ def test_the_command_leaves_records_a_plot_and_a_table_and_keeps_what_is_finishe
     assert (results / "accuracy.png").stat().st_size > 1000
     lines = (results / "table.md").read_text().splitlines()
     assert [line.split()[1] for line in lines[2:]] == list(names)
+    assert command(recall, *arguments[:3], "softmax", *arguments[-2:], "--pairs", "1", "--length", "40") == 0
+    assert json.loads((results / "softmax-1-seed0.json").read_text())["settings"]["length"] == 40
     monkeypatch.setattr(recall, "RecallRun", None)
     assert command(recall, *arguments) == 0
 
