@@ -4,6 +4,7 @@ from torch import Tensor
 
 from polysketch.ops.linear.api import linear_attention_backend
 from polysketch.ops.linear.backends import BACKENDS
+from polysketch.ops.linear.self_check import programs_agree
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan
 
 
@@ -20,12 +21,12 @@ def linear_attention_gradients(
         factors: as in `linear_attention`.
         sums: of a state.
     """
-    backend = BACKENDS[linear_attention_backend(query, key, value)]
-    if backend.whole is not None:
-        backend = BACKENDS["chunked"]
-    chunk = backend.compute_chunk.of(query.shape[2])
-    plan = Plan(1, factors, True, 0.0, False, 2, chunk, Diagonal.CAUSAL, False)
-    inputs = Inputs(query, key, value)
+    inputs, plan = Inputs(query, key, value), Plan(1, factors, True, 0.0, False, 2, 0, Diagonal.CAUSAL, False)
+    picked = linear_attention_backend(query, key, value)
+    if picked == "reference" or (picked == "triton" and not programs_agree(inputs, plan)):
+        picked = "chunked"
+    backend = BACKENDS[picked]
+    plan = plan._replace(chunk=backend.compute_chunk.of(query.shape[2]))
     if sums is not None:
         inputs = inputs._replace(sums=sums, normalizer=sums.new_zeros(sums.shape[:3]))
     outputs = Outputs.empty(inputs, plan)  # read only where a call divides by its masses
