@@ -15,9 +15,9 @@ class SketchProducts(FeatureMap):
 
     x^ is x with a root mean square of one. A and B are learned, the same for queries and keys. The weight of a pair is
     the product (a_q . a_k)(b_q . b_k) of two cosines (`factors` of 2). It is between -1 and 1, 1 for equal vectors, and
-    of size 1 / r or somewhat more for unrelated ones. That is Algorithm 1 of PolySketchFormer at degree 2 with two changes: the
-    sketches' products are all kept, r^2 of them, and the sketches are learned. Weights are signed: they need no
-    denominator under the delta rule (`ops.delta_writes`), and have no meaning as shares.
+    of size 1 / r or somewhat more for unrelated ones. That is Algorithm 1 of PolySketchFormer at degree 2 with two
+    changes: the sketches' products are all kept, r^2 of them, and the sketches are learned. Weights are signed: they
+    need no denominator under the delta rule (`ops.delta_writes`), and have no meaning as shares.
 
     Args:
         head_dim: width of one head.
