@@ -19,6 +19,7 @@ from polysketch.nn import (
 
 BATCH, LENGTH, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TAPS = 2, 13, 12, 4, 2, 6, 4
 ALL = {"projection_convolution": TAPS, "query_key_norm": True, "head_gate": True}
+NEUTRAL = {**ALL, "projection_convolution": 1}  # what starts as the identity
 MECHANISMS = {
     "softmax": ("softmax", {}),
     "polysketch": ("polysketch", {"sketch_size": 6, "local_chunk": 4}),
@@ -97,14 +98,43 @@ def test_every_head_is_gated_by_the_layers_input_before_the_output_projection():
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
-def test_convolution_and_gates_start_as_the_identity(kind: str):
-    """And from the same random numbers: the weights that both models have are equal."""
-    with_all, normed = model(kind, **ALL), model(kind, query_key_norm=True)
-    plain = model(kind)
-    torch.testing.assert_close(with_all(ids()), normed(ids()))
+def test_norm_gates_and_a_convolution_of_one_tap_start_as_the_identity(kind: str):
+    """And from the same random numbers: the weights that models with more around them have too are equal."""
+    normed, plain = model(kind, query_key_norm=True), model(kind)
+    gated = model(kind, **NEUTRAL)
+    torch.testing.assert_close(gated(ids()), normed(ids()))
     for name, parameter in plain.named_parameters():
-        assert torch.equal(parameter, with_all.get_parameter(name)), name
-    assert len(list(with_all.parameters())) == len(list(plain.parameters())) + 2 * 4
+        assert torch.equal(parameter, gated.get_parameter(name)), name
+    assert len(list(gated.parameters())) == len(list(plain.parameters())) + 2 * 4
+
+
+def test_with_a_convolution_keys_start_as_queries_of_the_token_before_in_every_second_head():
+    torch.manual_seed(0)
+    around = {"projection_convolution": TAPS, "query_key_norm": True}
+    sizes = {"hidden_size": HIDDEN, "num_heads": 6, "head_dim": HEAD_DIM, "num_kv_heads": 3}
+    mixer = build_mixer("softmax", {}, **sizes, **around).double()
+    query, key, _, _ = mixer.project(tokens())
+    assert len(set(query[0, :, 0, 0].tolist())) == 6
+    for head in (0, 2):
+        torch.testing.assert_close(key[:, head, 1:], query[:, 2 * head, :-1])
+        assert not key[:, head, 0].any()  # before the first token there is none
+    torch.testing.assert_close(key[:, 1], query[:, 2])
+
+
+@pytest.mark.parametrize("name", ["softmax", "polysketch-delta"])
+def test_a_fresh_layer_with_a_convolution_finds_what_followed_the_same_token(name: str):
+    """Induction: of 60 tokens the last repeats an earlier one, whose successor has the largest weight in head 0."""
+    torch.manual_seed(0)
+    options = {"window": 8} if name == "polysketch-delta" else {}
+    mixer = build_mixer(
+        name, options, hidden_size=128, num_heads=2, head_dim=64, projection_convolution=TAPS, query_key_norm=True
+    )
+    x, earlier = torch.randn(1, 60, 128), 17
+    x[:, -1] = x[:, earlier]
+    query, key, _, given = mixer.project(x)
+    which = torch.eye(64)[None, None, :60].expand(1, 2, 60, 64)  # the output tells the weight of every token
+    weights = mixer.mechanism(query, key, which, **given)[0, 0, -1, :60]
+    assert int(weights[: 60 - 8].argmax()) == earlier + 1
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
@@ -118,7 +148,7 @@ def test_models_of_one_seed_differ_in_their_mechanism_alone(kind: str):
 @pytest.mark.parametrize("kind", ["polysketch", "decaying", "random"])
 def test_of_mechanisms_that_norm_themselves_the_fresh_model_is_the_plain_one(kind: str):
     """A layer norm has no use for the length of a vector, but for what is added under its root."""
-    torch.testing.assert_close(model(kind, **ALL)(ids()), model(kind)(ids()), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model(kind, **NEUTRAL)(ids()), model(kind)(ids()), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)

@@ -36,8 +36,13 @@ class MultiHeadAttention(TokenMixer):
 
     Around it, each only where asked for: convolution of the projections, then the norm of queries and keys, then
     rotary positions, the mechanism, gates, output projection. Rotary positions come before the mechanism, and so
-    before its own layer norms of queries and keys, if it has any. Convolution and gates start as the identity, and
-    drawing the weights takes the same random numbers with any of the three as without.
+    before its own layer norms of queries and keys, if it has any. Norm and gates start as the identity. Drawing the
+    weights takes the same random numbers with any of the three as without.
+
+    With a convolution the layer starts with induction in every second head: a token's key there equals the query of the
+    token before it, so that a query finds what followed earlier tokens like itself. In the other heads the key equals
+    the query of the same token. Where several query heads share a key head, the first of them is meant. Without these
+    weights a model must find induction by itself, which takes a large part of a short training (docs/results.md).
 
     Args:
         hidden_size: width of input and output.
@@ -76,6 +81,8 @@ class MultiHeadAttention(TokenMixer):
         for part in (self.convolution, self.query_key_norm, self.head_gate):
             if part is not None:
                 part.reset_parameters()
+        if self.convolution is not None and self.convolution.size > 1:
+            self._start_with_induction(self.convolution)
 
     def forward(
         self,
@@ -154,6 +161,16 @@ class MultiHeadAttention(TokenMixer):
             matched = apply_rotation(matched, rotation)
         query, key = matched.split((num_heads, num_kv_heads), 1)
         return MechanismInputs(query, key, value, given)
+
+    @torch.no_grad()
+    def _start_with_induction(self, convolution: ProjectionConvolution) -> None:
+        """Keys are queries of the same head: of the token before in every second head, of the same token in others."""
+        num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
+        heads = self.query_key_value.weight.unflatten(0, (-1, self.mechanism.head_dim))
+        heads[num_heads : num_heads + num_kv_heads] = heads[: num_heads : num_heads // num_kv_heads]
+        filters = convolution.filter[0].unflatten(0, (-1, self.mechanism.head_dim))
+        shifted = filters[num_heads : num_heads + num_kv_heads : 2]
+        shifted.copy_(shifted.roll(-1, dims=-1))
 
     def _finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """(batch, heads, length, head_dim) -> (batch, length, hidden_size): gates, and the output projection."""

@@ -13,8 +13,9 @@ from polysketch.ops.arguments import check_at_least_one
 class ProjectionConvolution(nn.Module):
     """y_i = sum_t w_t x_{i - (size - 1) + t}, every channel of the projections by itself; no activation, no bias.
 
-    It starts as the identity: the last tap, the token's own, is 1, the others 0. A query, key or value can then blend
-    in those of the tokens before it, so that one layer compares a token with the predecessor of another (induction).
+    By itself it starts as the identity: the last tap, the token's own, is 1, the others 0. A query, key or value can
+    then blend in those of the tokens before it, so that one layer compares a token with the predecessor of another
+    (induction; `MultiHeadAttention` starts with that).
     Gated DeltaNet (Yang et al., arXiv 2412.06464) and Kimi Linear (arXiv 2510.26692) have such filters, drawn at random
     and with a SiLU behind them.
 
@@ -31,6 +32,7 @@ class ProjectionConvolution(nn.Module):
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
         check_at_least_one(width=width, size=size)
+        self.size = size
         self.filter = nn.Parameter(torch.empty(1, width, size))
         self.reset_parameters()
 
