@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import torch
 
-from experiments.foundation.recall_training import RecallRun, RecallTask
 from experiments.foundation.variants import VARIANTS, Variant, chosen, experiment_mechanisms
 from experiments.study import kept
 from experiments.study.command import of_size, results_folder, run_command, with_overrides
 from experiments.study.presentation import Line, markdown_table, number, plot_lines
+from experiments.synthetic.recall import RecallTask
+from experiments.synthetic.training import TaskRun
 
 SIZES = {
     "smoke": RecallTask(
@@ -106,7 +107,7 @@ def _finish(task: RecallTask, variant: Variant, out: Path, results: Path) -> lis
     name = f"{variant.name}-seed{task.seed}"
 
     def make() -> dict[str, Any]:
-        figures = RecallRun(task, variant).train()
+        figures = TaskRun(task, variant).train()
         return {"variant": variant.name, "label": variant.label, "provenance": kept.provenance(), **figures}
 
     settings = {**dataclasses.asdict(task), "attention": variant.attention_options(**_sizes(task))}

@@ -1,11 +1,12 @@
 """Tables in Markdown and plots of lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from polysketch.plotting import finish, picture
+from polysketch.plotting import finish, picture, powers_of_two
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -62,4 +63,37 @@ def plot_lines(path: Path, lines: Sequence[Line], *, xlabel: str, ylabel: str, *
             seen.add(line.label)
             style = "--" if line.dashed else "-"
             axes.plot(line.x, line.y, style, color=colours[line.label], label=label, linewidth=1.5)
+        finish(axes, xlabel=xlabel, ylabel=ylabel, **axes_options)
+
+
+def plot_seeds(
+    path: Path,
+    rows: Mapping[str, Sequence[Sequence[float | None]]],
+    places: Sequence[int],
+    *,
+    xlabel: str,
+    ylabel: str,
+    **axes_options: Any,
+) -> None:
+    """Draw a line for each label, the mean of its seeds, and a dot for every seed, over places on a logarithmic axis.
+
+    Args:
+        path: .png, .pdf or .svg.
+        rows: by label, a row for each seed; a value for each place, None where it was not measured.
+        places: numbers above 0.
+        xlabel, ylabel: names of the axes, with units.
+        **axes_options: other properties of Matplotlib's axes.
+
+    Raises:
+        ImportError: Matplotlib is missing; the message has the pip command.
+    """
+    with picture(path, (8, 5)) as axes:
+        for index, (label, seeds) in enumerate(rows.items()):
+            columns = zip(places, zip(*seeds, strict=True), strict=True)
+            points = [(place, value) for place, column in columns for value in column if value is not None]
+            drawn = sorted({place for place, _ in points})
+            means = [mean(value for at, value in points if at == place) for place in drawn]
+            axes.plot(drawn, means, color=f"C{index}", label=label, linewidth=1.5)
+            axes.plot(*zip(*points, strict=True), "o", color=f"C{index}", markersize=3)
+        powers_of_two(axes, places)
         finish(axes, xlabel=xlabel, ylabel=ylabel, **axes_options)

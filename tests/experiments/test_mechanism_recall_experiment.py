@@ -4,9 +4,9 @@ import dataclasses
 import json
 
 import pytest
-from experiments.foundation.recall_training import RecallRun
-from experiments.mechanisms import recall
+from experiments.mechanisms import comparison, recall
 from experiments.mechanisms.variants import NEARBY, VARIANTS, chosen
+from experiments.synthetic.training import TaskRun
 
 from polysketch import attention
 
@@ -40,14 +40,16 @@ def test_nothing_that_counts_nearby_tokens_is_longer_than_the_local_chunk(varian
 
 @pytest.mark.parametrize("variant", EVERY_THIRD)
 def test_every_mechanism_trains_and_its_state_is_measured(variant):
-    record = RecallRun(dataclasses.replace(SMOKE, steps=1), variant, lambda line: None).train()
+    record = TaskRun(dataclasses.replace(SMOKE, steps=1), variant, lambda line: None).train()
     assert record["steps"] == 1
     assert record["curve"][-1]["loss"] < 10
-    assert recall.state_bytes(SMOKE, variant, 40) > 0
+    assert comparison.state_bytes(SMOKE, variant, 40) > 0
 
 
 def test_the_state_of_softmax_grows_with_the_tokens_and_that_of_linear_attention_does_not():
-    sizes = {name: [recall.state_bytes(SMOKE, VARIANTS[name], n) for n in (64, 128)] for name in ("softmax", "linear")}
+    sizes = {
+        name: [comparison.state_bytes(SMOKE, VARIANTS[name], n) for n in (64, 128)] for name in ("softmax", "linear")
+    }
     assert sizes["softmax"][1] == pytest.approx(2 * sizes["softmax"][0], rel=1e-3)
     assert sizes["linear"][1] == sizes["linear"][0]
 
@@ -68,7 +70,7 @@ def test_the_command_leaves_records_a_plot_and_a_table_and_keeps_what_is_finishe
     assert [line.split()[1] for line in lines[2:]] == list(names)
     assert command(recall, *arguments[:3], "softmax", *arguments[-2:], "--pairs", "1", "--length", "40") == 0
     assert json.loads((results / "softmax-1-seed0.json").read_text())["settings"]["length"] == 40
-    monkeypatch.setattr(recall, "RecallRun", None)
+    monkeypatch.setattr(comparison, "TaskRun", None)
     assert command(recall, *arguments) == 0
 
 

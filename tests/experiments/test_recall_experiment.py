@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
-from experiments.foundation import recall, recall_training
-from experiments.foundation.recall_model import short_convolution
-from experiments.foundation.recall_training import RecallRun, RecallTask
+from experiments.foundation import recall
 from experiments.foundation.variants import VARIANTS
 from experiments.study import kept
+from experiments.synthetic import training
+from experiments.synthetic.model import short_convolution
+from experiments.synthetic.recall import RecallTask
+from experiments.synthetic.training import TaskRun
 
 from polysketch.benchmarking.workbench import save
 
@@ -49,14 +51,14 @@ def test_softmax_learns_to_recall_and_the_run_stops_there():
         eval_every=5,
         eval_batches=2,
     )
-    record = RecallRun(task, VARIANTS["softmax"], lambda line: None).train()
+    record = TaskRun(task, VARIANTS["softmax"], lambda line: None).train()
     assert record["solved_at_step"] == record["steps"] < task.steps
     assert record["curve"][0]["accuracy"] < 0.5 < 0.99 < record["accuracy"]
 
 
 def test_the_prefix_starts_with_the_share_asked_for_and_can_be_removed():
     task = dataclasses.replace(SMOKE, steps=1)
-    record = RecallRun(task, VARIANTS["gain-0.8"], lambda line: None).train()
+    record = TaskRun(task, VARIANTS["gain-0.8"], lambda line: None).train()
     assert record["prefix_shares"]["start"] == [pytest.approx([0.8, 0.8], abs=0.01)] * task.layers
     assert 0 <= record["accuracy_without_prefix"] <= 1
 
@@ -81,14 +83,14 @@ def test_after_an_interruption_the_same_command_makes_only_what_is_missing(tmp_p
     arguments = ("--size", "smoke", "--only", "softmax", "local", "--out", tmp_path, "--steps", "2")
     made = []
 
-    class Interrupted(RecallRun):
+    class Interrupted(TaskRun):
         def train(self):
             made.append(self._variant.name)
             if made == ["softmax", "local"]:
                 raise KeyboardInterrupt
             return super().train()
 
-    monkeypatch.setattr(recall, "RecallRun", Interrupted)
+    monkeypatch.setattr(recall, "TaskRun", Interrupted)
     assert command(recall, *arguments) == 130
     assert command(recall, *arguments) == 0
     assert made == ["softmax", "local", "local"]
@@ -110,6 +112,6 @@ def test_numbers_that_json_lacks_become_null(tmp_path):
 
 
 def test_accuracy_decides_when_a_run_is_over(monkeypatch):
-    monkeypatch.setattr(recall_training, "recall_accuracy", lambda model, batches: 0.998)
-    record = RecallRun(SMOKE, VARIANTS["softmax"], lambda line: None).train()
+    monkeypatch.setattr(training, "recall_accuracy", lambda model, batches: 0.998)
+    record = TaskRun(SMOKE, VARIANTS["softmax"], lambda line: None).train()
     assert record["solved_at_step"] == SMOKE.eval_every

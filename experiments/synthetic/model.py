@@ -1,4 +1,4 @@
-"""The language model with what models made for recall have in front: a short convolution, and no absolute positions."""
+"""The language model with a short convolution in front, as models made for recall have, and no absolute positions."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from polysketch.nn import Rotation, rotation_at
 WIDTH = 3
 
 
-class RecallLM(TransformerLM):
+class ShortConvolutionLM(TransformerLM):
     """`TransformerLM` whose embedded tokens pass a causal depthwise convolution instead of gaining sinusoids.
 
     The plain model would first have to learn that a value follows its key. Before its embedding was scaled, with
