@@ -4,8 +4,9 @@
 
 Every form is trained on Python's standard library with everything else equal, and judged on held-out files: the loss
 of all tokens, and apart that of tokens which end a pair that occurred only beyond two windows (far), within them (near)
-or never before (new). A run that was stopped or killed goes on from its last checkpoint: repeat the same command, or
-share the work out with --only and --seeds. Records (JSON), the plot and table.md go to experiments/results/forms-SIZE.
+or never before (new), and that of equal ranges of positions. A run that was stopped or killed goes on from its last
+checkpoint: repeat the same command, or share the work out with --only and --seeds. Records (JSON), plots and table.md
+go to experiments/results/forms-SIZE. `lengths` and `needle` beside this measure the finished runs at longer contexts.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ class FormsFlags:
     """Prepared folder to use in place of the standard library's source."""
 
     results: Path | None = None
-    """Folder for records, plot and table. Default: experiments/results/forms-SIZE, for smoke OUT/smoke/results."""
+    """Folder for records, plots and table. Default: experiments/results/forms-SIZE, for smoke OUT/smoke/results."""
 
     steps: int | None = None
     """Optimizer steps."""

@@ -11,6 +11,7 @@ from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
 
 _AT_ONCE = 8
+_RANGES = 16
 
 
 def losses(model: TransformerLM, windows: np.ndarray) -> np.ndarray:
@@ -42,10 +43,12 @@ def measures(model: TransformerLM, data: PreparedData, settings: LearningSetting
     Returns:
         `loss` of all predictions, `new`, `near` and `far` of those beyond the first two windows by `Repeat` (near is
         within two windows), `counts` of them, `chunk_start`: how much worse the first four tokens of aligned chunks of
-        the window's size are than all tokens; `shares` by layer and head, and `far_without` and `loss_without`.
+        the window's size are than all tokens; `shares` by layer and head, and `far_without` and `loss_without`;
+        `position_edges` and `loss_by_position`, see `by_position`.
     """
     windows = held_out_windows(data, settings)
-    found = _told_apart(losses(model, windows), windows, settings.window)
+    every = losses(model, windows)
+    found = {**_told_apart(every, windows, settings.window), **by_position(every)}
     if not model.prefix_shares(_ids(windows[:1, :-1], model)):
         return found
     some = _ids(windows[:4, :-1], model)
@@ -53,6 +56,21 @@ def measures(model: TransformerLM, data: PreparedData, settings: LearningSetting
     model.remove_prefix()
     without = _told_apart(losses(model, windows), windows, settings.window)
     return {**found, "shares": shares, "loss_without": without["loss"], "far_without": without["far"]}
+
+
+def by_position(found: np.ndarray) -> dict[str, list[float]]:
+    """Mean losses of equal ranges of positions.
+
+    Args:
+        found: (rows, length) losses.
+
+    Returns:
+        `position_edges`, one more than ranges, and `loss_by_position`: 16 of them, fewer of fewer positions.
+    """
+    length = found.shape[1]
+    edges = np.linspace(0, length, min(_RANGES, length) + 1).astype(np.int64)
+    sums = np.add.reduceat(found.mean(axis=0, dtype=np.float64), edges[:-1])
+    return {"position_edges": edges.tolist(), "loss_by_position": (sums / np.diff(edges)).tolist()}
 
 
 def _told_apart(found: np.ndarray, windows: np.ndarray, window: int) -> dict[str, Any]:

@@ -1,47 +1,27 @@
 """The study of forms at its smallest: what it leaves behind, and what it calls a repeat."""
 
 import json
-import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from experiments.learning import forms_compared
 from experiments.learning.forms import FORMS, chosen
+from experiments.learning.measures import by_position
 from experiments.learning.repeats import Repeat, repeats
-from experiments.study.command import run_command
-
-from polysketch.data import prepare
+from experiments.learning.report import report
+from experiments.study import kept
+from experiments.study.command import RESULTS
 
 ONLY = ("softmax", "codes", "mixture")
 
 
-@pytest.fixture(scope="module")
-def data_folder(tmp_path_factory):
-    """Names in random order, prepared as bytes."""
-    folder, words = tmp_path_factory.mktemp("forms"), random.Random(0)
-    for split in ("train", "validation", "test"):
-        (folder / "text" / split).mkdir(parents=True)
-        text = " ".join(words.choice(["self", "value", "key", "query"]) for _ in range(400))
-        (folder / "text" / split / "code.txt").write_text(text, encoding="utf-8")
-    prepare([folder / "text"], "bytes", folder / "prepared", progress=False)
-    return folder / "prepared"
+def compare(command, out, data, *more) -> int:
+    return command(forms_compared, "--size", "smoke", "--data", data, "--out", out, "--only", *ONLY, *more)
 
 
-def compare(out, data, *more) -> int:
-    given = ["--size", "smoke", "--data", data, "--out", out, "--only", *ONLY, *more]
-    return run_command("forms_compared", forms_compared.run, [str(one) for one in given])
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, data_folder):
-    pytest.importorskip("matplotlib")
-    out = tmp_path_factory.mktemp("finished")
-    assert compare(out, data_folder) == 0
-    return out
-
-
-def test_every_form_leaves_a_record_a_row_and_a_line(finished):
-    results = finished / "smoke" / "results"
+def test_every_form_leaves_a_record_a_row_and_a_line(finished_forms):
+    results = finished_forms / "smoke" / "results"
     records = {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
     assert records.keys() == {f"{name}-seed0" for name in ONLY}
     assert all(record["loss"] > 0 and record["counts"]["far"] > 0 for record in records.values())
@@ -49,17 +29,22 @@ def test_every_form_leaves_a_record_a_row_and_a_line(finished):
     assert len(records["codes-seed0"]["shares"]) == 4
     assert "loss_without" not in records["softmax-seed0"]
     assert len((results / "table.md").read_text().splitlines()) == 2 + len(ONLY)
-    assert (results / "validation.png").stat().st_size > 1_000
+    assert all((results / f"{name}.png").stat().st_size > 1_000 for name in ("validation", "loss-by-position"))
+    for record in records.values():
+        assert record["position_edges"] == list(range(0, 49, 3))
+        assert np.mean(record["loss_by_position"]) == pytest.approx(record["loss"], rel=1e-6)
 
 
-def test_what_is_finished_is_kept_and_other_settings_are_refused(finished, data_folder, monkeypatch, capsys):
+def test_what_is_finished_is_kept_and_other_settings_are_refused(
+    finished_forms, data_folder, command, monkeypatch, capsys
+):
     monkeypatch.setattr(forms_compared, "train", None)
-    assert compare(finished, data_folder) == 0
-    assert compare(finished, data_folder, "--window", "4") == 1
+    assert compare(command, finished_forms, data_folder) == 0
+    assert compare(command, finished_forms, data_folder, "--window", "4") == 1
     assert "window was 8 and is now 4" in capsys.readouterr().err
 
 
-def test_a_run_that_is_stopped_is_no_record_and_goes_on(tmp_path, data_folder, monkeypatch):
+def test_a_run_that_is_stopped_is_no_record_and_goes_on(tmp_path, data_folder, command, monkeypatch):
     pytest.importorskip("matplotlib")
     train = forms_compared.train
 
@@ -68,10 +53,29 @@ def test_a_run_that_is_stopped_is_no_record_and_goes_on(tmp_path, data_folder, m
         return type(found)(**{**vars(found), "stopped_by": "signal"})
 
     monkeypatch.setattr(forms_compared, "train", stopped)
-    assert compare(tmp_path, data_folder) == 130
+    assert compare(command, tmp_path, data_folder) == 130
     assert not list((tmp_path / "smoke").glob("*.json"))
     monkeypatch.setattr(forms_compared, "train", train)
-    assert compare(tmp_path, data_folder) == 0
+    assert compare(command, tmp_path, data_folder) == 0
+
+
+def test_the_losses_of_ranges_of_positions_are_their_means():
+    losses = np.arange(3)[:, None] + np.arange(40.0) ** 2
+    found = by_position(losses)
+    edges = found["position_edges"]
+    assert len(edges) == 17
+    assert (edges[0], edges[-1], set(np.diff(edges))) == (0, 40, {2, 3})
+    means = [losses[:, first:end].mean() for first, end in pairwise(edges)]
+    assert found["loss_by_position"] == pytest.approx(means)
+    assert by_position(losses[:, :5]) == {"position_edges": [0, 1, 2, 3, 4, 5], "loss_by_position": [1, 2, 5, 10, 17]}
+
+
+@pytest.mark.parametrize("folder", ["forms-quick", "forms-cpu"])
+def test_the_records_in_the_repository_give_their_table(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    found = [kept.read(path) for path in sorted((RESULTS / folder).glob("*.json"))]
+    labels = {form.name: form.label for form in FORMS.values()}
+    assert report(found, tmp_path, labels) + "\n" == (RESULTS / folder / "table.md").read_text()
 
 
 def test_a_pair_is_near_far_or_new_by_where_it_occurred_last():
