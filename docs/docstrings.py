@@ -23,8 +23,8 @@ class ForReaders(griffe.Extension):
         cls.members.pop(FOR_PRINTING, None)
 
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
-        """List every class of the table of mechanisms among the names of its package, which takes them from there."""
+        """List the class of every mechanism among the names of its package, which adds them from the table."""
         attention = pkg["attention"]
-        imported = (member for member in attention["registry"].members.values() if member.is_alias)
-        listed = [member.name for member in imported if member.name.endswith("Attention")]
+        imported = (member.name for member in attention.members.values() if member.is_alias)
+        listed = [name for name in imported if name.endswith("Attention") and name not in attention.exports]
         attention.exports = [*attention.exports, *listed]

@@ -1,15 +1,19 @@
 """What is loaded when: names are there from the start, the modules behind them when they are first asked for."""
 
+import dataclasses
 import json
 import pkgutil
 import subprocess
 import sys
+import typing
+from collections.abc import Callable
 
 import pytest
 
-from polysketch import benchmarking, conversion, data, training
-from polysketch.cli import VERBS
+from polysketch import attention, benchmarking, conversion, data, models, nn, training
+from polysketch.cli import VERBS, function_of
 from polysketch.cli.benchmark import BENCHMARKS
+from polysketch.lazy import TableOnDemand
 
 HEAVY = {"torch", "numpy", "transformers", "triton"}
 
@@ -74,8 +78,27 @@ WRONG_PLACES = [
     ("convert absent --data data --out new --context 64", "found no absent/config.json"),
     ("convert model --data data --out full --context 64", "full: expected an empty folder or a run folder"),
     ("convert model --data data --out new --context 99999", "at least 100000 tokens in the train split of data"),
+    ("convert model --data data --out new --context 64 --layers last", "--layers: expected all, -4 or 0,1,2, found 'l"),
     ("benchmark attention --out absent/record.json", "expected a folder absent for --out, found none"),
     ("benchmark attention --plot absent/plot.png", "expected a folder absent for --plot, found none"),
+]
+
+MECHANISM = "unknown attention mechanism 'nope'; known mechanisms: based, focused, "
+WAY = "unknown way to attend 'nope'; expected sdpa, given, learned, random, or a mechanism: softmax, "
+PRESET = "unknown preset 'nope'; known presets: gpt2-small, "
+WRONG_NAMES = [
+    ("train --data data --out new --context 64 --attention nope", MECHANISM),
+    ("train --data data --out new --context 64 --attention based,nope,short-convolution", MECHANISM),
+    ("train --data data --out new --context 64 --preset nope", PRESET),
+    ("convert model --data data --out new --context 64 --attention nope", MECHANISM),
+    ("benchmark attention --mechanisms nope", MECHANISM),
+    ("benchmark attention --mechanisms all performer:num_features=8 nope:size=2", MECHANISM),
+    ("benchmark attention --variants nope", WAY),
+    ("benchmark attention --mechanisms linear --variants sdpa given learned linear nope", WAY),
+    ("benchmark training --models nope", WAY),
+    ("benchmark training --preset nope", PRESET),
+    ("benchmark decoding --models learned linear:a=1 nope", WAY),
+    ("benchmark decoding --preset nope", PRESET),
 ]
 
 
@@ -98,8 +121,8 @@ def places(tmp_path_factory):
     return there
 
 
-@pytest.mark.parametrize(("line", "message"), WRONG_PLACES)
-def test_a_wrong_place_is_told_before_torch_or_transformers_is_loaded(line, message, places):
+@pytest.mark.parametrize(("line", "message"), WRONG_PLACES + WRONG_NAMES)
+def test_a_wrong_place_or_name_is_told_before_torch_or_transformers_is_loaded(line, message, places):
     """They take a second, and several: as long as the message would wait."""
     before = sorted(places.rglob("*"))
     code = f"""
@@ -119,25 +142,58 @@ def test_every_command_with_a_place_is_given_a_wrong_one():
     assert {line.split()[0] for line, _ in WRONG_PLACES} == VERBS.keys()
 
 
+def flags_of(function: Callable) -> set[str]:
+    """The names of the flags that the function of a command takes."""
+    return {field.name for field in dataclasses.fields(next(iter(typing.get_type_hints(function).values())))}
+
+
+def test_every_flag_that_names_a_mechanism_is_given_a_wrong_one():
+    commands = {verb: flags_of(function_of(verb)) for verb in VERBS}
+    commands |= {f"benchmark {name}": flags_of(function) for name, function in BENCHMARKS.items()}
+    naming = {"attention", "mechanisms", "variants", "models", "preset"}
+    takes = {(command, flag) for command, flags in commands.items() for flag in flags & naming}
+    given = {
+        (c, f) for c in commands for f in naming for line, _ in WRONG_NAMES if line.startswith(c) and f" --{f} " in line
+    }
+    assert len(takes) == 9
+    assert takes <= given
+
+
 def test_importing_the_library_alone_loads_nothing():
     assert loaded_by("import polysketch; dir(polysketch)") == set()
     assert loaded_by("from polysketch.training import TrainingConfig") == set()
     assert loaded_by("from polysketch.conversion import ConversionConfig") == set()
+    assert loaded_by("from polysketch.models import PRESETS; from polysketch.nn import SHORT_CONVOLUTION") == set()
+
+
+def test_the_names_of_mechanisms_are_read_without_their_files():
+    code = "from polysketch.attention import MECHANISMS as table; assert 'softmax' in table and 'local' in list(table)"
+    assert loaded_by(f"{code}; assert 'nope' not in table; print(table, len(table))") == set()
 
 
 NAMES = """
+import sys
 import polysketch
+polysketch.attention.LocalAttention, polysketch.attention.MECHANISMS["softmax"]
+assert "polysketch.attention.softmax" in sys.modules and "polysketch.attention.hyper" not in sys.modules
 polysketch.ops.linear_attention, polysketch.models.TransformerLM
 from polysketch import attention, models, ops
 from polysketch.training import *
 train, TrainingConfig, RunDescription
 from polysketch.data import *
 TrainingWindows, PreparedData
+from polysketch.attention import *
+build, Mechanism, KeyValueState, NystromAttention, SkyformerAttention, PolysketchAttention
+from polysketch.models import *
+ModelConfig, token_losses, preset, TransformerLM
+from polysketch.nn import *
+SHORT_CONVOLUTION, build_mixer, TransformerBlock
 """
 
 OTHER_NAMES = """
-import polysketch.conversion, polysketch.data, polysketch.training
-for package in (polysketch, polysketch.conversion, polysketch.data, polysketch.training):
+import polysketch
+from polysketch import attention, conversion, data, models, nn, training
+for package in (polysketch, attention, conversion, data, models, nn, training):
     try:
         package.nothing
     except AttributeError as error:
@@ -157,7 +213,7 @@ def test_every_way_of_asking_for_a_name_finds_it():
     assert "torch" in loaded_by(NAMES)
 
 
-@pytest.mark.parametrize("package", [benchmarking, conversion, data, training])
+@pytest.mark.parametrize("package", [attention, benchmarking, conversion, data, models, nn, training])
 def test_no_name_is_hidden_by_a_module_of_the_same_name(package):
     """An imported module is an attribute of its package, which would then not be asked for the name."""
     modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
@@ -168,7 +224,9 @@ def test_other_names_are_missing_as_in_any_module():
     assert loaded_by(OTHER_NAMES) <= {"numpy"}
 
 
-@pytest.mark.parametrize("module", ["ops", "models", "generation", "training.trainer", "benchmarking.workbench"])
+@pytest.mark.parametrize(
+    "module", ["ops", "models.transformer_lm", "generation", "training.trainer", "benchmarking.workbench"]
+)
 def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module):
     code = f"import sys, polysketch.{module}; assert 'torch._dynamo' not in sys.modules"
     assert loaded_by(code) == {"torch", "numpy"}
@@ -193,3 +251,25 @@ def test_operations_are_counted_whichever_is_imported_first(ours_first):
     ]
     code = COUNTED.format(imports="\n".join(imports if ours_first else reversed(imports)))
     loaded_by(code)
+
+
+def test_a_table_on_demand_loads_an_entry_when_it_is_asked_for():
+    table = TableOnDemand("json", {"reader": "decoder.JSONDecoder", "nothing": "absent.Nothing"})
+    assert list(table) == ["reader", "nothing"]
+    assert "nothing" in table
+    assert "decoder" not in table
+    assert table.to_load() == {"decoder": ["JSONDecoder"], "absent": ["Nothing"]}
+    assert table["reader"] is json.JSONDecoder
+    assert table.to_load() == {"absent": ["Nothing"]}
+    with pytest.raises(ModuleNotFoundError, match=r"json\.absent"):
+        table["nothing"]
+    with pytest.raises(KeyError, match="decoder"):
+        table["decoder"]
+
+
+def test_a_table_on_demand_is_changed_like_a_dictionary():
+    table = TableOnDemand("json", {"reader": "decoder.JSONDecoder", "writer": "encoder.JSONEncoder"})
+    table["writer"] = table["number"] = int
+    assert table == {"reader": json.JSONDecoder, "writer": int, "number": int}
+    del table["reader"]
+    assert (len(table), repr(table)) == (2, "TableOnDemand(writer, number)")

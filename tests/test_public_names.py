@@ -4,13 +4,16 @@ When a name was added or removed on purpose, change the list here, and write the
 listed where they are built, in `attention/registry.py`.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from polysketch import attention
 from polysketch.attention import MECHANISMS
 
 PUBLIC_NAMES = {
@@ -204,6 +207,14 @@ def test_every_listed_name_exists_once(name):
     names = package(name).__all__
     assert len(set(names)) == len(names)
     assert [each for each in names if not hasattr(package(name), each)] == []
+
+
+def test_type_checkers_see_the_class_of_every_line_of_the_table():
+    """The package adds the classes to its names from the table; imports are for type checkers and the site."""
+    body = ast.parse(Path(attention.__file__).read_text(encoding="utf-8")).body
+    (block,) = (node for node in body if isinstance(node, ast.If))
+    imported = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {kind.__name__ for kind in MECHANISMS.values()} <= imported <= set(attention.__all__)
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)

@@ -14,14 +14,15 @@ from polysketch.benchmarking import calls, floors
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.timing import peak_memory
-from polysketch.benchmarking.ways import FUSED, Sizes, Way, way
+from polysketch.benchmarking.way_names import FUSED, Sizes
+from polysketch.benchmarking.ways import Way, way
 
 _LONGEST_CALL = 1.5  # seconds; a series that would take longer is not continued
 _LOCAL = 256
 _FEATURES = 256  # of power 1, beside flash-linear-attention's
 _ITEMSIZE = 2  # bfloat16
 _BOTH = "forward+backward"
-SDPA = tuple(FUSED)
+SDPA = FUSED
 
 
 Counted = Callable[[Shape], float]

@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.cases import Bench, Cases, Labels
 from polysketch.benchmarking import models
 from polysketch.benchmarking.timing import peak_memory
-from polysketch.benchmarking.ways import Sizes
+from polysketch.benchmarking.way_names import Sizes
 from polysketch.models import TransformerLM
 
 MODELS = {

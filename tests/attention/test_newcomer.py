@@ -59,9 +59,8 @@ class NewcomerAttention(LinearizedAttention):
         """Sizes and options."""
         return f"{super().extra_repr()}, stretch={self.stretch}"
 '''
-IMPORT = "from polysketch.attention.newcomer import NewcomerAttention\n"
-LINE = '    "newcomer": NewcomerAttention,\n'
-TABLE = "MECHANISMS: dict[str, type[Mechanism]] = {\n"
+LINE = '        "newcomer": "newcomer.NewcomerAttention",\n'
+TABLE = 'MECHANISMS: TableOnDemand["type[Mechanism]"] = TableOnDemand(\n'
 
 LISTS = [
     "tests/attention/test_contract.py",
@@ -86,7 +85,7 @@ def package_with_a_newcomer(folder: Path) -> Path:
     registry = copy / "attention" / "registry.py"
     text = registry.read_text()
     before, table = text.split(TABLE)
-    registry.write_text(before + IMPORT + TABLE + table.replace("\n}\n", f"\n{LINE}}}\n", 1))
+    registry.write_text(before + TABLE + table.replace("\n    },\n", f"\n{LINE}    }},\n", 1))
     return copy.parent
 
 

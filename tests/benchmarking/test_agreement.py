@@ -18,7 +18,8 @@ from polysketch.benchmarking.agreement import TOLERANCES, disagreement, relative
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.ways import Sizes, way
+from polysketch.benchmarking.way_names import Sizes
+from polysketch.benchmarking.ways import way
 from polysketch.ops import LocalPolynomial, linear_attention
 from polysketch.ops.linear.backends import BACKENDS
 

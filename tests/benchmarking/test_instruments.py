@@ -10,7 +10,7 @@ import torch
 from polysketch.benchmarking import environment, floors, memory
 from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.timing import Clock, Rates, ratio
-from polysketch.benchmarking.ways import Sizes
+from polysketch.benchmarking.way_names import Sizes
 
 PROBE = """
 import torch

@@ -20,7 +20,8 @@ from polysketch.benchmarking import (
 from polysketch.benchmarking.models import build_model, read_bytes, state_at
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.ways import Sizes, way
+from polysketch.benchmarking.way_names import Sizes
+from polysketch.benchmarking.ways import way
 
 WAYS = ("sdpa", "given", "learned", "random", "polynomial")
 ATTENTION = AttentionSettings(lengths=(64, 128), variants=WAYS, heads=2, local=16)

@@ -21,7 +21,8 @@ from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.ways import BASELINE, Sizes, expanded, parsed, way
+from polysketch.benchmarking.way_names import BASELINE, Sizes, expanded, parsed
+from polysketch.benchmarking.ways import way
 from polysketch.ops.linear.backends import BACKENDS
 
 CPU = torch.device("cpu")

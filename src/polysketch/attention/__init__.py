@@ -2,18 +2,58 @@
 
 `build(name, num_heads=..., head_dim=..., **options)` makes one by name; `MECHANISMS` lists them. To add one: a file
 with a subclass of `Mechanism`, and its line in `registry.py`; the contract tests then run on it. The classes that the
-table lists are names of this package too.
+table lists are names of this package too; type checkers and the site have them from the imports below.
 """
 
-from polysketch.attention.base import Mechanism
-from polysketch.attention.convolved import ConvolvedState
-from polysketch.attention.heavy_state import HeavyState
-from polysketch.attention.key_value_state import KeyValueState
-from polysketch.attention.linearized import LinearizedAttention
-from polysketch.attention.positions import advance_positions
-from polysketch.attention.recent_tokens import RecentTokens
-from polysketch.attention.registry import *  # noqa: F403  the class of every mechanism
+from typing import TYPE_CHECKING
+
 from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
+from polysketch.lazy import on_demand
+
+_CLASSES = MECHANISMS.to_load()
+
+if TYPE_CHECKING:
+    from polysketch.attention.base import Mechanism
+    from polysketch.attention.based import BasedAttention as BasedAttention
+    from polysketch.attention.convolved import ConvolvedState
+    from polysketch.attention.focused import FocusedAttention as FocusedAttention
+    from polysketch.attention.heavy_state import HeavyState
+    from polysketch.attention.hedgehog import HedgehogAttention as HedgehogAttention
+    from polysketch.attention.hyper import HyperAttention as HyperAttention
+    from polysketch.attention.key_value_state import KeyValueState
+    from polysketch.attention.landmark import NystromAttention as NystromAttention
+    from polysketch.attention.landmark import SkyformerAttention as SkyformerAttention
+    from polysketch.attention.linear import LinearAttention as LinearAttention
+    from polysketch.attention.linearized import LinearizedAttention
+    from polysketch.attention.llops import LlopsAttention as LlopsAttention
+    from polysketch.attention.local import LocalAttention as LocalAttention
+    from polysketch.attention.performer import PerformerAttention as PerformerAttention
+    from polysketch.attention.polarity import PolarityAttention as PolarityAttention
+    from polysketch.attention.polynomial import PolynomialAttention as PolynomialAttention
+    from polysketch.attention.polysketch import PolysketchAttention as PolysketchAttention
+    from polysketch.attention.polysketch_delta import PolysketchDeltaAttention as PolysketchDeltaAttention
+    from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention as PolysketchHeavyAttention
+    from polysketch.attention.polysketch_window import PolysketchWindowAttention as PolysketchWindowAttention
+    from polysketch.attention.positions import advance_positions
+    from polysketch.attention.recent_tokens import RecentTokens
+    from polysketch.attention.sliding_window import SlidingWindowAttention as SlidingWindowAttention
+    from polysketch.attention.softmax import SoftmaxAttention as SoftmaxAttention
+    from polysketch.attention.squared_polynomial import SquaredPolynomialAttention as SquaredPolynomialAttention
+    from polysketch.attention.symmetric_power import SymmetricPowerAttention as SymmetricPowerAttention
+else:
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "base": ["Mechanism"],
+            "convolved": ["ConvolvedState"],
+            "heavy_state": ["HeavyState"],
+            "key_value_state": ["KeyValueState"],
+            "linearized": ["LinearizedAttention"],
+            "positions": ["advance_positions"],
+            "recent_tokens": ["RecentTokens"],
+            **_CLASSES,
+        },
+    )
 
 __all__ = [
     "MECHANISMS",
@@ -29,4 +69,4 @@ __all__ = [
     "mechanism_class",
     "option_names",
 ]
-__all__ += [kind.__name__ for kind in MECHANISMS.values()]
+__all__ += [name for names in _CLASSES.values() for name in names]

@@ -1,57 +1,45 @@
-"""The table of mechanisms, and building one by name."""
+"""The table of mechanisms, and building one by name. A name is found, or refused, without PyTorch."""
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polysketch.attention.base import Mechanism
-from polysketch.attention.based import BasedAttention
-from polysketch.attention.focused import FocusedAttention
-from polysketch.attention.hedgehog import HedgehogAttention
-from polysketch.attention.hyper import HyperAttention
-from polysketch.attention.landmark import NystromAttention, SkyformerAttention
-from polysketch.attention.linear import LinearAttention
-from polysketch.attention.llops import LlopsAttention
-from polysketch.attention.local import LocalAttention
-from polysketch.attention.performer import PerformerAttention
-from polysketch.attention.polarity import PolarityAttention
-from polysketch.attention.polynomial import PolynomialAttention
-from polysketch.attention.polysketch import PolysketchAttention
-from polysketch.attention.polysketch_delta import PolysketchDeltaAttention
-from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention
-from polysketch.attention.polysketch_window import PolysketchWindowAttention
-from polysketch.attention.sliding_window import SlidingWindowAttention
-from polysketch.attention.softmax import SoftmaxAttention
-from polysketch.attention.squared_polynomial import SquaredPolynomialAttention
-from polysketch.attention.symmetric_power import SymmetricPowerAttention
+from polysketch.lazy import TableOnDemand
 
-MECHANISMS: dict[str, type[Mechanism]] = {
-    "softmax": SoftmaxAttention,
-    "polynomial": PolynomialAttention,
-    "squared-polynomial": SquaredPolynomialAttention,
-    "polysketch": PolysketchAttention,
-    "polysketch-heavy": PolysketchHeavyAttention,
-    "polysketch-delta": PolysketchDeltaAttention,
-    "polysketch-window": PolysketchWindowAttention,
-    "llops": LlopsAttention,
-    "hyper": HyperAttention,
-    "sliding-window": SlidingWindowAttention,
-    "local": LocalAttention,
-    "nystrom": NystromAttention,
-    "skyformer": SkyformerAttention,
-    "based": BasedAttention,
-    "hedgehog": HedgehogAttention,
-    "symmetric-power": SymmetricPowerAttention,
-    "linear": LinearAttention,
-    "performer": PerformerAttention,
-    "focused": FocusedAttention,
-    "polarity": PolarityAttention,
-}
+if TYPE_CHECKING:
+    from polysketch.attention.base import Mechanism
+
+MECHANISMS: TableOnDemand["type[Mechanism]"] = TableOnDemand(
+    "polysketch.attention",
+    {
+        "softmax": "softmax.SoftmaxAttention",
+        "polynomial": "polynomial.PolynomialAttention",
+        "squared-polynomial": "squared_polynomial.SquaredPolynomialAttention",
+        "polysketch": "polysketch.PolysketchAttention",
+        "polysketch-heavy": "polysketch_heavy.PolysketchHeavyAttention",
+        "polysketch-delta": "polysketch_delta.PolysketchDeltaAttention",
+        "polysketch-window": "polysketch_window.PolysketchWindowAttention",
+        "llops": "llops.LlopsAttention",
+        "hyper": "hyper.HyperAttention",
+        "sliding-window": "sliding_window.SlidingWindowAttention",
+        "local": "local.LocalAttention",
+        "nystrom": "landmark.NystromAttention",
+        "skyformer": "landmark.SkyformerAttention",
+        "based": "based.BasedAttention",
+        "hedgehog": "hedgehog.HedgehogAttention",
+        "symmetric-power": "symmetric_power.SymmetricPowerAttention",
+        "linear": "linear.LinearAttention",
+        "performer": "performer.PerformerAttention",
+        "focused": "focused.FocusedAttention",
+        "polarity": "polarity.PolarityAttention",
+    },
+)
+"""The class of every mechanism by its name, as "file.Class": its file, and PyTorch, are loaded when it is asked for."""
 
 _SIZES = ("self", "num_heads", "head_dim", "num_kv_heads")
 
 
-def build(name: str, *, num_heads: int, head_dim: int, num_kv_heads: int | None = None, **options: Any) -> Mechanism:
+def build(name: str, *, num_heads: int, head_dim: int, num_kv_heads: int | None = None, **options: Any) -> "Mechanism":
     """Make the mechanism called `name`.
 
     Args:
@@ -69,15 +57,24 @@ def build(name: str, *, num_heads: int, head_dim: int, num_kv_heads: int | None 
     return mechanism_class(name)(num_heads, head_dim, num_kv_heads, **options)
 
 
-def mechanism_class(name: str) -> type[Mechanism]:
+def mechanism_class(name: str) -> "type[Mechanism]":
     """The class called `name`.
+
+    Raises:
+        ValueError: no such mechanism; the message lists them.
+    """
+    check_name(name)
+    return MECHANISMS[name]
+
+
+def check_name(name: str) -> None:
+    """Refuse an unknown mechanism; loads nothing.
 
     Raises:
         ValueError: no such mechanism; the message lists them.
     """
     if name not in MECHANISMS:
         raise ValueError(f"unknown attention mechanism {name!r}; known mechanisms: {', '.join(sorted(MECHANISMS))}")
-    return MECHANISMS[name]
 
 
 def option_names(name: str) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from polysketch.benchmarking import calls, memory
 from polysketch.benchmarking.agreement import checked_shape, require_agreement
 from polysketch.benchmarking.growth import Growth
 from polysketch.benchmarking.settings import AttentionSettings
-from polysketch.benchmarking.ways import BASELINE, way, with_baseline
+from polysketch.benchmarking.way_names import BASELINE, with_baseline
+from polysketch.benchmarking.ways import way
 from polysketch.benchmarking.workbench import Workbench
 
 

@@ -26,7 +26,8 @@ from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.models import build_model, training_step
 from polysketch.benchmarking.settings import TrainingSettings
 from polysketch.benchmarking.timing import peak_memory
-from polysketch.benchmarking.ways import Sizes, way
+from polysketch.benchmarking.way_names import Sizes
+from polysketch.benchmarking.ways import way
 from polysketch.benchmarking.workbench import Workbench, autocast
 
 _CPU = torch.device("cpu")

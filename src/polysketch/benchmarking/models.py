@@ -10,7 +10,7 @@ from torch import Tensor
 from polysketch.attention import KeyValueState
 from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.mechanisms import floor
-from polysketch.benchmarking.ways import Sizes, mechanism_of
+from polysketch.benchmarking.way_names import Sizes, mechanism_of
 from polysketch.models import ModelState, TransformerLM, preset
 from polysketch.training.step import build_optimizer
 

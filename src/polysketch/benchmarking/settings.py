@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from polysketch.benchmarking.way_names import Sizes, check_model, check_way, expanded, mechanism_of
+from polysketch.models.presets import preset_fields
+
 if TYPE_CHECKING:
     from polysketch.benchmarking.floors import Shape
-    from polysketch.benchmarking.ways import Sizes
 
 DEFAULT_VARIANTS = ("given", "learned", "random")
 
@@ -50,21 +52,22 @@ class AttentionSettings:
             raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
 
     def check_names(self) -> None:
-        """Refuse what the table of mechanisms, which PyTorch is loaded for, does not have.
+        """Refuse what does not exist: names first, and then options, which PyTorch is loaded for.
 
         Raises:
             ValueError: an unknown name or option; the message lists those that exist.
         """
+        for name in self.variants or ():
+            check_way(name)
+        names = self.names
         from polysketch.benchmarking.ways import way
 
-        for name in self.names:
+        for name in names:
             way(name, self.sizes)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What is timed besides the baseline, as `ways.way` knows it."""
-        from polysketch.benchmarking.ways import expanded
-
         usual = () if self.mechanisms else DEFAULT_VARIANTS
         return (*(usual if self.variants is None else self.variants), *expanded(self.mechanisms))
 
@@ -74,10 +77,8 @@ class AttentionSettings:
         return "forward+backward" if self.backward else "forward"
 
     @property
-    def sizes(self) -> "Sizes":
+    def sizes(self) -> Sizes:
         """What is not the shape."""
-        from polysketch.benchmarking.ways import Sizes
-
         return Sizes(self.sketch_size, self.local, self.backend)
 
     def shape(self, length: int) -> "Shape":
@@ -108,16 +109,15 @@ class _ModelSettings:
 
     def check_names(self) -> None:
         """As for `AttentionSettings`."""
-        from polysketch.benchmarking.ways import mechanism_of
-
+        preset_fields(self.preset)
+        for name in self.models:
+            check_model(name)
         for name in self.models:
             mechanism_of(name, self.sizes)
 
     @property
-    def sizes(self) -> "Sizes":
+    def sizes(self) -> Sizes:
         """Of learned and random."""
-        from polysketch.benchmarking.ways import Sizes
-
         return Sizes(self.sketch_size, self.local)
 
 

@@ -19,7 +19,7 @@ from polysketch.benchmarking.agreement import checked_shape, require_agreement
 from polysketch.benchmarking.mechanisms import prepare_generation
 from polysketch.benchmarking.models import BASELINE, build_model, decoding_floor, state_at
 from polysketch.benchmarking.settings import DecodingSettings
-from polysketch.benchmarking.ways import mechanism_of, with_baseline
+from polysketch.benchmarking.way_names import mechanism_of, with_baseline
 from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import ModelState, TransformerLM, preset
 

@@ -1,11 +1,6 @@
-"""The ways to attend that are timed, by name: `sdpa`, `given`, and every mechanism of the library's table.
+"""The ways to attend that are timed, by the names of `way_names`."""
 
-A mechanism is called `performer` or `performer:num_features=128,kind=relu`; two names stand for polysketch attention of
-the sizes of a run: `learned` and `random`. A new mechanism needs no line here.
-"""
-
-import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,37 +12,11 @@ from polysketch import attention
 from polysketch.benchmarking import calls, floors, mechanisms
 from polysketch.benchmarking.calls import Call
 from polysketch.benchmarking.floors import Floor, Shape
+from polysketch.benchmarking.way_names import BASELINE, FUSED, GIVEN, SKETCHES, Sizes, mechanism_of
 
-BASELINE = "sdpa"
-"""What every other way is compared with: PyTorch's scaled_dot_product_attention."""
-
-ALL = "all"
-FUSED = {
-    "sdpa flash": SDPBackend.FLASH_ATTENTION,
-    "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
-    "sdpa efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-"""The baseline by one of its fused kernels, not by PyTorch's choice."""
-
-SKETCHES = {"learned": ("learned sketch", True), "random": ("random sketch", False)}
-"""Name -> title, and whether the sketch is learned: polysketch attention of a run's sketch size and local chunk."""
-
-_WORDS = {"none": None, "true": True, "false": False}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What an attention call has besides its shape, where a way leaves it open.
-
-    Attributes:
-        sketch_size: number of features.
-        local: tokens of an exact chunk; in checks of any mechanism the most tokens of a chunk or window.
-        backend: of `linear_attention` with features given; whole mechanisms choose their own ("auto").
-    """
-
-    sketch_size: int = 32
-    local: int = 256
-    backend: str = "auto"
+_KERNELS = dict(
+    zip(FUSED, (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -77,8 +46,8 @@ def way(name: str, sizes: Sizes) -> Way:
         ValueError: an unknown name or option; the message lists those that exist.
     """
     if name == BASELINE or name in FUSED:
-        return Way(name, partial(calls.sdpa, backend=FUSED.get(name)), floors.exact_attention)
-    if name == "given":
+        return Way(name, partial(calls.sdpa, backend=_KERNELS.get(name)), floors.exact_attention)
+    if name == GIVEN:
         given: dict[str, Any] = {"sketch_size": sizes.sketch_size, "local": sizes.local}
         make, floor = partial(calls.linear, **given), partial(floors.linear_attention, **given)
         return Way("features given", partial(make, backend=sizes.backend), floor, make, linear=True)
@@ -93,60 +62,3 @@ def way(name: str, sizes: Sizes) -> Way:
         lambda *where, backend="auto": mechanisms.prepared(mechanism, checked, *where).call(backend),
         mechanisms.is_over_features(kind),
     )
-
-
-def mechanism_of(name: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
-    """The mechanism that a way is, and its options.
-
-    Raises:
-        ValueError: an unknown name or option; the message lists those that exist.
-    """
-    if name in SKETCHES:
-        options = {"sketch_size": sizes.sketch_size, "local_chunk": sizes.local, "learned": SKETCHES[name][1]}
-        return "polysketch", options
-    if name.partition(":")[0] not in attention.MECHANISMS:
-        known = f"{BASELINE}, given, {', '.join(SKETCHES)}, or a mechanism: {', '.join(attention.MECHANISMS)}"
-        raise ValueError(f"unknown way to attend {name!r}; expected {known}")
-    return parsed(name)
-
-
-def expanded(texts: Sequence[str]) -> tuple[str, ...]:
-    """The texts, each once, with all names of the library's table in the place of `all`.
-
-    Raises:
-        ValueError: an unknown mechanism or option, or something that is not name:option=value.
-    """
-    names = [name for text in texts for name in (attention.MECHANISMS if text == ALL else [text])]
-    for name in names:
-        parsed(name)
-    return tuple(dict.fromkeys(names))
-
-
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name:option=value,option=value`; values are numbers, none, true, false or words.
-
-    Raises:
-        ValueError: an unknown mechanism or option, or a part without `=`.
-    """
-    name, _, rest = text.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
-    for option, equals, _ in pairs:
-        if not equals:
-            raise ValueError(f"expected mechanism:option=value,option=value, found {option!r} in {text!r}")
-    options = {option: _value(given) for option, _, given in pairs}
-    attention.check_options(name, options)
-    return name, options
-
-
-def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def with_baseline(names: Sequence[str], baseline: str = BASELINE) -> list[str]:
-    """The baseline first, each once."""
-    return list(dict.fromkeys((baseline, *names)))

@@ -48,10 +48,11 @@ def run(flags: ConvertFlags) -> int:
     """
     from polysketch.conversion.folder import check_requirements
 
-    check_requirements(flags)  # before PyTorch is loaded
+    check_requirements(flags)  # before PyTorch is loaded, and an unknown mechanism too
+    config = configuration(flags)
     from polysketch.conversion import convert
 
-    result = convert(configuration(flags))
+    result = convert(config)
     if result.stopped_by == "finished":
         from polysketch.conversion import report_table  # loads transformers
 

@@ -44,9 +44,10 @@ def run(flags: TrainFlags) -> int:
         Exit status: 0 when the run is finished or reached --max-minutes; 130 after SIGINT and 143 after SIGTERM, the
         numbers a shell gives to a process that such a signal ended (128 + signal), with everything saved.
     """
-    from polysketch.training.requirements import check_requirements
+    from polysketch.training.requirements import check_names, check_requirements
 
-    check_requirements(flags)  # before PyTorch is loaded
+    check_names(flags.preset, _pattern(flags.attention))  # before PyTorch is loaded, as the next
+    check_requirements(flags)
     from polysketch.training import train
 
     config = configuration(flags)

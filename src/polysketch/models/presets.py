@@ -1,11 +1,13 @@
-"""Named sizes: the papers' models, and three for a CPU."""
+"""Named sizes: the papers' models, and three for a CPU. PyTorch is loaded when one of them is made a configuration."""
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polysketch.models.config import ModelConfig
 from polysketch.nn import SHORT_CONVOLUTION
+
+if TYPE_CHECKING:
+    from polysketch.models.config import ModelConfig
 
 _PAPER_VOCABULARY = 32_000
 
@@ -49,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset(name: str, **changes: Any) -> ModelConfig:
+def preset(name: str, **changes: Any) -> "ModelConfig":
     """The configuration called `name`, with some fields changed.
 
     Example:
@@ -63,7 +65,9 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     Raises:
         ValueError: an unknown name or field; the message lists those that exist.
     """
-    fields = _fields(name)
+    from polysketch.models.config import ModelConfig
+
+    fields = preset_fields(name)
     attention = changes.get("attention", fields.get("attention"))
     if (tuple(attention) if isinstance(attention, list) else attention) != fields.get("attention"):
         for name_of_layers in ("attention_options", "rotary"):
@@ -83,7 +87,9 @@ def preset_attention(
     Raises:
         ValueError: an unknown preset.
     """
-    fields = _fields(name)
+    from polysketch.models.config import ModelConfig
+
+    fields = preset_fields(name)
     attention, own = fields.get("attention", ModelConfig.attention), fields.get("attention_options", {})
     if not isinstance(options, Mapping):
         return attention, options
@@ -97,7 +103,12 @@ def _merged(own: Mapping[str, Any], changes: Any) -> Any:
     return {**own, **changes} if isinstance(changes, Mapping) else changes
 
 
-def _fields(name: str) -> dict[str, Any]:
+def preset_fields(name: str) -> dict[str, Any]:
+    """The fields of `ModelConfig` that the preset sets: a copy. Loads nothing.
+
+    Raises:
+        ValueError: no such preset; the message lists them.
+    """
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
     return copy.deepcopy(PRESETS[name])

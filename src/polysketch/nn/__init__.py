@@ -1,16 +1,39 @@
 """The parts of a transformer around attention."""
 
-from polysketch.nn.block import TransformerBlock
-from polysketch.nn.embedding import sinusoidal_positions
-from polysketch.nn.glu import GatedLinearUnit, gated_width
-from polysketch.nn.head_gate import HeadGate
-from polysketch.nn.mixer import TokenMixer
-from polysketch.nn.mixers import SHORT_CONVOLUTION, build_mixer, check_mixer, mixer_class
-from polysketch.nn.multihead import MultiHeadAttention
-from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
-from polysketch.nn.query_key_norm import QueryKeyNorm
-from polysketch.nn.rope import Rotation, apply_rotation, rotation_at
-from polysketch.nn.short_convolution import ShortConvolution, ShortConvolutionState
+from typing import TYPE_CHECKING
+
+from polysketch.lazy import on_demand
+from polysketch.nn.names import SHORT_CONVOLUTION
+
+if TYPE_CHECKING:
+    from polysketch.nn.block import TransformerBlock
+    from polysketch.nn.embedding import sinusoidal_positions
+    from polysketch.nn.glu import GatedLinearUnit, gated_width
+    from polysketch.nn.head_gate import HeadGate
+    from polysketch.nn.mixer import TokenMixer
+    from polysketch.nn.mixers import build_mixer, check_mixer, mixer_class
+    from polysketch.nn.multihead import MultiHeadAttention
+    from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
+    from polysketch.nn.query_key_norm import QueryKeyNorm
+    from polysketch.nn.rope import Rotation, apply_rotation, rotation_at
+    from polysketch.nn.short_convolution import ShortConvolution, ShortConvolutionState
+else:
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "block": ["TransformerBlock"],
+            "embedding": ["sinusoidal_positions"],
+            "glu": ["GatedLinearUnit", "gated_width"],
+            "head_gate": ["HeadGate"],
+            "mixer": ["TokenMixer"],
+            "mixers": ["build_mixer", "check_mixer", "mixer_class"],
+            "multihead": ["MultiHeadAttention"],
+            "projection_convolution": ["ProjectionConvolution", "ProjectionConvolutionState"],
+            "query_key_norm": ["QueryKeyNorm"],
+            "rope": ["Rotation", "apply_rotation", "rotation_at"],
+            "short_convolution": ["ShortConvolution", "ShortConvolutionState"],
+        },
+    )
 
 __all__ = [
     "SHORT_CONVOLUTION",

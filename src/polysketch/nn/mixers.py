@@ -11,10 +11,8 @@ from polysketch import attention
 from polysketch.attention import Mechanism
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.multihead import MultiHeadAttention
+from polysketch.nn.names import SHORT_CONVOLUTION, check_mixer_name
 from polysketch.nn.short_convolution import ShortConvolution
-
-SHORT_CONVOLUTION = "short-convolution"
-"""The name of the layer without attention: `ShortConvolution`."""
 
 
 def mixer_class(name: str) -> type[Mechanism] | type[ShortConvolution]:
@@ -23,14 +21,8 @@ def mixer_class(name: str) -> type[Mechanism] | type[ShortConvolution]:
     Raises:
         ValueError: no such layer; the message lists them.
     """
-    if name == SHORT_CONVOLUTION:
-        return ShortConvolution
-    if name not in attention.MECHANISMS:
-        raise ValueError(
-            f"unknown attention mechanism {name!r}; known mechanisms: {', '.join(sorted(attention.MECHANISMS))}; "
-            f"layers without attention: {SHORT_CONVOLUTION}"
-        )
-    return attention.mechanism_class(name)
+    check_mixer_name(name)
+    return ShortConvolution if name == SHORT_CONVOLUTION else attention.mechanism_class(name)
 
 
 def check_mixer(name: str, options: Iterable[str]) -> None:

@@ -1,12 +1,26 @@
 """What a run has to find before it starts. PyTorch takes a second to load, and is not needed to tell."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from polysketch.data import DataDescription
 from polysketch.data.prepared import read_description, split_in
+from polysketch.models.presets import preset_fields
+from polysketch.nn.names import check_mixer_name
 from polysketch.training.checkpoint import find_checkpoint, list_checkpoints
 from polysketch.training.config import TrainingConfig
 from polysketch.training.run_folder import RunFolder, find_run
+
+
+def check_names(preset: str, attention: str | Sequence[str] | None) -> None:
+    """Refuse an unknown preset, or a mechanism or layer that does not exist.
+
+    Raises:
+        ValueError: naming those that exist.
+    """
+    preset_fields(preset)
+    for name in [attention] if isinstance(attention, str) else attention or ():
+        check_mixer_name(name)
 
 
 def check_requirements(config: TrainingConfig) -> None:

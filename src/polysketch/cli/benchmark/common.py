@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NamesChecked(Protocol):
-    """A dataclass of settings whose names, as of mechanisms, are looked up when asked to: that loads PyTorch."""
+    """A dataclass of settings whose names, as of mechanisms, are looked up when asked to: options load PyTorch."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -86,11 +86,11 @@ def run_benchmark(
     """
     check_plot(flags.plot)
     check_folder(flags.out, "--out")
+    asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})
+    asked.check_names()  # before PyTorch is loaded
     from polysketch import benchmarking
     from polysketch.training.environment import use_threads
 
-    asked = settings(**{field.name: getattr(flags, field.name) for field in dataclasses.fields(settings)})
-    asked.check_names()
     with use_threads(flags.threads):
         bench = _workbench(flags)
         found = benchmarking.record(name, bench, asked, measure(bench, asked))
