@@ -9,6 +9,8 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -16,6 +18,10 @@ from transformers import (
     GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    MoshiConfig,
+    MoshiForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -26,6 +32,7 @@ from polysketch import replace_attention, restore_attention
 
 SMALL = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SMALL |= {"num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+MOSHI = {"vocab_size": 31, "hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 @pytest.fixture
@@ -66,7 +73,6 @@ def test_layers_of_another_type_are_refused(llama, layers):
         ("flash", {}, "known mechanisms"),
         ("nystrom", {}, "cannot be causal"),
         ("polysketch", {"sketch": 3}, "no option 'sketch'"),
-        ("polysketch", {"decay_gate": True, "hidden_size": 48}, "the layer's input"),
         ("softmax", {"sliding_window": "drop"}, "refuse"),
     ],
 )
@@ -103,6 +109,36 @@ sys.modules["transformers"] = None
 import polysketch
 polysketch.replace_attention
 """
+
+
+def test_layers_that_attend_twice_do_not_decode():
+    """DiffLlama's two halves of the values: a state would be given every token twice."""
+    model = replace_attention(
+        DiffLlamaForCausalLM(DiffLlamaConfig(**{**SMALL, "num_key_value_heads": 2})), "softmax"
+    ).eval()
+    assert logits(model, text() % 31, use_cache=False).isfinite().all()
+    with pytest.raises(ValueError, match="DiffLlamaAttention attends more than once"):
+        generate(model, text() % 31)
+
+
+@pytest.mark.parametrize("build", [lambda: MoshiForCausalLM(MoshiConfig(**MOSHI)), lambda: normed_behind_rotation()])
+def test_positions_that_cannot_be_undone_are_refused(build):
+    """Rotations inside the layer, and norms behind them. The model stays as it was."""
+    model = build().eval()
+    ids = text() % 31
+    own = logits(model, ids)
+    with pytest.raises(ValueError, match=r"layer 0 of .* tells positions in a way that cannot be undone"):
+        replace_attention(model, "polysketch-delta")
+    assert torch.equal(logits(model, ids), own)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def normed_behind_rotation() -> HunYuanDenseV1ForCausalLM:
+    """With norms that do not weigh all numbers of a vector alike."""
+    model = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**SMALL))
+    for layer in model.model.layers:
+        nn.init.uniform_(layer.self_attn.query_layernorm.weight, 0.5, 1.5)
+    return model
 
 
 def test_without_transformers_the_pip_command_is_said():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from integrations.replacement.models import generate, left_padding, load, logits, sketch, text
+from integrations.replacement.models import CHUNK, generate, left_padding, load, logits, sketch, text
 from polysketch import replace_attention, restore_attention
 from polysketch.integrations.replacement import replaced_mechanisms
 
@@ -17,9 +17,14 @@ def gradients(model) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def test_every_weight_learns_and_checkpointing_changes_nothing(folder):
-    """The mechanisms' weights too."""
-    model = sketch(load(folder, "llama"), layers=[0, 2]).train()
+@pytest.mark.parametrize("attention", ["polysketch", "polysketch-delta"])
+def test_every_weight_learns_and_checkpointing_changes_nothing(folder, attention):
+    """The mechanisms' weights too, and what is handed over is handed over again when a layer is computed again."""
+    model = load(folder, "llama").train()
+    if attention == "polysketch":
+        sketch(model, layers=[0, 2])
+    else:
+        replace_attention(model, attention, layers=[0, 2], window=CHUNK, sketch_size=6)
     plain = gradients(model)
     assert all(grad.isfinite().all() and grad.abs().sum() > 0 for grad in plain.values())
     model.gradient_checkpointing_enable()
@@ -42,6 +47,17 @@ def test_adapters_of_peft_train_around_a_mechanism(folder):
     assert replaced_mechanisms(restore_attention(wrapped)) == {}
 
 
+def test_adapters_train_around_a_mechanism_that_reads_more(folder):
+    """They get a gradient by what it is handed over: with a window of one token, near weights do not depend on keys."""
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(load(folder, "llama"), peft.LoraConfig(target_modules=["k_proj"]))
+    replace_attention(wrapped, "polysketch-delta", window=1, sketch_size=6)
+    wrapped(text(), labels=text()).loss.backward()
+    trained = [parameter for name, parameter in wrapped.named_parameters() if "lora_B" in name]
+    assert len(trained) == 3
+    assert all(parameter.grad.abs().sum() > 0 for parameter in trained)
+
+
 def test_the_forward_pass_is_traced_and_packed_sequences_are_refused_there_too(folder):
     """In a compiled model nothing can branch on positions: the refusal is an operation of the graph."""
     model = replace_attention(load(folder, "llama"), "softmax", layers=[1])
@@ -51,6 +67,14 @@ def test_the_forward_pass_is_traced_and_packed_sequences_are_refused_there_too(f
     torch.testing.assert_close(found, logits(model, ids, use_cache=False), rtol=0, atol=2e-4)
     with pytest.raises(RuntimeError, match="packed sequences"):
         compiled(ids, position_ids=positions % 15, use_cache=False)
+
+
+def test_what_is_handed_over_is_traced_too(folder):
+    """In one graph for all layers."""
+    model = replace_attention(load(folder, "llama"), "polysketch-delta", window=CHUNK, sketch_size=6)
+    compiled, ids = torch.compile(model, backend="eager", fullgraph=True), text(rows=2)
+    expected = logits(model, ids, use_cache=False)
+    torch.testing.assert_close(logits(compiled, ids, use_cache=False), expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.full

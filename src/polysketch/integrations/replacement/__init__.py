@@ -9,8 +9,9 @@ from polysketch.integrations.replacement.call import AttentionCall
 from polysketch.integrations.replacement.function import register
 from polysketch.integrations.replacement.locating import attention_layers, replaced_layers
 from polysketch.integrations.replacement.observing import around_attention, observing_attention
-from polysketch.integrations.replacement.replace import replace_attention, replaced_mechanisms, restore_attention
+from polysketch.integrations.replacement.replace import replace_attention, replaced_mechanisms
 from polysketch.integrations.replacement.saving import load_replaced, save_replaced
+from polysketch.integrations.replacement.taking_over import restore_attention
 
 __all__ = [
     "AttentionCall",

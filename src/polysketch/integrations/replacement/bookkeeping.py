@@ -62,11 +62,15 @@ class LayerRecord:
         index: of the layer in the model.
         model: what all layers share.
         replacement: None in a layer that keeps its own attention.
+        given: what the mechanism is given beside query, key and value: some of "hidden" and "unrotated".
+        hook: the handle of the hook that hands on what the layer was given; None where the mechanism is given no more.
     """
 
     index: int
     model: ModelRecord
     replacement: Replacement | None = None
+    given: tuple[str, ...] = ()
+    hook: Any = None
 
 
 def record_of(attention: nn.Module) -> LayerRecord | None:
@@ -75,7 +79,10 @@ def record_of(attention: nn.Module) -> LayerRecord | None:
 
 
 def remember(attention: nn.Module, record: LayerRecord | None) -> None:
-    """Give the attention layer its record, or take it away with None."""
+    """Give the attention layer its record, or take it away with None; the hook of an earlier one goes with it."""
+    earlier = record_of(attention)
+    if earlier is not None and earlier.hook is not None:
+        earlier.hook.remove()
     if record is not None:
         setattr(attention, _RECORD, record)
     elif hasattr(attention, _RECORD):

@@ -1,5 +1,6 @@
 """A mechanism's state as a layer of transformers' caches: constant where the mechanism's is."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,36 @@ from polysketch.integrations.replacement.bookkeeping import SUBMODULE
 from polysketch.integrations.replacement.locating import decoder_of, plain_model, replaced_layers
 
 _HANDOVER = "_polysketch_layer"
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """What a mechanism's `extend` is given of the tokens of one call.
+
+    Attributes:
+        query, key, value, key_mask: as for `Mechanism.extend`.
+        hidden, unrotated: likewise, where the mechanism reads them; else None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None
+    hidden: Tensor | None = None
+    unrotated: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, mechanism: Mechanism, state: Any) -> tuple[Tensor, Any]:
+        """The output of the new tokens, and the state behind them."""
+        read = {"hidden": self.hidden, "unrotated": self.unrotated}
+        given: dict[str, Any] = {name: each for name, each in read.items() if each is not None}
+        return mechanism.extend(self.query, self.key, self.value, state, key_mask=self.key_mask, **given)
+
+    def first(self, tokens: int) -> "NewTokens":
+        """The first so many of them."""
+        heads = (self.query, self.key, self.value, *(self.unrotated or ()))
+        query, key, value, *unrotated = (each[:, :, :tokens] for each in heads)
+        mask, hidden = (None if each is None else each[:, :tokens] for each in (self.key_mask, self.hidden))
+        return NewTokens(query, key, value, mask, hidden, (unrotated[0], unrotated[1]) if unrotated else None)
 
 
 class StateLayer(CacheLayerMixin):
@@ -36,7 +67,7 @@ class StateLayer(CacheLayerMixin):
         self.length = 0
         self._awaited = False
         self._recording = False
-        self._last: tuple[Any, tuple[Tensor, Tensor, Tensor, Tensor | None]] | None = None
+        self._last: tuple[Any, NewTokens] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the state before the first token, for as many rows as the keys have."""
@@ -63,22 +94,25 @@ class StateLayer(CacheLayerMixin):
         setattr(key_states, _HANDOVER, self)
         return key_states, value_states
 
-    def attend(
-        self, attention: nn.Module, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None
-    ) -> Tensor:
+    def attend(self, attention: nn.Module, tokens: "NewTokens") -> Tensor:
         """The mechanism's `extend` by the new tokens: (batch, num_heads, new tokens, head_dim).
 
         Raises:
-            ValueError: the cache of another model.
+            ValueError: the cache of another model, or an architecture whose layers attend twice with the same keys.
         """
         if attention is not self.attention:
             raise ValueError("this cache was made for another model's layer: begin with a new cache")
+        if not self._awaited:
+            raise ValueError(
+                f"{type(attention).__name__} attends more than once with the same keys, of which a state would be given"
+                " each token as often: call the model with use_cache=False"
+            )
         self._awaited = False
         if not self.is_initialized:
-            self.lazy_initialization(key, value)
+            self.lazy_initialization(tokens.key, tokens.value)
         if self._recording:
-            self._last = (self.state.clone(), (query, key, value, key_mask))
-        output, self.state = self.mechanism.extend(query, key, value, self.state, key_mask=key_mask)
+            self._last = (self.state.clone(), tokens)
+        output, self.state = tokens.extend(self.mechanism, self.state)
         return output
 
     @property
@@ -137,14 +171,12 @@ class StateLayer(CacheLayerMixin):
                 "a state cannot give tokens back unless it records them: for assisted generation, pass"
                 " past_key_values=polysketch.replacement_cache(model) to generate"
             )
-        self.state, (query, key, value, key_mask) = self._last
-        kept = query.shape[2] - remove
-        if kept < 0:
-            raise RuntimeError(f"only the {query.shape[2]} tokens of the last call can be taken back, got {remove}")
-        if kept:
-            query, key, value = (tensor[:, :, :kept] for tensor in (query, key, value))
-            mask = None if key_mask is None else key_mask[:, :kept]
-            _, self.state = self.mechanism.extend(query, key, value, self.state, key_mask=mask)
+        self.state, tokens = self._last
+        last = tokens.query.shape[2]
+        if remove > last:
+            raise RuntimeError(f"only the {last} tokens of the last call can be taken back, got {remove}")
+        if remove < last:
+            _, self.state = tokens.first(last - remove).extend(self.mechanism, self.state)
         self.length -= remove
         self._last = None
 

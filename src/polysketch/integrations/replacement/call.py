@@ -23,6 +23,8 @@ class AttentionCall:
             softmax(query . key / sqrt(head_dim)) whatever the scaling of the architecture: what the mechanism is given.
         key, value: (batch, num_kv_heads, length, head_dim), after rotary positions.
         key_mask: (batch, length) bool, true for a real token; None when all are real.
+        given: what the mechanism reads beside them, for `Mechanism.forward`: `hidden`, the layer's input, and
+            `unrotated`, query and key before rotary positions, in a layer that has such.
         scaling: the factor on query . key of the architecture itself.
         attention: the layer's attention module.
     """
@@ -33,6 +35,7 @@ class AttentionCall:
     key: Tensor
     value: Tensor
     key_mask: Tensor | None
+    given: Mapping[str, Any]
     scaling: float
     attention: nn.Module = field(repr=False)
     _raw_query: Tensor = field(repr=False)
@@ -55,7 +58,7 @@ class AttentionCall:
 
     def replacement(self) -> Tensor:
         """The mechanism's attention of them: (batch, num_heads, length, head_dim), differentiable."""
-        return self.mechanism(self.query, self.key, self.value, key_mask=self.key_mask)
+        return self.mechanism(self.query, self.key, self.value, key_mask=self.key_mask, **self.given)
 
 
 def own_attention(

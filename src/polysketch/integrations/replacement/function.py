@@ -10,9 +10,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from polysketch.attention import Mechanism
 from polysketch.integrations.replacement.bookkeeping import IMPLEMENTATION, LayerRecord, Replacement, record_of
-from polysketch.integrations.replacement.cache import StateLayer, mechanism_of, state_layer_of
+from polysketch.integrations.replacement.cache import NewTokens, StateLayer, mechanism_of, state_layer_of
 from polysketch.integrations.replacement.call import AttentionCall, own_attention
+from polysketch.integrations.replacement.layer_inputs import OPTION, LayerInputs
 from polysketch.integrations.replacement.masks import DeferredMask, defer_mask
+from polysketch.integrations.replacement.rotation import turned_back
 
 _UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids"}
 _IMMATERIAL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
@@ -43,10 +45,14 @@ def replaced_attention(
             f"attn_implementation={IMPLEMENTATION!r} means attention replaced by polysketch.replace_attention; load the"
             " model with its usual attention and call replace_attention, or load_replaced for a saved one"
         )
+    inputs: LayerInputs | None = options.pop(OPTION, None)
+    if inputs is not None and inputs.look is not None:
+        inputs.look(record.index, module, query, key, inputs.positions)
+        return torch.zeros_like(query).transpose(1, 2), None
     if record.model.around is None:
-        return _compute(record, module, query, key, value, attention_mask, options)
+        return _compute(record, module, query, key, value, attention_mask, inputs, options)
     with record.model.around(record.index):
-        return _compute(record, module, query, key, value, attention_mask, options)
+        return _compute(record, module, query, key, value, attention_mask, inputs, options)
 
 
 def _compute(
@@ -56,6 +62,7 @@ def _compute(
     key: Tensor,
     value: Tensor,
     attention_mask: Any,
+    inputs: LayerInputs | None,
     options: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     """As `replaced_attention`, of a layer that has a record."""
@@ -69,13 +76,15 @@ def _compute(
     tokens = key.shape[2] if state is None else state.get_seq_length()
     _check_window(record, record.replacement, mechanism_of(module), _window(module, options), tokens)
     scaling = options.get("scaling") or query.shape[-1] ** -0.5
+    scaled = _with_scaling(query, scaling)
     call = AttentionCall(
         layer=record.index,
         mechanism=mechanism_of(module),
-        query=_with_scaling(query, scaling),
+        query=scaled,
         key=key,
         value=value,
         key_mask=mask.key_mask(),
+        given=_given(record, module, scaled, key, inputs),
         scaling=scaling,
         attention=module,
         _raw_query=query,
@@ -85,6 +94,23 @@ def _compute(
     )
     output = _attend(record, call) if state is None else _decode(record, call, state)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _given(
+    record: LayerRecord, module: nn.Module, query: Tensor, key: Tensor, inputs: LayerInputs | None
+) -> dict[str, Any]:
+    """What the mechanism reads beside query, key and value."""
+    if not record.given:
+        return {}
+    if inputs is None:
+        raise ValueError(
+            f"layer {record.index} was called without its hooks, so that its input is not known: call the attention"
+            " module itself, not its forward"
+        )
+    given: dict[str, Any] = {"hidden": inputs.hidden} if "hidden" in record.given else {}
+    if "unrotated" in record.given:
+        given["unrotated"] = turned_back(module, query, key, inputs.positions)
+    return given
 
 
 def _attend(record: LayerRecord, call: AttentionCall) -> Tensor:
@@ -109,7 +135,7 @@ def _decode(record: LayerRecord, call: AttentionCall, state: StateLayer) -> Tens
             "no gradient flows through a cache that is passed to a replaced model: in training, call it without"
             " past_key_values; else call model.eval() first"
         )
-    return state.attend(call.attention, call.query, call.key, call.value, call.key_mask)
+    return state.attend(call.attention, NewTokens(call.query, call.key, call.value, call.key_mask, **call.given))
 
 
 def _with_scaling(query: Tensor, scaling: float) -> Tensor:

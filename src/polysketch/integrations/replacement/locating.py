@@ -174,6 +174,12 @@ def sizes_of(attention: nn.Module) -> dict[str, int]:
     }
 
 
+def hidden_size_of(attention: nn.Module) -> dict[str, int]:
+    """hidden_size, the width of the layer's input, for mechanisms that read it."""
+    config: Any = attention.config
+    return {"hidden_size": config.hidden_size}
+
+
 def kind_of(attention: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Device and dtype of the layer's floating-point weights.
 

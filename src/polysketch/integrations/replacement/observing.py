@@ -9,7 +9,7 @@ from torch import Tensor
 from polysketch.integrations.replacement.bookkeeping import record_of
 from polysketch.integrations.replacement.call import AttentionCall
 from polysketch.integrations.replacement.locating import attention_layers
-from polysketch.integrations.replacement.replace import restore_attention, take_over
+from polysketch.integrations.replacement.taking_over import taken_over
 
 
 @contextmanager
@@ -48,12 +48,9 @@ def around_attention(model: Any, context: Callable[[int], AbstractContextManager
         model: of transformers, with replaced attention or without.
         context: layer index -> a context manager.
     """
-    was_unmodified = record_of(attention_layers(model)[0]) is None
-    record = take_over(model)
-    before, record.around = record.around, context
-    try:
-        yield
-    finally:
-        record.around = before
-        if was_unmodified:
-            restore_attention(model)
+    with taken_over(model) as record:
+        before, record.around = record.around, context
+        try:
+            yield
+        finally:
+            record.around = before

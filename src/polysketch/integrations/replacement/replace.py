@@ -1,6 +1,7 @@
-"""Replacing the attention of a transformers model in place, and undoing it."""
+"""Replacing the attention of a transformers model in place."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import nn
@@ -13,24 +14,25 @@ from polysketch.integrations.replacement.bookkeeping import (
     IMPLEMENTATION,
     SUBMODULE,
     LayerRecord,
-    ModelRecord,
     Replacement,
     record_of,
     remember,
 )
-from polysketch.integrations.replacement.cache import give_states_before_forward, mechanism_of
-from polysketch.integrations.replacement.function import register
+from polysketch.integrations.replacement.cache import mechanism_of
+from polysketch.integrations.replacement.layer_inputs import hand_on
 from polysketch.integrations.replacement.locating import (
     Layers,
     attention_layers,
     check_architecture,
     choose_layers,
-    decoder_of,
+    hidden_size_of,
     kind_of,
     plain_model,
     replaced_layers,
     sizes_of,
 )
+from polysketch.integrations.replacement.looking import look_at_layers
+from polysketch.integrations.replacement.taking_over import take_over
 
 Consent = Literal["refuse", "ignore"]
 
@@ -53,6 +55,11 @@ def replace_attention(
     with the mechanism's state, of constant size where the mechanism's is. A layer that was replaced before is replaced
     again; the others stay as they are.
 
+    A mechanism that reads more is given more. One with the option `hidden_size` is told the width of the layer's input
+    unless you set it, and may read that input. One that reads queries and keys before rotary positions is given them,
+    turned back within rounding (`rotation.turned_back`). Whether that is right for the architecture is found out here:
+    the model reads four tokens once.
+
     Known to work: Llama, Qwen3, GPT-2 and Mistral; models that are built like them are accepted.
 
     Args:
@@ -70,7 +77,8 @@ def replace_attention(
     Raises:
         TypeError: not a transformers model, or an option of another type.
         ValueError: an unknown mechanism, option or layer; an architecture that cannot be served; a mechanism that
-            cannot be causal, or needs the layer's input.
+            cannot be causal; one that reads the layer's input, or vectors before rotary positions, in a layer of which
+            they cannot be known. For such a mechanism the model reads four tokens to find that out.
     """
     plain = plain_model(model)
     check_architecture(plain)
@@ -81,43 +89,45 @@ def replace_attention(
     chosen = choose_layers(layers, len(found))
     replacement = Replacement(name, dict(options), sliding_window, dropout)
     built = {index: _build(replacement, found[index]) for index in chosen}
+    given = _given(plain, name, built)
     shared = take_over(plain)
     for index, mechanism in built.items():
-        _install(found[index], LayerRecord(index, shared, replacement), mechanism)
+        _install(found[index], LayerRecord(index, shared, replacement, given[index]), mechanism)
     setattr(shared.config, CONFIG_KEY, {"version": __version__, "replaced": _groups(plain)})
     return model
 
 
 def _build(replacement: Replacement, attention: nn.Module) -> Mechanism:
-    mechanism = mechanisms.build(replacement.name, **sizes_of(attention), **replacement.options)
+    width = hidden_size_of(attention) if "hidden_size" in mechanisms.option_names(replacement.name) else {}
+    mechanism = mechanisms.build(replacement.name, **{**sizes_of(attention), **width, **replacement.options})
     if not mechanism.is_causal:
         raise ValueError(f"{replacement.name!r} cannot be causal, so it cannot stand in a language model")
-    if mechanism.reads_hidden:
-        raise ValueError(
-            f"{replacement.name!r} with these options needs the layer's input, which transformers does not give to "
-            "attention functions: leave out what reads it"
-        )
     device, dtype = kind_of(attention)
     return mechanism.to(device=device, dtype=dtype).train(attention.training)
 
 
-def take_over(model: Any) -> ModelRecord:
-    """Turn a model's masks and attention over to the registered functions, if that has not been done; none is replaced.
+def _given(model: Any, name: str, built: Mapping[int, Mechanism]) -> dict[int, tuple[str, ...]]:
+    """Layer -> what its mechanism is to be given beside query, key and value."""
+    reading = {index for index, mechanism in built.items() if mechanism.reads_hidden or mechanism.reads_unrotated}
+    rotates = look_at_layers(model, reading) if reading else {}
+    for index in reading:
+        if index not in rotates:
+            raise ValueError(
+                f"{name!r} reads more than queries, keys and values, and layer {index} of {type(model).__name__} hands"
+                " nothing else on to its attention function: choose a mechanism or options that read no more"
+            )
+        if built[index].reads_unrotated and rotates[index] is None:
+            raise ValueError(
+                f"{name!r} reads queries and keys from before rotary positions, and layer {index} of"
+                f" {type(model).__name__} tells positions in a way that cannot be undone: choose another mechanism"
+            )
+    return {index: _read_by(mechanism, bool(rotates.get(index))) for index, mechanism in built.items()}
 
-    `restore_attention` undoes it.
-    """
-    found = attention_layers(model)
-    record = record_of(found[0])
-    if record is not None:
-        return record.model
-    register()
-    decoder = decoder_of(model)
-    shared = ModelRecord(implementation=decoder.config._attn_implementation, config=decoder.config)
-    shared.hook = decoder.register_forward_pre_hook(give_states_before_forward, with_kwargs=True)
-    for index, attention in found.items():
-        remember(attention, LayerRecord(index, shared))
-    decoder.config._attn_implementation = IMPLEMENTATION
-    return shared
+
+def _read_by(mechanism: Mechanism, rotates: bool) -> tuple[str, ...]:
+    """What of a layer that rotates queries and keys, or does not, is read by the mechanism."""
+    read = {"hidden": mechanism.reads_hidden, "unrotated": mechanism.reads_unrotated and rotates}
+    return tuple(name for name, is_read in read.items() if is_read)
 
 
 def _install(attention: Any, record: LayerRecord, mechanism: Mechanism) -> None:
@@ -126,36 +136,8 @@ def _install(attention: Any, record: LayerRecord, mechanism: Mechanism) -> None:
     attention.config._attn_implementation = IMPLEMENTATION
     attention.add_module(SUBMODULE, mechanism)
     remember(attention, record)
-
-
-def restore_attention(model: Any) -> Any:
-    """Undo `replace_attention`: the model computes what it did before, bit for bit, and has the weights that it had.
-
-    Args:
-        model: changed in place; a model in which nothing was replaced stays as it is.
-
-    Returns:
-        `model`.
-    """
-    plain = plain_model(model)
-    found = attention_layers(plain)
-    record = record_of(found[0])
-    if record is None:
-        return model
-    for attention in found.values():
-        _uninstall(attention, record.model)
-    record.model.hook.remove()
-    record.model.config._attn_implementation = record.model.implementation
-    if hasattr(record.model.config, CONFIG_KEY):
-        delattr(record.model.config, CONFIG_KEY)
-    return model
-
-
-def _uninstall(attention: Any, shared: ModelRecord) -> None:
-    if hasattr(attention, SUBMODULE):
-        delattr(attention, SUBMODULE)
-    attention.config = shared.config
-    remember(attention, None)
+    if record.given:
+        record.hook = attention.register_forward_pre_hook(hand_on, with_kwargs=True)
 
 
 def replaced_mechanisms(model: Any) -> dict[int, Mechanism]:
