@@ -3,15 +3,17 @@
     POLYSKETCH_DATA=... python -m experiments.conversion.linearise --size cpu
 
 A small Llama with softmax attention is trained on books and recall passages, then converted by `polysketch.conversion`
-as `polysketch convert` does it, beside its controls: local chunks alone, no attention transfer, the same fine-tuning
-from fresh attention (projections drawn anew), and the same fine-tuning of softmax attention itself. For each:
-perplexity before, after replacement and after each stage, the share of the gap that was regained, loss by position, and
-recall of passages most of whose answers lie further back than a local chunk. Everything finished is kept in --out; the
-same command goes on after an interruption. Records (JSON), the plot and table.md go to
-experiments/results/conversion-SIZE.
+as `polysketch convert` does it, to polysketch and to polysketch-delta, beside their controls: local chunks or a window
+alone, no attention transfer, the same fine-tuning from fresh attention (projections drawn anew), and the same
+fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch-delta and its
+own controls alone. For each: perplexity before, after replacement and after each stage, the share of the gap that was
+regained, loss by position, and recall of passages most of whose answers lie further back than a local chunk or window.
+Everything finished is kept in --out; the same command goes on after an interruption. Records (JSON), the plot and
+table.md go to experiments/results/conversion-SIZE.
 """
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +40,8 @@ class LineariseSettings:
 
     Attributes:
         corpus, teacher: the text, and the softmax model.
-        sketch_size, local_chunk: of the mechanism; chunks shorter than the way back to an answer.
+        sketch_size, local_chunk: of the mechanism; chunks shorter than the way back to an answer. Windows are as long,
+            and products of two sketches as many as the square of this one has.
         transfer_steps, tuning_steps, batch_size: of every conversion, on windows of the teacher's context.
         transfer_learning_rate, learning_rate: their peaks.
         eval_tokens: validation tokens that the loss is measured on.
@@ -73,7 +76,7 @@ SIZES = {
     ),
     "cpu": LineariseSettings(),
 }
-"""smoke: seconds, to see that everything runs. cpu: about half an hour on 2 cores."""
+"""smoke: seconds, to see that everything runs. cpu: about an hour on 2 cores."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,25 @@ class Variant:
         """The mechanism's options."""
         options = {
             "polysketch": {"sketch_size": settings.sketch_size, "local_chunk": settings.local_chunk},
+            "polysketch-delta": {"sketch_size": _equal_sums(settings.sketch_size), "window": settings.local_chunk},
             "local": {"local_chunk": settings.local_chunk},
+            "sliding-window": {"window": settings.local_chunk},
         }
         return options.get(self.attention, {})
+
+
+def _equal_sums(sketch_size: int) -> int:
+    """The size of two sketches with as many products as one of `sketch_size` has, r (r + 1) / 2."""
+    return round(math.sqrt(sketch_size * (sketch_size + 1) / 2))
 
 
 VARIANTS = {
     "polysketch": Variant("polysketch"),
     "no-transfer": Variant("polysketch, no transfer", transfer=False),
+    "delta": Variant("polysketch-delta", attention="polysketch-delta"),
+    "delta-no-transfer": Variant("polysketch-delta, no transfer", attention="polysketch-delta", transfer=False),
     "local": Variant("local chunks alone", attention="local"),
+    "window": Variant("window alone", attention="sliding-window", transfer=False),
     "fresh": Variant("polysketch, fresh attention", transfer=False, fresh=True),
     "softmax": Variant("softmax, tuned as well", attention="softmax", transfer=False),
 }
@@ -115,10 +128,10 @@ class LineariseFlags:
     """Convert a softmax model trained on books, beside controls. Flags left out take the value of the size."""
 
     size: Literal["smoke", "cpu"]
-    """smoke: seconds, to see that everything runs. cpu: about half an hour."""
+    """smoke: seconds, to see that everything runs. cpu: about an hour."""
 
     only: tuple[str, ...] = tuple(VARIANTS)
-    """Conversions to run: polysketch, no-transfer, local, fresh, softmax."""
+    """Conversions to run: polysketch, no-transfer, delta, delta-no-transfer, local, window, fresh, softmax."""
 
     out: Path = Path("runs/conversion")
     """Folder of the prepared text, the softmax model and the conversions."""

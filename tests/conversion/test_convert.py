@@ -212,6 +212,18 @@ def test_time_that_is_up_saves_and_the_same_command_goes_on(converted, options, 
     assert_same(convert(config, progress=False).folder, converted.folder)
 
 
+def test_polysketch_delta_is_transferred_and_tuned(options, data, tmp_path):
+    """It comes nearer to softmax in both layers, and the saved model has the last figure's loss."""
+    changes = {"attention": "polysketch-delta", "attention_options": {"window": 4, "sketch_size": 8}}
+    result = convert(ConversionConfig(**{**options, **changes}, out=tmp_path / "out"), progress=False)
+    before, after = (stages(result)[stage]["transfer_error"] for stage in ("replaced", "transfer"))
+    assert all(after[layer] < 0.9 * before[layer] for layer in before)
+    losses = [line["loss"] for line in result.report["stages"]]
+    assert losses[1] > losses[2] > losses[3]
+    loss = own_loss(load_replaced(result.folder / "model"), data, options["context"], options["eval_tokens"])
+    assert losses[3] == pytest.approx(loss, rel=1e-4)
+
+
 def test_dropout_is_refused_before_a_step_and_can_be_left_out(options, data, tmp_path):
     """GPT-2 as it comes: learned positions, transposed projections, and dropout of the attention weights."""
     from transformers import GPT2Config, GPT2LMHeadModel

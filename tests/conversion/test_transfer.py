@@ -54,6 +54,15 @@ def test_the_models_own_weights_get_no_gradient(model, ids):
     assert all("polysketch" in name or name.startswith("buffer/") for name in changed_tensors(model))
 
 
+def test_a_mechanism_that_reads_more_learns_from_all_of_it(model, ids):
+    """Every weight has a gradient: of features of vectors before rotary positions, and of the layer's input."""
+    replace_attention(model, "polysketch-delta", window=4, sketch_size=6)
+    begin_transfer(model).loss(ids).backward()
+    trained = {name: parameter.grad for name, parameter in model.named_parameters() if ".polysketch." in name}
+    assert {"far_logit.weight", "strength_logit.weight"} <= {name.split(".polysketch.")[1] for name in trained}
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in trained.values())
+
+
 def test_the_relative_error_of_nothing_is_one(model, ids):
     transfer = AttentionTransfer(replace_attention(model, "linear"))
     for mechanism in transfer.mechanisms.values():

@@ -74,9 +74,10 @@ def test_recall_counts_the_words_that_are_known(monkeypatch):
 def test_everything_runs_at_the_smallest_size(tmp_path, outside_data, capsys, monkeypatch):
     from experiments.study.command import run_command
 
-    flags = ["--size", "smoke", "--out", str(tmp_path), "--only", "polysketch", "fresh"]
+    flags = ["--size", "smoke", "--out", str(tmp_path), "--only", "polysketch", "delta", "window", "fresh"]
     assert run_command("experiments.conversion.linearise", linearise.run, flags) == 0
-    assert "polysketch, fresh attention" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert all(label in printed for label in ("polysketch, fresh attention", "polysketch-delta", "window alone"))
     record = json.loads((tmp_path / "smoke" / "results" / "polysketch.json").read_text())
     assert [line["stage"] for line in record["report"]["stages"]] == ["original", "replaced", "transfer", "tuning"]
     assert (tmp_path / "smoke" / "results" / "conversion.png").is_file()

@@ -33,7 +33,7 @@ class PolysketchDeltaAttention(BesideWindow):
     head.
 
     phi are products of two learned sketches (`SketchProducts`) of queries and keys before rotary positions, where the
-    layer gives them. A replaced layer of transformers does not give them.
+    layer gives them. A replaced layer of transformers gives them within rounding: it turns rotated ones back.
 
     The window and the sketches' products are PolySketchFormer's (section 3.2, with a sliding window in place of aligned
     chunks and softmax weights in place of polynomials); the sums are those of Schlag et al. (ICML 2021, section 4.2).

@@ -29,7 +29,7 @@ class PolysketchWindowAttention(BesideWindow):
     near are the last `window` tokens, the token itself included, and far all before them. q^ and k^ are queries and
     keys of root mean square one, and c is a learned scale. c, u and b are those of the key/value head. Features are
     taken of queries and keys before rotary positions, where the layer gives them: near tokens are told by their place,
-    far ones by their content. A replaced layer of transformers does not give them.
+    far ones by their content. A replaced layer of transformers gives them within rounding: it turns rotated ones back.
 
     It is the form of PolySketchFormer (section 3.2) with three changes. Every query sees the same number of exact
     tokens, where aligned chunks show the first token of a chunk nothing but itself. Exact weights are those of softmax.

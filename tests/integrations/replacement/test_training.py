@@ -69,6 +69,7 @@ def test_the_forward_pass_is_traced_and_packed_sequences_are_refused_there_too(f
         compiled(ids, position_ids=positions % 15, use_cache=False)
 
 
+@pytest.mark.full
 def test_what_is_handed_over_is_traced_too(folder):
     """In one graph for all layers."""
     model = replace_attention(load(folder, "llama"), "polysketch-delta", window=CHUNK, sketch_size=6)
