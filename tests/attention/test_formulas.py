@@ -77,9 +77,13 @@ def test_polysketch_window_attention_is_its_formula(features: str):
 
 
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
-def test_polysketch_delta_attention_is_its_formula(kv_heads: int):
+@pytest.mark.parametrize(
+    ("name", "sketches"),
+    [("polysketch-delta", {"sketch_size": 4}), ("polysketch-memory", {"sketch_size": 6, "kept": 4})],
+)
+def test_the_delta_rule_beside_a_window_is_its_formula(name: str, sketches: dict[str, int], kv_heads: int):
     """The sums are written out: every token that leaves the window moves their answer to its key."""
-    case = Case("polysketch-delta", {"window": 6, "sketch_size": 4, "far_bias": 0.5, "hidden_size": HIDDEN}, kv_heads)
+    case = Case(name, {"window": 6, **sketches, "far_bias": 0.5, "hidden_size": HIDDEN}, kv_heads)
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()
     unrotated = case.inputs(seed=7)[:2]
     for parameter in (mechanism.unit_scale.log_scale, mechanism.confidence_scale):
@@ -96,7 +100,7 @@ def test_polysketch_delta_attention_is_its_formula(kv_heads: int):
     strength = (hidden @ mechanism.strength_logit.weight.T + mechanism.strength_logit.bias).sigmoid().mT
     phi_query, phi_key = (products(x) for x in unrotated)
     ones = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    sums, recalled = torch.zeros(*value.shape[:2], 16, HEAD_DIM + 1, dtype=torch.float64), []
+    sums, recalled = value.new_zeros(*value.shape[:2], sketches["sketch_size"] ** 2, HEAD_DIM + 1), []
     for token in range(LENGTH):
         if token >= 6:
             phi = phi_key[:, :, token - 6, :, None]

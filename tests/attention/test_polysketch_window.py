@@ -6,10 +6,12 @@ import torch
 from attention.cases import HIDDEN, LENGTH, Case
 from polysketch import attention
 
-CASES = [
-    Case(name, {"window": 6, "sketch_size": 4, "hidden_size": HIDDEN})
-    for name in ("polysketch-window", "polysketch-delta")
-]
+SKETCHES = {
+    "polysketch-window": {"sketch_size": 4},
+    "polysketch-delta": {"sketch_size": 4},
+    "polysketch-memory": {"sketch_size": 6, "kept": 4},
+}
+CASES = [Case(name, {"window": 6, **sizes, "hidden_size": HIDDEN}) for name, sizes in SKETCHES.items()]
 EACH = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -47,9 +49,11 @@ def test_decoding_under_autocast_is_that_of_float32_within_rounding(case: Case, 
         torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize(("name", "far_bias"), [("polysketch-window", -6.0), ("polysketch-delta", -2.0)])
+@pytest.mark.parametrize(
+    ("name", "far_bias"), [("polysketch-window", -6.0), ("polysketch-delta", -2.0), ("polysketch-memory", -2.0)]
+)
 def test_small_far_shares_keep_their_gradients_in_bfloat16(name: str, far_bias: float):
-    case = Case(name, {"window": 6, "sketch_size": 4, "far_bias": far_bias, "hidden_size": HIDDEN})
+    case = Case(name, {"window": 6, **SKETCHES[name], "far_bias": far_bias, "hidden_size": HIDDEN})
     gradients = []
     for dtype in (torch.float32, torch.bfloat16):
         query, key, value, hidden = (x.to(dtype) for x in case.inputs())
@@ -73,7 +77,7 @@ def test_a_refused_call_leaves_the_state_as_it_was(case: Case):
     with pytest.raises(ValueError, match="needs hidden"):
         mechanism.extend(query, key, value, state)
     assert state.position.eq(0).all()
-    assert state.far.position.eq(0).all()
+    assert state.far.sums.eq(0).all()
 
 
 def test_masses_too_small_for_their_reciprocal_keep_gradients_finite():
@@ -112,4 +116,4 @@ def test_no_refused_call_moves_the_window(case: Case, wrong: str):
     with pytest.raises(ValueError, match=r"the state takes|hidden must be"):
         mechanism.extend(given["query"], given["key"], given["value"], state, hidden=given["hidden"])
     assert state.position.eq(0).all()
-    assert state.far.position.eq(0).all()
+    assert state.far.sums.eq(0).all()

@@ -1,6 +1,7 @@
 """Softmax over a sliding window, and one key beside it that stands for all tokens before the window."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ class WindowState:
     """
 
     recent: RecentTokens
-    far: ops.LinearAttentionState
+    far: ops.LinearAttentionState | ops.DeltaMemoryState
 
     @property
     def position(self) -> Tensor:
@@ -107,7 +108,7 @@ class BesideWindow(Mechanism):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | None,
+        state: Any,
     ) -> tuple[Tensor, Tensor]:
         """What every query finds beyond its window: values, and logits without the layer's own; -inf for nothing.
 
@@ -116,10 +117,19 @@ class BesideWindow(Mechanism):
             left: what was kept of the tokens that leave, each when its query comes; zeros where none does.
             value: of those tokens.
             log_decay: as `_log_decay` gives it.
-            state: sums over the tokens that left before, which move on in place. None for a whole sequence, and then
-                everything is differentiable.
+            state: sums over the tokens that left before, from `_empty_sums`, which move on in place. None for a whole
+                sequence, and then everything is differentiable.
         """
         raise NotImplementedError(f"{type(self).__name__} recalls nothing")
+
+    def _empty_sums(
+        self, rows: tuple[int, int], value_dim: int, *, device: torch.device | str, dtype: torch.dtype
+    ) -> ops.LinearAttentionState | ops.DeltaMemoryState:
+        """Sums of zero for (batch, num_kv_heads) rows of values so wide."""
+        sizes = {"power": self.feature_map.power, "factors": self.feature_map.factors}
+        return ops.LinearAttentionState.init(
+            *rows, self.feature_map.feature_dim, value_dim, **sizes, device=device, dtype=dtype
+        )
 
     def _log_decay(self, hidden: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
         """(batch, num_kv_heads, length), by how much the sums decay at every token; None for not at all."""
@@ -207,13 +217,9 @@ class BesideWindow(Mechanism):
     ) -> WindowState:
         """An empty window and sums of zero; their size does not depend on the context."""
         like = self.unit_scale.log_scale
-        far = ops.LinearAttentionState.init(
-            batch_size,
-            self.num_kv_heads,
-            self.feature_map.feature_dim,
+        far = self._empty_sums(
+            (batch_size, self.num_kv_heads),
             (self.head_dim if value_dim is None else value_dim) + self.sums_width,
-            power=self.feature_map.power,
-            factors=self.feature_map.factors,
             device=like.device if device is None else device,
             dtype=like.dtype if dtype is None else dtype,
         )

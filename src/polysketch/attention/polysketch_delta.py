@@ -2,21 +2,15 @@
 
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.beside_window import BesideWindow, without_masked
-from polysketch.attention.head_logit import HeadLogit
-from polysketch.attention.linearized import widened
+from polysketch.attention.delta_beside_window import DeltaBesideWindow
 from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
 
-_CONFIDENCE = 3.0
 
-
-class PolysketchDeltaAttention(BesideWindow):
+class PolysketchDeltaAttention(DeltaBesideWindow):
     """One softmax over the last `window` tokens and over what sums recall of all tokens before them.
 
         o_i = (sum_near e_ij v_j + exp(l_i) r_i) / (sum_near e_ij + exp(l_i))
@@ -79,47 +73,13 @@ class PolysketchDeltaAttention(BesideWindow):
             far_bias=far_bias,
             hidden_size=hidden_size,
         )
-        self.strength_logit = HeadLogit(hidden_size, self.num_kv_heads, 0.0, "strength_bias")
-        self.confidence_scale = nn.Parameter(torch.full((self.num_kv_heads,), _CONFIDENCE))
 
-    @property
-    def sums_width(self) -> int:
-        """Behind every value stands a one."""
-        return 1
-
-    def _features(
-        self,
-        vectors: tuple[Tensor, Tensor],
-        dtype: torch.dtype,
-        key_mask: Tensor | None,
-        hidden: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Features, behind those of keys the strength of writing; zeros of masked keys, which write nothing."""
-        query_features, key_features = self.feature_map.map_both(*vectors)
-        strength = self.strength_logit(hidden).sigmoid()[..., None]
-        strength = strength.expand(*key_features.shape[:3], 1).to(key_features.dtype)
-        kept = torch.cat([key_features, strength], -1)
-        return query_features.to(dtype), without_masked(kept, key_mask).to(dtype)
-
-    def _recall(
-        self,
-        query_features: Tensor,
-        left: Tensor,
-        value: Tensor,
-        log_decay: Tensor | None,
-        state: ops.LinearAttentionState | None,
-    ) -> tuple[Tensor, Tensor]:
-        """What the sums answer, and their confidence in it; -inf where nothing was written."""
-        query_features, left = widened(query_features), widened(left)  # errors of half precision would add up
-        key_features, strength = left[..., :-1], left[..., -1]
-        value = F.pad(widened(value), (0, 1), value=1.0)
+    def _answers(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor, strength: Tensor, state: Any
+    ) -> Tensor:
+        """By `ops.delta_writes`, and sums over what it writes."""
         written = ops.delta_writes(key_features, value, strength, factors=2, state=state)
         options: dict[str, Any] = {"factors": 2, "normalize": False}
         if state is None:
-            found = ops.linear_attention(query_features, key_features, written, causal=True, **options).output
-        else:
-            found = ops.linear_attention_extend_(query_features, key_features, written, state, **options).output
-        recalled, confidence = found[..., :-1], found[..., -1]
-        scale = self.confidence_scale.to(found.dtype).repeat_interleave(self.num_heads // self.num_kv_heads)
-        logit = (scale[:, None] * confidence).masked_fill(confidence == 0.0, float("-inf"))
-        return recalled, logit
+            return ops.linear_attention(query_features, key_features, written, causal=True, **options).output
+        return ops.linear_attention_extend_(query_features, key_features, written, state, **options).output

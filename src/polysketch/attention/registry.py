@@ -18,6 +18,7 @@ MECHANISMS: TableOnDemand["type[Mechanism]"] = TableOnDemand(
         "polysketch": "polysketch.PolysketchAttention",
         "polysketch-heavy": "polysketch_heavy.PolysketchHeavyAttention",
         "polysketch-delta": "polysketch_delta.PolysketchDeltaAttention",
+        "polysketch-memory": "polysketch_memory.PolysketchMemoryAttention",
         "polysketch-window": "polysketch_window.PolysketchWindowAttention",
         "llops": "llops.LlopsAttention",
         "hyper": "hyper.HyperAttention",

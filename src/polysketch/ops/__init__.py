@@ -2,6 +2,7 @@
 
 from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
 from polysketch.ops.delta import delta_writes, delta_writes_backend
+from polysketch.ops.delta_memory import DeltaMemoryState, delta_memory, delta_memory_backend, delta_memory_extend_
 from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.heavy import heavy_correction, line_codes
 from polysketch.ops.hyper import gray_rank, hash_codes, hyper_attention
@@ -34,6 +35,7 @@ from polysketch.ops.window import (
 
 __all__ = [
     "BesideKey",
+    "DeltaMemoryState",
     "LinearAttentionResult",
     "LinearAttentionState",
     "LocalPolynomial",
@@ -41,6 +43,9 @@ __all__ = [
     "causal_convolution",
     "centred_convolution",
     "combine",
+    "delta_memory",
+    "delta_memory_backend",
+    "delta_memory_extend_",
     "delta_writes",
     "delta_writes_backend",
     "depthwise_convolution_2d",
