@@ -36,6 +36,7 @@ PUBLIC_NAMES = {
         "gray_rank",
         "hadamard_transform",
         "heavy_correction",
+        "largest_entries",
         "line_codes",
         "hash_codes",
         "hyper_attention",

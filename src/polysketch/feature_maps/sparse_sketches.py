@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polysketch import ops
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
 
@@ -74,7 +75,7 @@ class SparseSketches(FeatureMap):
 
 def _largest(sketches: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     """(..., 2, size) -> cells and weights (..., 2 kept)."""
-    cells = sketches.detach().abs().topk(kept + 1, -1).indices
-    found = sketches.gather(-1, cells)
+    cells = ops.largest_entries(sketches, kept + 1)
+    found = sketches.gather(-1, cells.long())
     above = found[..., :-1].sign() * (found[..., :-1].abs() - found[..., -1:].abs())
-    return cells[..., :-1].to(torch.int32).flatten(-2), F.normalize(above, dim=-1).flatten(-2)
+    return cells[..., :-1].flatten(-2), F.normalize(above, dim=-1).flatten(-2)

@@ -7,6 +7,7 @@ from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.heavy import heavy_correction, line_codes
 from polysketch.ops.hyper import gray_rank, hash_codes, hyper_attention
 from polysketch.ops.landmark import nystrom_attention, skyformer_attention
+from polysketch.ops.largest_entries import largest_entries
 from polysketch.ops.linear import (
     LinearAttentionResult,
     LinearAttentionState,
@@ -54,6 +55,7 @@ __all__ = [
     "hash_codes",
     "heavy_correction",
     "hyper_attention",
+    "largest_entries",
     "line_codes",
     "linear_attention",
     "linear_attention_backend",
