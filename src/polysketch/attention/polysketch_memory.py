@@ -21,7 +21,8 @@ class PolysketchMemoryAttention(DeltaBesideWindow):
     As `polysketch-delta`, with other features: phi is the product of two sketches of `sketch_size` numbers of which all
     but `kept` are zero (`SparseSketches`). So S has sketch_size^2 rows, and a token reads and writes kept^2 of them
     (`ops.delta_memory`): tokens disturb each other less than in a small dense S, and each costs less. Features are
-    taken of queries and keys before rotary positions, where the layer gives them.
+    taken of queries and keys before rotary positions, where the layer gives them. A replaced layer of transformers
+    gives them within rounding: it turns rotated ones back.
 
     The window and the sketches' products are PolySketchFormer's (section 3.2, with a sliding window in place of aligned
     chunks and softmax weights in place of polynomials); the rule of writing is that of Schlag et al. (ICML 2021,
