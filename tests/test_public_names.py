@@ -24,6 +24,8 @@ PUBLIC_NAMES = {
         "BesideKey",
         "DeltaMemoryState",
         "OpenChunk",
+        "DocumentGroup",
+        "PackedDocuments",
         "causal_convolution",
         "centred_convolution",
         "combine",

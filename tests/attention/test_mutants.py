@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attention import test_contract as contract
+from attention import test_contract_packed as contract_packed
 from attention import test_exact_features as exact_features
 from attention import test_focused as focused
 from attention import test_formulas as formulas
@@ -73,6 +74,7 @@ from polysketch.ops.hyper import capping as hyper_capping
 from polysketch.ops.hyper import part as hyper_part
 from polysketch.ops.hyper import samples as hyper_samples
 from polysketch.ops.hyper import sort_lsh as hyper_sort_lsh
+from polysketch.ops.packed import PackedDocuments
 from polysketch.ops.polynomial import squared_reference
 from polysketch.ops.window import api as window
 
@@ -508,6 +510,25 @@ MUTANTS = {
         "log_sum",
         (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),
     ),
+    "packed: documents of one length in one row": Mutant(
+        PackedDocuments.split,
+        "unflatten(0, (len(group.documents), group.length))",
+        "unsqueeze(0)",
+        (partial(contract_packed.test_a_packed_row_equals_its_documents_apart, SEEN, True, contract_packed.EQUAL),),
+    ),
+    "packed: padding is seen": Mutant(
+        PackedDocuments.masks,
+        "if group.is_padded else None",
+        "if not group.is_padded else None",
+        (
+            partial(
+                contract_packed.test_a_packed_row_equals_its_documents_apart,
+                CASES[0],
+                False,
+                contract_packed.LENGTHS,
+            ),
+        ),
+    ),
 }
 
 
@@ -540,19 +561,35 @@ def forget(extend):
     return extend_alone
 
 
+def miss_a_start(forward_packed):
+    """Another: the second of packed documents goes on where the first ends."""
+
+    def joined(query, key, value, cu_seqlens, **options):
+        return forward_packed(query, key, value, torch.cat([cu_seqlens[:1], cu_seqlens[2:]]), **options)
+
+    return joined
+
+
 @pytest.mark.parametrize("name", attention.MECHANISMS)
 @pytest.mark.parametrize(
     ("method", "mistake", "seen_by"),
     [
         ("forward", mix_rows, contract.test_rows_of_the_batch_do_not_influence_one_another),
         ("forward", see_the_next_value, partial(contract.test_changing_tokens_changes_nothing_before_them, changed=11)),
+        (
+            "forward_packed",
+            miss_a_start,
+            lambda case: contract_packed.test_a_packed_row_equals_its_documents_apart(
+                case, case.build().is_causal, contract_packed.LENGTHS
+            ),
+        ),
         ("extend", forget, partial(contract.test_forward_equals_extend_over_a_split, sizes=[9, 1, 1, 1, 25])),
     ],
-    ids=["rows-mixed", "the-future-seen", "the-past-forgotten"],
+    ids=["rows-mixed", "the-future-seen", "a-start-missed", "the-past-forgotten"],
 )
 def test_a_mistake_that_any_mechanism_can_make_is_seen(name, method, mistake, seen_by, monkeypatch):
     case = next(case for case in COMPLETE_CASES if case.name == name)
-    if mistake is not mix_rows and case not in CAUSAL_CASES:
+    if mistake in (see_the_next_value, forget) and case not in CAUSAL_CASES:
         pytest.skip("it sees the future by design, and has no state")
     build = Case.build
 

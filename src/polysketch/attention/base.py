@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polysketch.ops import PackedDocuments
 from polysketch.ops.arguments import check_at_least_one
 
 
@@ -97,6 +98,51 @@ class Mechanism(nn.Module):
             (batch, num_heads, length, value_dim), in the dtype of value.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def forward_packed(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens: Tensor | PackedDocuments,
+        *,
+        causal: bool = True,
+        hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attend within each of several documents that stand one after the other in one row.
+
+        A document gives what it gives alone: it is attended to as a row of a batch of documents of similar length
+        (`ops.PackedDocuments`). Positions, chunks and states begin where the document does.
+
+        Args:
+            query: (1, num_heads, length, head_dim).
+            key: (1, num_kv_heads, length, head_dim).
+            value: (1, num_kv_heads, length, value_dim).
+            cu_seqlens: (documents + 1,) int32 offsets, from 0 to the length, rising; or the documents made of them.
+            causal: token i sees tokens of its document up to and including itself only.
+            hidden: (1, length, hidden_size), as for `forward`.
+            unrotated: query and key before rotary positions, for mechanisms that read them (`reads_unrotated`).
+
+        Returns:
+            (1, num_heads, length, value_dim), in the dtype of value.
+
+        Raises:
+            TypeError, ValueError: as for `ops.PackedDocuments` and `forward`.
+        """
+        self.check_inputs(query, key, value)
+        documents = PackedDocuments.of_row(cu_seqlens, query[:, 0, :, 0].shape)
+        given: list[dict[str, Any]] = [{} for _ in documents.groups]
+        if hidden is not None and self.reads_hidden:
+            given = [{"hidden": part} for part in documents.split(hidden)]
+        if unrotated is not None and self.reads_unrotated:
+            pairs = zip(*(documents.split(x, 2) for x in unrotated), strict=True)
+            given = [{**one, "unrotated": pair} for one, pair in zip(given, pairs, strict=True)]
+        parts = zip(*(documents.split(x, 2) for x in (query, key, value)), strict=True)
+        # What stands behind a causal token changes nothing for it.
+        masks = [None] * len(given) if causal else documents.masks(query.device)
+        every = zip(parts, masks, given, strict=True)
+        return documents.join([self(*part, causal=causal, key_mask=mask, **own) for part, mask, own in every], 2)
 
     def init_state(
         self,

@@ -8,9 +8,10 @@ from torch.utils.checkpoint import checkpoint
 
 from polysketch.attention import Mechanism, advance_positions
 from polysketch.models.config import ModelConfig
-from polysketch.models.cross_entropy import token_losses
+from polysketch.models.cross_entropy import IGNORED_TARGET, token_losses
 from polysketch.models.state import ModelState
 from polysketch.nn import Rotation, TransformerBlock, build_mixer, rotation_at, sinusoidal_positions
+from polysketch.ops import PackedDocuments
 
 
 class TransformerLM(nn.Module):
@@ -45,23 +46,44 @@ class TransformerLM(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self._initialize()
 
-    def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
+    ) -> Tensor:
         """Logits of every token's successor.
 
         Args:
             ids: (batch, length) int64.
             key_mask: (batch, length) bool, True for a real token; rows are padded on the left.
+            cu_seqlens: (documents + 1,) int32 offsets, from 0 to the length, rising, of documents that stand one after
+                the other in a single row. Each has positions from 0, and gives what it gives alone.
 
         Returns:
             (batch, length, vocab_size). Prefer `loss` for training: it never holds all of these.
-        """
-        return self.logits(self.hidden_states(ids, key_mask=key_mask))
 
-    def hidden_states(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        Raises:
+            TypeError, ValueError: ids that are no tokens, or `cu_seqlens` that do not fit (`ops.PackedDocuments`).
+        """
+        return self.logits(self.hidden_states(ids, key_mask=key_mask, cu_seqlens=cu_seqlens))
+
+    def hidden_states(
+        self,
+        ids: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
+    ) -> Tensor:
         """(batch, length, hidden_size) after the final norm; arguments as for `forward`."""
-        hidden, rotation = self._embed(ids, self._positions(ids, key_mask))
+        documents = None if cu_seqlens is None else self._documents(ids, cu_seqlens, key_mask)
+        if documents is None:
+            hidden, rotation = self._embed(ids, self._positions(ids, key_mask))
+        else:
+            hidden, rotation = self._embed_packed(ids, documents)
         for block in self.blocks:
-            hidden = self._run(block, hidden, rotation, key_mask)
+            hidden = self._run(block, hidden, rotation, key_mask, documents)
         return self.final_norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -80,16 +102,31 @@ class TransformerLM(nn.Module):
         """
         return token_losses(hidden, self.embedding.weight, self.output_bias, targets)
 
-    def loss(self, ids: Tensor) -> Tensor:
-        """Mean cross-entropy (nats) of ids[:, 1:] predicted from ids[:, :-1]; a scalar.
+    def loss(
+        self, ids: Tensor, targets: Tensor | None = None, cu_seqlens: Tensor | PackedDocuments | None = None
+    ) -> Tensor:
+        """Mean cross-entropy in nats; a scalar.
+
+        Args:
+            ids: (batch, length) int64.
+            targets: (batch, length) int64, what each token is to predict; -100 for nothing, and the mean is over the
+                others. When None, tokens predict the next one: ids[:, 1:] from ids[:, :-1], of each document by itself.
+            cu_seqlens: as for `forward`, documents in a single row.
 
         Raises:
-            ValueError: fewer than two tokens a row.
+            TypeError: as for `forward`.
+            ValueError: as for `forward`; targets of another shape or beyond the vocabulary, or nothing to predict:
+                fewer than two tokens a row, documents of one token alone, or targets of -100 alone. Targets on a GPU
+                are not read for this, and give NaN where nothing is to be predicted.
         """
-        if ids.dim() != 2 or ids.shape[1] < 2:
-            raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
-        self._check_ids(ids)
-        return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
+        documents = None if cu_seqlens is None else self._documents(ids, cu_seqlens)
+        if targets is None:
+            if documents is None:
+                return self._loss_of_rows(ids)
+            targets = _next_tokens(ids, documents)
+        self._check_targets(ids, targets)
+        losses = self.token_losses(self.hidden_states(ids, cu_seqlens=documents), targets)
+        return losses.sum() / (targets != IGNORED_TARGET).sum()
 
     def init_state(
         self,
@@ -225,12 +262,36 @@ class TransformerLM(nn.Module):
         )
         return positions.to(ids.device)
 
+    def _loss_of_rows(self, ids: Tensor) -> Tensor:
+        """Of ids[:, 1:] from ids[:, :-1]."""
+        if ids.dim() != 2 or ids.shape[1] < 2:
+            raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
+        self._check_ids(ids)
+        return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
+
+    def _documents(
+        self, ids: Tensor, cu_seqlens: Tensor | PackedDocuments, key_mask: Tensor | None = None
+    ) -> PackedDocuments:
+        self._check_ids(ids)
+        return PackedDocuments.of_row(cu_seqlens, ids.shape, key_mask)
+
     def _embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        return self._embedded(ids, positions), self._rotation(positions)
+
+    def _embed_packed(self, ids: Tensor, documents: PackedDocuments) -> tuple[Tensor, Rotation]:
+        """As `_embed`; the rotation is of the longest document's positions, which begin anew in each."""
+        embedded = self._embedded(ids, documents.positions(ids.device))
+        return embedded, self._rotation(torch.arange(documents.longest, device=ids.device))
+
+    def _embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         self._check_ids(ids)
         embedded = self.embedding(ids) * self.config.hidden_size**0.5
         if self.config.input_positions:
             embedded = embedded + sinusoidal_positions(positions, self.config.hidden_size).to(embedded.dtype)
-        return embedded, rotation_at(positions, self.config.head_dim, self.config.rope_base)
+        return embedded
+
+    def _rotation(self, positions: Tensor) -> Rotation:
+        return rotation_at(positions, self.config.head_dim, self.config.rope_base)
 
     def _check_ids(self, ids: Tensor) -> None:
         if ids.dim() != 2 or ids.shape[1] == 0 or ids.dtype != torch.int64:
@@ -246,10 +307,41 @@ class TransformerLM(nn.Module):
                     " was the text encoded with another tokenizer?"
                 )
 
-    def _run(self, block: nn.Module, hidden: Tensor, rotation: Rotation, key_mask: Tensor | None) -> Tensor:
+    def _check_targets(self, ids: Tensor, targets: Tensor) -> None:
+        if targets.shape != ids.shape or targets.dtype != torch.int64:
+            raise ValueError(
+                f"targets must be int64 of the shape of ids, {tuple(ids.shape)}, got {targets.dtype} of "
+                f"{tuple(targets.shape)}"
+            )
+        # As for ids: on a GPU this would wait for the device.
+        if targets.device.type == "cpu" and not torch.compiler.is_compiling():
+            predicted = targets[targets != IGNORED_TARGET]
+            if predicted.numel() == 0:
+                raise ValueError(f"nothing is to be predicted: all targets are {IGNORED_TARGET}")
+            if predicted.min() < 0 or predicted.max() >= self.config.vocab_size:
+                raise ValueError(
+                    f"targets must be {IGNORED_TARGET} or lie in [0, {self.config.vocab_size}), got "
+                    f"{int(predicted.min())} to {int(predicted.max())}"
+                )
+
+    def _run(
+        self,
+        block: nn.Module,
+        hidden: Tensor,
+        rotation: Rotation,
+        key_mask: Tensor | None,
+        documents: PackedDocuments | None,
+    ) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, hidden, rotation, key_mask=key_mask, use_reentrant=False)
-        return block(hidden, rotation, key_mask=key_mask)
+            return checkpoint(block, hidden, rotation, key_mask=key_mask, cu_seqlens=documents, use_reentrant=False)
+        return block(hidden, rotation, key_mask=key_mask, cu_seqlens=documents)
+
+
+def _next_tokens(ids: Tensor, documents: PackedDocuments) -> Tensor:
+    """What each token is to predict; nothing where a document ends."""
+    targets = ids.roll(-1, 1)
+    targets[:, documents.last_tokens(ids.device)] = IGNORED_TARGET
+    return targets
 
 
 def _next_positions(state: ModelState, length: int, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:

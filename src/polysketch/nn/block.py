@@ -9,6 +9,7 @@ from polysketch.nn.glu import GatedLinearUnit
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.multihead import MechanismInputs, MultiHeadAttention
 from polysketch.nn.rope import Rotation
+from polysketch.ops import PackedDocuments
 
 
 class TransformerBlock(nn.Module):
@@ -53,10 +54,13 @@ class TransformerBlock(nn.Module):
         *,
         causal: bool = True,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """(batch, length, hidden_size) -> the same; arguments as for `TokenMixer.forward`."""
         normalized = self.attention_norm(hidden)
-        hidden = hidden + self.attention(normalized, self._own(rotation), causal=causal, key_mask=key_mask)
+        hidden = hidden + self.attention(
+            normalized, self._own(rotation), causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens
+        )
         return hidden + self.feedforward(self.feedforward_norm(hidden))
 
     def extend(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.nn.rope import Rotation
+from polysketch.ops import PackedDocuments
 
 
 class TokenMixer(nn.Module):
@@ -26,14 +27,18 @@ class TokenMixer(nn.Module):
         *,
         causal: bool = True,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """Mix a whole sequence.
 
         Args:
             hidden: (batch, length, hidden_size).
-            rotation: of the tokens' positions; no rotary positions when None.
+            rotation: of the tokens' positions; no rotary positions when None. With `cu_seqlens` of the positions from 0
+                to the end of the longest document.
             causal: a token sees itself and earlier tokens only.
             key_mask: (batch, length) bool, True for a real token.
+            cu_seqlens: (documents + 1,) int32 offsets of documents that stand in one row (`ops.PackedDocuments`): each
+                is a sequence by itself, and gives what it gives alone.
 
         Returns:
             (batch, length, hidden_size).

@@ -13,6 +13,7 @@ from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
 from polysketch.nn.query_key_norm import QueryKeyNorm
 from polysketch.nn.rope import Rotation, apply_rotation
+from polysketch.ops import PackedDocuments
 
 
 class MechanismInputs(NamedTuple):
@@ -91,16 +92,20 @@ class MultiHeadAttention(TokenMixer):
         *,
         causal: bool = True,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """Attend over a whole sequence; as `TokenMixer.forward`.
 
         Raises:
-            ValueError: `causal=False` where projections are convolved.
+            ValueError: `causal=False` where projections are convolved, or `cu_seqlens` that do not fit.
         """
         if self.convolution is not None and not causal:
             raise ValueError(
                 "projection_convolution is causal only: its filters reach back, and nothing was given for ahead"
             )
+        if cu_seqlens is not None:
+            documents = PackedDocuments.of_row(cu_seqlens, hidden.shape[:2], key_mask)
+            return self._finish(self._attend_packed(hidden, rotation, causal, documents), hidden)
         query, key, value, given = self.project(hidden, rotation, key_mask=key_mask)
         attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given)
         return self._finish(attended, hidden)
@@ -148,6 +153,23 @@ class MultiHeadAttention(TokenMixer):
             projected, _ = self.convolution(projected, key_mask=key_mask)
         return self._heads(projected, rotation, hidden)
 
+    def _attend_packed(
+        self, hidden: Tensor, rotation: Rotation | None, causal: bool, documents: PackedDocuments
+    ) -> Tensor:
+        """(1, num_heads, length, head_dim): projected packed, then convolved, rotated and attended to by documents."""
+        projected = documents.split(self.query_key_value(hidden))
+        rotations = _rotations(rotation, documents)
+        of_tokens = documents.split(hidden) if self.mechanism.reads_hidden else projected  # ignored by the others
+        attended = []
+        for number, mask in enumerate(documents.masks(hidden.device)):
+            rows = projected[number]
+            if self.convolution is not None:
+                rows, _ = self.convolution(rows)
+            query, key, value, given = self._heads(rows, rotations[number], of_tokens[number])
+            key_mask = None if causal else mask  # what stands behind a causal token changes nothing for it
+            attended.append(self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given))
+        return documents.join(attended, 2)
+
     def _heads(self, projected: Tensor, rotation: Rotation | None, hidden: Tensor) -> MechanismInputs:
         heads = projected.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
         num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
@@ -177,3 +199,15 @@ class MultiHeadAttention(TokenMixer):
         if self.head_gate is not None:
             attended = self.head_gate(attended, hidden)
         return self.output(attended.transpose(1, 2).flatten(2))
+
+
+def _rotations(rotation: Rotation | None, documents: PackedDocuments) -> list[Rotation | None]:
+    """For each group of documents the rotation from position 0 to the end of its longest."""
+    if rotation is None:
+        return [None] * len(documents.groups)
+    if rotation.cos.shape[0] != documents.longest:
+        raise ValueError(
+            f"the rotation must be of positions 0 to {documents.longest - 1}, the longest document's, which every "
+            f"document begins anew, got {tuple(rotation.cos.shape)}"
+        )
+    return [Rotation(rotation.cos[: group.length], rotation.sin[: group.length]) for group in documents.groups]

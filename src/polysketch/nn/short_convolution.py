@@ -12,6 +12,7 @@ from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.joined_linear import JoinedLinear
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.rope import Rotation
+from polysketch.ops import PackedDocuments
 from polysketch.ops.arguments import check_at_least_one
 
 
@@ -94,16 +95,20 @@ class ShortConvolution(TokenMixer):
         *,
         causal: bool = True,
         key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """As `TokenMixer.forward`.
 
         Raises:
-            ValueError: `causal=False`.
+            ValueError: `causal=False`, or `cu_seqlens` that do not fit.
         """
         if not causal:
             raise ValueError(
                 "short-convolution is causal only: its filter reaches back, and nothing was given for ahead"
             )
+        if cu_seqlens is not None:
+            documents = PackedDocuments.of_row(cu_seqlens, hidden.shape[:2], key_mask)
+            return self._mix_packed(hidden, documents)
         return self._mix(hidden, key_mask, None)[0]
 
     def init_state(
@@ -140,7 +145,16 @@ class ShortConvolution(TokenMixer):
         """The size of the filter."""
         return f"filter_size={self.filter_size}"
 
+    def _mix_packed(self, hidden: Tensor, documents: PackedDocuments) -> Tensor:
+        convolved, gate = self.input_gate(hidden).chunk(2, dim=-1)
+        parts = [self._convolve(part, None, None)[0] for part in documents.split(convolved)]
+        return self.output(F.silu(documents.join(parts)) * gate)
+
     def _mix(self, hidden: Tensor, key_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         convolved, gate = self.input_gate(hidden).chunk(2, dim=-1)
-        convolved, tail = ops.causal_convolution(convolved[:, None], self.filter[None], key_mask=key_mask, tail=tail)
-        return self.output(F.silu(convolved[:, 0]) * gate), tail
+        convolved, tail = self._convolve(convolved, key_mask, tail)
+        return self.output(F.silu(convolved) * gate), tail
+
+    def _convolve(self, x: Tensor, key_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        convolved, tail = ops.causal_convolution(x[:, None], self.filter[None], key_mask=key_mask, tail=tail)
+        return convolved[:, 0], tail

@@ -19,6 +19,7 @@ from polysketch.ops.linear import (
     lower_triangular_multiply,
 )
 from polysketch.ops.local import OpenChunk, local_attention
+from polysketch.ops.packed import DocumentGroup, PackedDocuments
 from polysketch.ops.polynomial import (
     polynomial_attention,
     polynomial_attention_backend,
@@ -37,10 +38,12 @@ from polysketch.ops.window import (
 __all__ = [
     "BesideKey",
     "DeltaMemoryState",
+    "DocumentGroup",
     "LinearAttentionResult",
     "LinearAttentionState",
     "LocalPolynomial",
     "OpenChunk",
+    "PackedDocuments",
     "causal_convolution",
     "centred_convolution",
     "combine",
