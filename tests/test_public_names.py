@@ -109,6 +109,8 @@ PUBLIC_NAMES = {
     ],
     "data": [
         "DataDescription",
+        "DocumentRows",
+        "PackedBatch",
         "PreparedData",
         "ReadOptions",
         "Split",

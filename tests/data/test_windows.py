@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polysketch.data import TrainingWindows
-from polysketch.data.permutation import KeyedPermutation
+from polysketch.data.permutation import KeyedPermutation, KeyedPermutations
 
 LENGTHS = [9, 10, 15, 16, 17, 24, 25, 100, 1001]
 
@@ -44,6 +44,39 @@ def test_neighbours_do_not_stay_neighbours():
     images = KeyedPermutation(10_000, 0)(np.arange(10_000))
     assert (np.abs(np.diff(images)) == 1).mean() < 0.002
     assert abs(np.corrcoef(images, np.arange(10_000))[0, 1]) < 0.05
+
+
+def test_permutations_of_many_sizes_hit_every_position_once():
+    sizes = np.array([0, 1, 2, 5, 63, 64, 65, 100, 0, 1000, 4097])
+    which = np.repeat(np.arange(len(sizes)), sizes)
+    positions = np.concatenate([np.arange(size) for size in sizes])
+    for key in range(5):
+        images = KeyedPermutations(sizes, key)(which, positions)
+        assert all(np.array_equal(np.sort(images[which == one]), np.arange(size)) for one, size in enumerate(sizes))
+
+
+def test_permutations_depend_on_key_and_place_and_not_on_what_is_asked_with_them():
+    sizes = np.array([50, 50, 3000, 3000])
+    first, other = KeyedPermutations(sizes, 0), KeyedPermutations(sizes, 1)
+    orders = [
+        order(np.full(size, which), np.arange(size)).tolist()
+        for order in (first, other)
+        for which, size in enumerate(sizes)
+    ]
+    assert len({tuple(order) for order in orders}) == 8
+    together = first(np.array([3, 0, 2, 3]), np.array([7, 49, 1000, 8]))
+    assert together.tolist() == [orders[3][7], orders[0][49], orders[2][1000], orders[3][8]]
+
+
+@pytest.mark.parametrize("size", [2, 7, 100])
+def test_each_of_many_permutations_sends_a_position_anywhere_equally_often(size):
+    many = 600
+    which, positions = np.repeat(np.arange(many), size), np.tile(np.arange(size), many)
+    images = KeyedPermutations(np.full(many, size), 0)(which, positions).reshape(many, size)
+    for position in range(size):
+        counts = np.bincount(images[:, position], minlength=size)
+        statistic = ((counts - many / size) ** 2).sum() / (many / size)
+        assert statistic < size - 1 + 6 * np.sqrt(2 * (size - 1))
 
 
 @pytest.mark.parametrize(("size", "positions"), [(0, [0]), (2**63, [0]), (5, [5]), (5, [-1])])

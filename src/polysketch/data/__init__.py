@@ -15,13 +15,24 @@ from polysketch.data.tokenization import (
 from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
+    from polysketch.data.document_rows import DocumentRows
+    from polysketch.data.packed_batch import PackedBatch
     from polysketch.data.windows import TrainingWindows
 else:
-    __getattr__, __dir__ = on_demand(__name__, {"windows": ["TrainingWindows"]})  # tensors: preparing needs no torch
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {  # tensors: preparing needs no torch
+            "document_rows": ["DocumentRows"],
+            "packed_batch": ["PackedBatch"],
+            "windows": ["TrainingWindows"],
+        },
+    )
 
 __all__ = [
     "TOKENIZERS",
     "DataDescription",
+    "DocumentRows",
+    "PackedBatch",
     "PreparedData",
     "ReadOptions",
     "Split",

@@ -15,6 +15,8 @@ import numpy as np
 ROUNDS = 6
 # Below this many bits a half the network has too few distinct permutations.
 FEWEST_HALF_BITS = 3
+# Fewer integers than the smallest network permutes would be sent through it up to that many times.
+FEWEST_WALKED = 4**FEWEST_HALF_BITS
 
 
 class KeyedPermutation:
@@ -41,9 +43,7 @@ class KeyedPermutation:
             raise ValueError(f"expected a size of 1 to 2^62, found {size}")
         self.size = size
         self._half = np.uint64(max(FEWEST_HALF_BITS, ((size - 1).bit_length() + 1) // 2))
-        self._mask = np.uint64((1 << int(self._half)) - 1)
-        digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
-        self._round_keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+        self._round_keys = _round_keys(key)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Where the positions go.
@@ -66,10 +66,78 @@ class KeyedPermutation:
         return images.astype(np.int64).reshape(positions.shape)
 
     def _network(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._half, values & self._mask
-        for key in self._round_keys:
-            left, right = right, left ^ (_mix(right + key) & self._mask)
-        return (left << self._half) | right
+        return _network(values, self._half, self._round_keys)
+
+
+class KeyedPermutations:
+    """Many pseudo-random permutations, each of a size of its own, evaluated together.
+
+    Each is the network of `KeyedPermutation`; one of at most 64 integers is the order of as many random numbers, for
+    the network would be walked too often.
+
+    Attributes:
+        sizes: Number of integers of each permutation, (permutations,) int64; 0 for one that is never asked.
+    """
+
+    def __init__(self, sizes: np.ndarray, key: int) -> None:
+        """Prepare the round keys.
+
+        Args:
+            sizes: As the attribute.
+            key: Any integer; another key gives other permutations.
+        """
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+        self._round_keys = _round_keys(key)
+
+    def __call__(self, which: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where the positions go.
+
+        Args:
+            which: (n,) the permutation of each position.
+            positions: (n,) integers from 0 to below the size of their permutation.
+
+        Returns:
+            (n,) int64, likewise; distinct for distinct positions of one permutation.
+        """
+        sizes = self.sizes[which]
+        keys = _mix(self._round_keys[:, None] + _mix(which.astype(np.uint64)))
+        images = np.asarray(positions, dtype=np.int64).copy()
+        short = sizes <= FEWEST_WALKED
+        images[short] = _ranks(sizes[short], images[short], keys[0, short])
+        images[~short] = _walk(sizes[~short], images[~short], keys[:, ~short])
+        return images
+
+
+def _ranks(sizes: np.ndarray, positions: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The rank of each position's random number among those of all positions below the size."""
+    others = np.arange(FEWEST_WALKED)
+    numbers = _mix(keys[:, None] + others.astype(np.uint64))  # distinct, for no two numbers have the same image
+    own = np.take_along_axis(numbers, positions[:, None], axis=1)
+    return ((numbers < own) & (others < sizes[:, None])).sum(axis=1)
+
+
+def _walk(sizes: np.ndarray, positions: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The positions sent through their networks until they lie below the size, which is more than 64."""
+    bits = np.frexp((sizes - 1).astype(np.float64))[1]
+    halves = ((bits + 1) // 2).astype(np.uint64)
+    images = _network(positions.astype(np.uint64), halves, keys)
+    while (outside := images >= sizes.astype(np.uint64)).any():
+        images[outside] = _network(images[outside], halves[outside], keys[:, outside])
+    return images.astype(np.int64)
+
+
+def _round_keys(key: int) -> np.ndarray:
+    digest = hashlib.blake2b(str(key).encode(), digest_size=8 * ROUNDS).digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
+def _network(values: np.ndarray, half: np.ndarray | np.uint64, round_keys: np.ndarray) -> np.ndarray:
+    """Values of 2 half bits, permuted; half and the keys are the same for all values, or one for each."""
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
+    for key in round_keys:
+        left, right = right, left ^ (_mix(right + key) & mask)
+    return (left << half) | right
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
