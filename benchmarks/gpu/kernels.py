@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu.cases import Bench, Cases, Labels
@@ -20,6 +21,7 @@ from polysketch.benchmarking.ways import Way, way
 _LONGEST_CALL = 1.5  # seconds; a series that would take longer is not continued
 _LOCAL = 256
 _FEATURES = 256  # of power 1, beside flash-linear-attention's
+_HALF = 24  # features of each of two factors, of the delta rule
 _ITEMSIZE = 2  # bfloat16
 _BOTH = "forward+backward"
 SDPA = FUSED
@@ -44,6 +46,8 @@ def all_series() -> dict[str, Series]:
     found |= {f"{kind} r={each.sketch_size}": _sketched(kind, each) for kind in ("random", "learned") for each in sizes}
     name = f"features m={_FEATURES}, power 1"
     found[name] = Way(name, _power_one, _power_one_floor), _power_one_operations
+    name = f"delta rule, two factors, m={2 * _HALF}"
+    found[name] = Way(name, _delta, _delta_floor), _delta_operations
     return {**found, "polynomial degree=4": (way("polynomial", Sizes()), _exact)}
 
 
@@ -77,6 +81,25 @@ def _power_one(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
         return ops.linear_attention(query, key, value, power=1, causal=True, normalize=False).output
 
     return Call(attend, [query, key, value])
+
+
+def _delta_operations(shape: Shape) -> float:
+    return shape.rows * 4 * _HALF**2 * shape.head_dim
+
+
+def _delta_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
+    """Backward is the rule in reverse, and the gradients of sums, which are as much as two passes more."""
+    row = (2 * _HALF + shape.head_dim + 1) * itemsize + 4 * shape.head_dim  # written in float32
+    return Floor(_delta_operations(shape), shape.rows * row).times(4 if backward else 1)
+
+
+def _delta(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+    """What tokens write, of sketches of length one; its products are of float32 whatever the dtype."""
+    sizes = (shape.batch, shape.heads, shape.length)
+    key = F.normalize(torch.randn(*sizes, 2, _HALF, device=device), dim=-1).flatten(-2)
+    value, strength = torch.randn(*sizes, shape.head_dim, device=device), torch.randn(sizes, device=device).sigmoid()
+    leaves = [tensor.to(dtype) for tensor in (key, value, strength)]
+    return Call(lambda: ops.delta_writes(*leaves, factors=2), leaves)
 
 
 def _fla(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:

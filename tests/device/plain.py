@@ -58,6 +58,20 @@ def polynomial_attention(
     return _weighed(weights.tril() if causal else weights, value.repeat_interleave(group, 1), offset, True)
 
 
+def delta_writes(key: Tensor, value: Tensor, strength: Tensor, *, factors: int) -> Tensor:
+    """`polysketch.ops.delta_writes` without a state, token by token."""
+    first, *second = key.chunk(factors, -1)
+    phi = (first[..., :, None] * second[0][..., None, :]).flatten(-2) if second else first
+    sums = value.new_zeros(*phi.shape[:2], phi.shape[3], value.shape[3])
+    written = []
+    for token in range(phi.shape[2]):
+        features = phi[:, :, token, :, None]
+        answer = (features * sums).sum(2)
+        written.append(strength[:, :, token, None] * (value[:, :, token] - answer))
+        sums = sums + features * written[-1][:, :, None]
+    return torch.stack(written, 2)
+
+
 def _weighed(weights: Tensor, value: Tensor, offset: float, normalize: bool) -> Tensor:
     if not normalize:
         return weights @ value

@@ -168,7 +168,10 @@ def test_an_empty_batch_gives_an_empty_result():
         ({"key_features": torch.ones(BATCH, HEADS, 4, 11)}, "even width"),
         ({"state": "narrow"}, "the state does not fit"),
         ({"state": "squared"}, "the state does not fit"),
-        ({"backend": "nothing"}, "unknown backend 'nothing'; expected 'auto', 'chunked', 'native', 'reference'"),
+        (
+            {"backend": "nothing"},
+            "unknown backend 'nothing'; expected 'auto', 'chunked', 'native', 'reference', 'triton'",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(change: dict, message: str):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
@@ -35,6 +36,9 @@ _COMMON = {
     "sketch r=64, h=128",
     "polynomial h=64",
     "polynomial h=128",
+    "delta two factors, m=48, h=64",
+    "delta two factors, m=48, h=65",
+    "delta power 1, m=64, h=64",
     "decoding power 2, r=32, h=64, local 256",
     "decoding power 1, m=64, h=64",
     "decoding two factors, m=48, h=64",
@@ -47,7 +51,7 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, polynomial or decoding.
+        op: linear, sketch, polynomial, delta or decoding.
         dtype: name of the inputs' dtype.
         build: (device, batch, heads, length) -> the call; random inputs.
         differentiable: whether it has a backward pass.
@@ -160,6 +164,24 @@ def _polynomial(
     return Call(lambda: ops.polynomial_attention(*tensors, degree=_DEGREE, causal=causal, backend="triton"), tensors)
 
 
+def _delta_calls(dtype: str) -> Iterator[ProgramCall]:
+    """Values as wide as heads, and with the one behind them that mechanisms ask for."""
+    for features, width, factors in ((48, 64, 2), (48, 65, 2), (64, 64, 1), (32, 65, 2), (64, 129, 2)):
+        yield _delta(dtype, features, width, factors)
+
+
+def _delta(dtype: str, features: int, width: int, factors: int) -> ProgramCall:
+    def build(device: torch.device, batch: int, heads: int, length: int) -> Call:
+        make = partial(_random, device, DTYPES[dtype], batch, heads, length)
+        parts = make(features).unflatten(-1, (factors, -1))
+        key, value, strength = F.normalize(parts, dim=-1).flatten(-2), make(width), make().sigmoid()
+        return Call(
+            lambda: ops.delta_writes(key, value, strength, factors=factors, backend="triton"), [key, value, strength]
+        )
+
+    return ProgramCall(f"delta {_sizes(1, factors, features, width, 0)}", "delta", dtype, build)
+
+
 def _decoding_calls(dtype: str) -> Iterator[ProgramCall]:
     for features, width, local in itertools.product((32, 64), (64, 128), (_LOCAL, 0)):
         yield _decoding(dtype, features, width, local, power=2)
@@ -205,6 +227,7 @@ OPS: dict[str, Callable[[str], Iterator[ProgramCall]]] = {
     "linear": _linear_calls,
     "sketch": _sketch_calls,
     "polynomial": _polynomial_calls,
+    "delta": _delta_calls,
     "decoding": _decoding_calls,
 }
 """Calls of each op, in a dtype."""

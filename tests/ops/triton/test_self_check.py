@@ -21,10 +21,15 @@ from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.triton import availability, self_check
 from polysketch.ops.triton.launch import launching
 
-OPS = ("linear", "sketch", "polynomial")
-PROGRAM = {"linear": "linear_outputs", "sketch": "learned_sketch", "polynomial": "polynomial_forward"}
+PROGRAM = {
+    "linear": "linear_outputs",
+    "sketch": "learned_sketch",
+    "polynomial": "polynomial_forward",
+    "delta": "delta_errors",
+}
+OPS = tuple(PROGRAM)
 GRADIENT = {"sketch": "learned_sketch_inputs_backward", "polynomial": "polynomial_grad_query"}
-PLAIN = {"linear": "chunked", "sketch": "chunked", "polynomial": "blockwise"}
+PLAIN = {"linear": "chunked", "sketch": "chunked", "polynomial": "blockwise", "delta": "chunked"}
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +49,12 @@ def tensors(op: str) -> list[Tensor]:
     if op == "sketch":
         networks = LearnedSketch(8, sketch_size=4).networks
         return [torch.randn(1, 1, 20, 8), *(w.detach() for one in networks for w in one.weights())]
+    if op == "delta":
+        return [
+            torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
+            torch.randn(1, 1, 20, 2),
+            torch.rand(1, 1, 20),
+        ]
     return [torch.randn(1, 1, 40, width) for width in (6, 6, 3)]
 
 
@@ -52,6 +63,8 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return ops.linear_attention(*given, power=2, causal=True, offset=1.0, compute_chunk=16, backend=backend).output
     if op == "sketch":
         return learned_sketch(given[0], given[1:], 2, backend=backend)
+    if op == "delta":
+        return ops.delta_writes(*given, backend=backend)
     return ops.polynomial_attention(*given, degree=2, causal=True, backend=backend)
 
 
@@ -121,6 +134,20 @@ def test_a_broken_gradient_is_found_where_gradients_are_wanted(op):
             found = torch.autograd.grad(call(op, given).sum(), given)
     expected = torch.autograd.grad(call(op, given, PLAIN[op]).sum(), given)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_delta_rule_asks_for_the_programs_of_its_gradients_too_and_a_broken_one_is_not_taken(asked):
+    """Forward, for a backward pass asks nothing: its sums are linear attention's."""
+    given = [tensor.requires_grad_() for tensor in tensors("delta")]
+    with breaking("linear_fold"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        output = call("delta", given)
+    assert ["linear_attention float32" in str(one.message) for one in said if one.category is UserWarning] == [True]
+    found = torch.autograd.grad(output.sum(), given)
+    expected = torch.autograd.grad(call("delta", given, "chunked").sum(), given)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

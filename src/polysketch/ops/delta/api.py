@@ -5,9 +5,11 @@ from torch import Tensor
 
 from polysketch.ops.arguments import check_devices
 from polysketch.ops.delta import operator, reference
+from polysketch.ops.delta.self_check import programs_agree
 from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear import LinearAttentionState
 from polysketch.ops.linear.packing import expanded_size
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 _BACKENDS = ("reference", *operator.BACKENDS)
 
@@ -38,18 +40,20 @@ def delta_writes(
         factors: 1, or 2 where features are two halves (a, b) that stand for the products a_i b_j.
         state: of the tokens before these, as `linear_attention` with power 1 and no local part gives it; treated as a
             value.
-        backend: "auto" (see `delta_writes_backend`), "native" (a program in C++ for float32 on a CPU, compiled at its
-            first use), "chunked" (plain PyTorch) or "reference" (quadratic, the definition).
+        backend: "auto" (see `delta_writes_backend`), "triton" (programs for CUDA devices), "native" (a program in C++
+            for float32 on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic, the
+            definition).
 
     Returns:
         (batch, heads, length, value_dim), in float32 or, of float64 inputs, in that.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
 
     Cost, a token and head: 4 e value_dim operations, e = r or (r / 2)^2; the backward pass about 4.5 times as much.
-    Tokens of a head are worked on in order: only heads and rows of the batch are independent.
+    Tokens of a head are worked on in order: only heads and rows of the batch are independent, on a GPU blocks of value
+    columns too. Programs in Triton keep 64 numbers a token and head besides, while they run.
     """
     for name, tensor in (("key_features", key_features), ("value", value), ("strength", strength)):
         if not tensor.is_floating_point():
@@ -61,6 +65,8 @@ def delta_writes(
     picked = delta_writes_backend(key, backend=backend)
     if backend == "auto" and key.shape[2] == 1:  # no token before it: one product, and no copy of the sums
         picked = "reference"
+    if backend == "auto" and picked == "triton" and not programs_agree(inputs, factors):
+        picked = "chunked"
     if picked != "reference":
         return operator.writes(inputs, factors, picked)
     with torch.autocast(value.device.type, enabled=False):
@@ -68,19 +74,27 @@ def delta_writes(
 
 
 def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:
-    """The backend that `delta_writes` runs for these features: "auto" is "native" where that can run, else "chunked".
+    """The backend that `delta_writes` runs for these features, programs that disagree left aside.
+
+    "auto" picks the triton backend on a CUDA device where Triton is installed, the native one for float32 on a CPU
+    where there is a compiler, and else the chunked one. Where the triton backend's programs disagreed at their first
+    call (`ops.triton.self_check`), "triton" is the answer too, and the call runs the chunked backend.
 
     Raises:
         ValueError: an unknown name.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
     """
     if backend not in ("auto", *_BACKENDS):
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(_BACKENDS)))}")
-    reason = operator.BACKENDS["native"].why_not(Inputs(key_features, key_features, key_features))
-    if backend == "native" and reason is not None:
-        raise RuntimeError(reason)
+    if backend == "reference":
+        return backend
+    inputs = Inputs(key_features, key_features, key_features)
     if backend == "auto":
-        return "chunked" if reason else "native"
+        fastest = "triton" if key_features.device.type in AUTO_DEVICES else "native"
+        return "chunked" if operator.BACKENDS[fastest].why_not(inputs) else fastest
+    reason = operator.BACKENDS[backend].why_not(inputs)
+    if reason is not None:
+        raise RuntimeError(reason)
     return backend
 
 

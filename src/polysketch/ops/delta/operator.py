@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.custom_op import custom_op
-from polysketch.ops.delta import chunked, native
+from polysketch.ops.delta import chunked, native, triton
 from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear import linear_attention_gradients
 from polysketch.ops.linear.packing import expanded_size
@@ -24,14 +24,30 @@ class Backend(NamedTuple):
 
     Attributes:
         errors: (inputs, factors) -> (batch, heads, length, value_dim), each value less what the sums say of it.
+        errors_in_reverse: the same of tokens in reverse: the last one comes first.
         why_not: why it cannot take tensors like these, None where it can.
     """
 
     errors: Callable[[Inputs, int], Tensor]
+    errors_in_reverse: Callable[[Inputs, int], Tensor]
     why_not: Callable[[Inputs], str | None] = _runs_anywhere
 
 
-BACKENDS = {"chunked": Backend(chunked.errors), "native": Backend(native.errors, native.why_not)}
+def _of_copies(errors: Callable[[Inputs, int], Tensor]) -> Callable[[Inputs, int], Tensor]:
+    """The errors of tokens in reverse, by a function that reads them in order."""
+
+    def errors_in_reverse(inputs: Inputs, factors: int) -> Tensor:
+        turned = Inputs(inputs.key.flip(2), inputs.value.flip(2), inputs.strength.flip(2), inputs.sums)
+        return errors(turned, factors).flip(2)
+
+    return errors_in_reverse
+
+
+BACKENDS = {
+    "chunked": Backend(chunked.errors, _of_copies(chunked.errors)),
+    "native": Backend(native.errors, _of_copies(native.errors), native.why_not),
+    "triton": Backend(triton.errors, triton.errors_in_reverse, triton.why_not),
+}
 
 _ARGUMENTS = "Tensor key, Tensor value, Tensor strength, Tensor? sums, int factors, str backend"
 
@@ -82,8 +98,7 @@ def gradients(
         upstream: g.
     """
     written, errors = outputs
-    turned = Inputs(inputs.key.flip(2), upstream.flip(2), inputs.strength.flip(2))
-    of_errors = backend.errors(turned, factors).flip(2)
+    of_errors = backend.errors_in_reverse(Inputs(inputs.key, upstream, inputs.strength), factors)
     of_value = of_errors * inputs.strength[..., None]
     of_query, of_key, of_sums = linear_attention_gradients(
         *(inputs.key, _late(inputs.key), _late(written), -of_value), factors=factors, sums=inputs.sums

@@ -2,7 +2,7 @@
 
 from polysketch.ops.linear.api import linear_attention, linear_attention_backend, lower_triangular_multiply
 from polysketch.ops.linear.decode import linear_attention_extend_
-from polysketch.ops.linear.gradients import linear_attention_gradients
+from polysketch.ops.linear.gradients import ask_programs_of_gradients, linear_attention_gradients
 from polysketch.ops.linear.state import LinearAttentionState, combine
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
 
@@ -10,6 +10,7 @@ __all__ = [
     "LinearAttentionResult",
     "LinearAttentionState",
     "LocalPolynomial",
+    "ask_programs_of_gradients",
     "combine",
     "linear_attention",
     "linear_attention_backend",
