@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from polysketch import replace_attention, restore_attention
 
-OPTIONS = {"polysketch": {"sketch_size": 16, "local_chunk": 64}}
+OPTIONS = {"polysketch": {"sketch_size": 16, "window": 64}}
 PROMPT_LENGTHS = (100, 1000)
 
 

@@ -33,7 +33,7 @@ def main() -> None:
             out=options.out / "run",
             preset="tiny",
             attention="polysketch",
-            attention_options={"sketch_size": 16, "local_chunk": 64},
+            attention_options={"sketch_size": 16, "window": 64},
             context=options.context,
             batch_size=2,
             steps=options.steps,

@@ -183,7 +183,7 @@ train, TrainingConfig, RunDescription
 from polysketch.data import *
 TrainingWindows, PreparedData
 from polysketch.attention import *
-build, Mechanism, KeyValueState, NystromAttention, SkyformerAttention, PolysketchAttention
+build, Mechanism, KeyValueState, NystromAttention, SkyformerAttention, PolysketchPaperAttention
 from polysketch.models import *
 ModelConfig, token_losses, preset, TransformerLM
 from polysketch.nn import *

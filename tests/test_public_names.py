@@ -105,6 +105,7 @@ PUBLIC_NAMES = {
         "TransformerLM",
         "preset",
         "preset_attention",
+        "preset_fields",
         "token_losses",
     ],
     "data": [

@@ -3,9 +3,9 @@
     POLYSKETCH_DATA=... python -m experiments.conversion.linearise --size cpu
 
 A small Llama with softmax attention is trained on books and recall passages, then converted by `polysketch.conversion`
-as `polysketch convert` does it, to polysketch and to polysketch-delta, beside their controls: local chunks or a window
+as `polysketch convert` does it, to polysketch and to polysketch, beside their controls: local chunks or a window
 alone, no attention transfer, the same fine-tuning from fresh attention (projections drawn anew), and the same
-fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch-delta and its
+fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch and its
 own controls alone. For each: perplexity before, after replacement and after each stage, the share of the gap that was
 regained, loss by position, and recall of passages most of whose answers lie further back than a local chunk or window.
 Everything finished is kept in --out; the same command goes on after an interruption. Records (JSON), the plot and
@@ -91,15 +91,15 @@ class Variant:
     """
 
     label: str
-    attention: str = "polysketch"
+    attention: str = "polysketch-paper"
     transfer: bool = True
     fresh: bool = False
 
     def options(self, settings: LineariseSettings) -> dict[str, Any]:
         """The mechanism's options."""
         options = {
-            "polysketch": {"sketch_size": settings.sketch_size, "local_chunk": settings.local_chunk},
-            "polysketch-delta": {"sketch_size": _equal_sums(settings.sketch_size), "window": settings.local_chunk},
+            "polysketch-paper": {"sketch_size": settings.sketch_size, "local_chunk": settings.local_chunk},
+            "polysketch": {"sketch_size": _equal_sums(settings.sketch_size), "window": settings.local_chunk},
             "local": {"local_chunk": settings.local_chunk},
             "sliding-window": {"window": settings.local_chunk},
         }
@@ -114,8 +114,8 @@ def _equal_sums(sketch_size: int) -> int:
 VARIANTS = {
     "polysketch": Variant("polysketch"),
     "no-transfer": Variant("polysketch, no transfer", transfer=False),
-    "delta": Variant("polysketch-delta", attention="polysketch-delta"),
-    "delta-no-transfer": Variant("polysketch-delta, no transfer", attention="polysketch-delta", transfer=False),
+    "delta": Variant("polysketch", attention="polysketch"),
+    "delta-no-transfer": Variant("polysketch, no transfer", attention="polysketch", transfer=False),
     "local": Variant("local chunks alone", attention="local"),
     "window": Variant("window alone", attention="sliding-window", transfer=False),
     "fresh": Variant("polysketch, fresh attention", transfer=False, fresh=True),

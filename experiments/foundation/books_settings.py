@@ -67,6 +67,8 @@ class BooksSettings:
             out=out,
             resume=True,
             preset=self.preset,
+            projection_convolution=0,
+            query_key_norm=False,
             layers=self.layers,
             attention=variant.attention,
             attention_options=self.attention_options(variant),

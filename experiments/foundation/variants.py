@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polysketch import attention
-from polysketch.attention import PolysketchAttention
+from polysketch.attention import PolysketchPaperAttention
 
 SKETCH_SIZE = 32
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.95
 
 
-class LocalChunks(PolysketchAttention):
+class LocalChunks(PolysketchPaperAttention):
     """Exact polynomial attention inside aligned chunks and nothing beyond: polysketch trained without its prefix.
 
     The sketch is random and of size 1, so that it has no weights and costs next to nothing.
@@ -63,7 +63,7 @@ class Variant:
     @property
     def has_prefix(self) -> bool:
         """Whether removing the prefix means anything."""
-        return self.attention == "polysketch"
+        return self.attention == "polysketch-paper"
 
     def attention_options(self, *, local_chunk: int, num_heads: int) -> dict[str, Any]:
         """The mechanism's options for a model with `num_heads` heads; plain JSON values.
@@ -87,7 +87,7 @@ def _dealt_out(shares: Sequence[float], num_heads: int) -> float | list[float]:
 
 def _learned(name: str, label: str, *shares: float) -> Variant:
     options = {"sketch_size": SKETCH_SIZE, "learned": True, "prefix_gain": None}
-    return Variant(name, f"learned + local, {label}", "polysketch", options, shares)
+    return Variant(name, f"learned + local, {label}", "polysketch-paper", options, shares)
 
 
 VARIANTS = {
@@ -99,7 +99,7 @@ VARIANTS = {
         _learned("gain-0.8", "prefix share 0.8", 0.8),
         _learned("gain-0.99", "prefix share 0.99", 0.99),
         _learned("halves", f"prefix shares {_SMALL_SHARE:g} and {_LARGE_SHARE:g}", _SMALL_SHARE, _LARGE_SHARE),
-        Variant("random", "random + local", "polysketch", {"sketch_size": SKETCH_SIZE, "learned": False}),
+        Variant("random", "random + local", "polysketch-paper", {"sketch_size": SKETCH_SIZE, "learned": False}),
         Variant("local", "local chunks alone", "local-chunks"),
     )
 }

@@ -43,9 +43,9 @@ FORMS = {
     for form in (
         Form("softmax", "softmax over all tokens", "softmax"),
         Form("window", "softmax in the window alone", "sliding-window", _WINDOW),
-        Form("paper", "the paper's: aligned chunks, one denominator", "polysketch", {"local_chunk": None}),
-        Form("delta", "window + delta rule", "polysketch-delta", {**_WINDOW, "sketch_size": 24}),
-        Form("delta-wide", "window + delta rule, 32 x 32", "polysketch-delta", {**_WINDOW, "sketch_size": 32}),
+        Form("paper", "the paper's: aligned chunks, one denominator", "polysketch-paper", {"local_chunk": None}),
+        Form("delta", "window + delta rule", "polysketch", {**_WINDOW, "sketch_size": 24}),
+        Form("delta-wide", "window + delta rule, 32 x 32", "polysketch", {**_WINDOW, "sketch_size": 32}),
         Form("memory", "window + sparse memory", "polysketch-memory", _WINDOW),
         Form("codes", "window + products of codes", *_CODES),
         Form("codes-closed", "the same, far part closed at first", _CODES[0], {**_CODES[1], "far_bias": -5.0}),

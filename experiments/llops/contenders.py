@@ -151,7 +151,7 @@ def _hashed(size: int) -> dict[str, Any]:
 
 
 APPROXIMATIONS: dict[str, Approximation] = {
-    "polysketch": Approximation(exact=("polynomial", {"degree": 4}), options=_sketched),
+    "polysketch-paper": Approximation(exact=("polynomial", {"degree": 4}), options=_sketched),
     "local": Approximation(
         exact=("polynomial", {"degree": 4}), options=lambda size: {"degree": 4, "local_chunk": size}
     ),

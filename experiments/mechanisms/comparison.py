@@ -15,7 +15,6 @@ from experiments.study import kept
 from experiments.study.presentation import Line, markdown_table, number, plot_lines
 from experiments.synthetic.task import SyntheticTask
 from experiments.synthetic.training import TaskRun
-from polysketch.models import TransformerLM
 
 Record = Mapping[str, Any]
 Column = Callable[[Record], str]
@@ -62,7 +61,7 @@ def _make(task: SyntheticTask, variant: Variant, state_tokens: Sequence[int]) ->
 @torch.no_grad()
 def state_bytes(task: SyntheticTask, variant: Variant, tokens: int) -> int:
     """Bytes of the states of all layers after one row of so many tokens, in float32."""
-    model = TransformerLM(task.model(variant).config).eval()  # the trained model's convolution cannot decode
+    model = task.model(variant).eval()
     state = model.init_state(1)
     for span in torch.zeros(1, tokens, dtype=torch.int64).split(_SPAN, dim=1):
         _, state = model.extend_hidden(span, state)

@@ -41,7 +41,7 @@ SIZES = {
     "smoke": RecallTask(
         length=32, pairs=2, vocabulary=16, local_chunk=4, minimum_gap=8, batch_size=4, steps=2, eval_every=2
     ),
-    "cpu": RecallTask(length=64, pairs=4, vocabulary=32, minutes=120.0),  # the steps decide, also on a busy machine
+    "cpu": RecallTask(length=64, pairs=4, vocabulary=32, eval_every=10, minutes=120.0),  # the steps decide
 }
 
 

@@ -1,6 +1,6 @@
 """Selective copying and induction heads by every causal mechanism: one budget, several seeds, one table for each task.
 
-    python -m experiments.mechanisms.synthetic --task induction --size cpu --only softmax polysketch-delta --seeds 0 1 2
+    python -m experiments.mechanisms.synthetic --task induction --size cpu --only softmax polysketch --seeds 0 1 2
 
 The tasks are those of PolySketchFormer's appendix F, smaller: selective copying at 1,024 tokens, and induction heads
 trained at 256 and measured up to 4,096. Options are those of `experiments.mechanisms.recall`, and so are the model and

@@ -38,7 +38,7 @@ VARIANTS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
         *(DefaultOptions(name, name, name) for name, kind in attention.MECHANISMS.items() if kind.is_causal),
-        DefaultOptions("polysketch-gain", "polysketch, prefix_gain=0.8", "polysketch", {"prefix_gain": 0.8}),
+        DefaultOptions("polysketch-gain", "polysketch, prefix_gain=0.8", "polysketch-paper", {"prefix_gain": 0.8}),
     )
 }
 """Every causal name, and what the library advises for polysketch where recall matters; in the order of tables."""

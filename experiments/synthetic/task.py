@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from experiments.foundation.variants import Variant
-from experiments.synthetic.model import ShortConvolutionLM
 from polysketch.models import ModelConfig, TransformerLM
 
 _HELD_OUT = 1_000_000  # added to the seed: another stream of batches than training's
@@ -75,16 +74,23 @@ class SyntheticTask(ABC):
         return ()
 
     def model(self, variant: Variant) -> TransformerLM:
-        """The model with its initial weights, its prefix gains calibrated on one held-out batch without labels."""
+        """The model with its initial weights, its prefix gains calibrated on one held-out batch without labels.
+
+        It is the library's, with what its presets have around attention: a convolution of queries, keys and values,
+        and normed queries and keys. It has no sinusoidal positions, which would be new to it at other lengths.
+        """
         torch.manual_seed(self.seed)
         config = ModelConfig(
             vocab_size=self.vocabulary,
             num_layers=self.layers,
             hidden_size=self.width,
             num_heads=self.num_heads,
+            input_positions=False,
+            projection_convolution=4,
+            query_key_norm=True,
             attention=variant.attention,
             attention_options=variant.attention_options(local_chunk=self.local_chunk, num_heads=self.num_heads),
         )
-        model = ShortConvolutionLM(config)
+        model = TransformerLM(config)
         model.calibrate(self.batch(0, held_out=True)[0])
         return model

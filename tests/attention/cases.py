@@ -97,7 +97,7 @@ class Case:
 
 def polysketch(kv_heads: int = HEADS, norm_scale: float = 1.0, **options: Any) -> Case:
     """A small polysketch case whose local chunks are far shorter than the sequence."""
-    return Case("polysketch", {"sketch_size": 6, "local_chunk": 8, **options}, kv_heads, norm_scale)
+    return Case("polysketch-paper", {"sketch_size": 6, "local_chunk": 8, **options}, kv_heads, norm_scale)
 
 
 def heavy(kv_heads: int = HEADS, **options: Any) -> Case:

@@ -16,17 +16,20 @@ def test_the_options_of_a_mechanism_are_its_constructors_own():
     assert attention.option_names("softmax") == ()
     assert attention.option_names("polynomial") == ("degree",)
     expected = {"degree", "sketch_size", "learned", "projection", "local_chunk", "share", "prefix_gain", "decay_gate"}
-    assert set(attention.option_names("polysketch")) == expected | {"hidden_size"}
+    assert set(attention.option_names("polysketch-paper")) == expected | {"hidden_size"}
 
 
-@pytest.mark.parametrize(("name", "meant"), [("polysketch", "decay_gate"), ("polarity", "output_gate")])
+@pytest.mark.parametrize(("name", "meant"), [("polysketch-paper", "decay_gate"), ("polarity", "output_gate")])
 def test_a_part_of_an_options_name_is_refused_with_the_whole_name(name: str, meant: str):
     with pytest.raises(ValueError, match=rf"has no option 'gate' \(is {meant} meant\?\); it takes"):
         attention.build(name, num_heads=2, head_dim=8, gate=True, hidden_size=4)
 
 
 def test_a_mechanism_without_options_says_so():
-    with pytest.raises(ValueError, match="'softmax' has no option 'degree'; it takes no options"):
+    with pytest.raises(
+        ValueError,
+        match=r"'softmax' has no option 'degree' \(mechanisms that have it: polynomial, .*\); it takes no options",
+    ):
         attention.build("softmax", num_heads=2, head_dim=8, degree=2)
 
 
@@ -35,20 +38,20 @@ def test_a_mechanism_without_options_says_so():
     [
         ("polynomial", {"degree": 3}, "degree must be even"),
         ("polynomial", {"degree": 0}, "degree must be at least 1"),
-        ("polysketch", {"degree": 6}, "power of two, 4 or more, got 6"),
-        ("polysketch", {"degree": 2}, "power of two, 4 or more, got 2"),
-        ("polysketch", {"sketch_size": 0}, "sketch_size must be at least 1"),
-        ("polysketch", {"local_chunk": 0}, "local_chunk must be at least 1"),
-        ("polysketch", {"share": "model"}, "share must be one of 'layer', 'head', got 'model'"),
-        ("polysketch", {"projection": "fourier"}, "unknown projection 'fourier'; known projections: gaussian"),
-        ("polysketch", {"projection": "srht"}, "for the random sketch: it needs learned=False"),
+        ("polysketch-paper", {"degree": 6}, "power of two, 4 or more, got 6"),
+        ("polysketch-paper", {"degree": 2}, "power of two, 4 or more, got 2"),
+        ("polysketch-paper", {"sketch_size": 0}, "sketch_size must be at least 1"),
+        ("polysketch-paper", {"local_chunk": 0}, "local_chunk must be at least 1"),
+        ("polysketch-paper", {"share": "model"}, "share must be one of 'layer', 'head', got 'model'"),
+        ("polysketch-paper", {"projection": "fourier"}, "unknown projection 'fourier'; known projections: gaussian"),
+        ("polysketch-paper", {"projection": "srht"}, "for the random sketch: it needs learned=False"),
         ("llops", {"degree": 0}, "degree must be at least 1"),
         ("llops", {"num_features": 0}, "num_features must be at least 1"),
         ("llops", {"normalize": True}, "weights of either sign, which may be zero: add nonnegative=True"),
-        ("polysketch", {"prefix_gain": 1.0}, "between 0 and 1, got 1.0"),
-        ("polysketch", {"prefix_gain": (0.5, 0.5, 0.5)}, "one per key/value head: 2, got 3"),
-        ("polysketch", {"prefix_gain": 0.5, "local_chunk": None}, "prefix_gain needs a local part"),
-        ("polysketch", {"decay_gate": True}, "decay_gate=True needs hidden_size"),
+        ("polysketch-paper", {"prefix_gain": 1.0}, "between 0 and 1, got 1.0"),
+        ("polysketch-paper", {"prefix_gain": (0.5, 0.5, 0.5)}, "one per key/value head: 2, got 3"),
+        ("polysketch-paper", {"prefix_gain": 0.5, "local_chunk": None}, "prefix_gain needs a local part"),
+        ("polysketch-paper", {"decay_gate": True}, "decay_gate=True needs hidden_size"),
     ],
 )
 def test_options_out_of_range_are_refused(name: str, options: dict, message: str):
@@ -60,15 +63,15 @@ def test_options_out_of_range_are_refused(name: str, options: dict, message: str
     ("name", "options", "message"),
     [
         ("polynomial", {"degree": "4"}, "degree must be an integer, got '4'"),
-        ("polysketch", {"degree": 4.0}, "degree must be an integer"),
-        ("polysketch", {"local_chunk": True}, "local_chunk must be an integer"),
-        ("polysketch", {"sketch_size": 3.5}, "sketch_size must be an integer"),
-        ("polysketch", {"learned": "no"}, "learned must be True or False, got 'no'"),
+        ("polysketch-paper", {"degree": 4.0}, "degree must be an integer"),
+        ("polysketch-paper", {"local_chunk": True}, "local_chunk must be an integer"),
+        ("polysketch-paper", {"sketch_size": 3.5}, "sketch_size must be an integer"),
+        ("polysketch-paper", {"learned": "no"}, "learned must be True or False, got 'no'"),
         ("llops", {"rank": 1.5}, "rank must be an integer, got 1.5"),
         ("llops", {"normalize": 0}, "normalize must be True or False, got 0"),
         ("llops", {"nonnegative": "yes"}, "nonnegative must be True or False, got 'yes'"),
-        ("polysketch", {"decay_gate": 1}, "decay_gate must be True or False, got 1"),
-        ("polysketch", {"prefix_gain": ("a", 0.5)}, "must be a share of the attention mass, got 'a'"),
+        ("polysketch-paper", {"decay_gate": 1}, "decay_gate must be True or False, got 1"),
+        ("polysketch-paper", {"prefix_gain": ("a", 0.5)}, "must be a share of the attention mass, got 'a'"),
     ],
 )
 def test_options_of_another_type_are_refused(name: str, options: dict, message: str):
@@ -79,7 +82,7 @@ def test_options_of_another_type_are_refused(name: str, options: dict, message: 
 @pytest.mark.parametrize(("projection", "sketch"), [("gaussian", GaussianSketch), ("srht", SRHTSketch)])
 def test_a_projection_names_the_random_sketch(projection: str, sketch: type):
     options = {"learned": False, "projection": projection, "sketch_size": 5}
-    mechanism = attention.build("polysketch", num_heads=2, head_dim=8, **options)
+    mechanism = attention.build("polysketch-paper", num_heads=2, head_dim=8, **options)
     assert type(mechanism.feature_map) is sketch
 
 
@@ -97,7 +100,7 @@ def test_mixed_dtypes_and_devices_are_refused_by_name(name: str):
         mechanism(query, key, value.to("meta"), causal=mechanism.is_causal)
 
 
-@pytest.mark.parametrize("name", ["polynomial", "polysketch"])
+@pytest.mark.parametrize("name", ["polynomial", "polysketch-paper"])
 def test_inputs_wider_than_the_parameters_are_refused(name: str):
     mechanism = attention.build(name, num_heads=2, head_dim=8)
     query, key, value = torch.randn(3, 1, 2, 5, 8, dtype=torch.float64)

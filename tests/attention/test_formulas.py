@@ -79,7 +79,7 @@ def test_polysketch_window_attention_is_its_formula(features: str):
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize(
     ("name", "sketches"),
-    [("polysketch-delta", {"sketch_size": 4}), ("polysketch-memory", {"sketch_size": 6, "kept": 4})],
+    [("polysketch", {"sketch_size": 4}), ("polysketch-memory", {"sketch_size": 6, "kept": 4})],
 )
 def test_the_delta_rule_beside_a_window_is_its_formula(name: str, sketches: dict[str, int], kv_heads: int):
     """The sums are written out: every token that leaves the window moves their answer to its key."""
@@ -133,7 +133,7 @@ def test_the_gate_decays_sketched_weights_by_the_layers_input():
 def test_a_gate_without_the_layers_input_is_refused():
     case = polysketch(decay_gate=True, hidden_size=HIDDEN)
     query, key, value, hidden = case.inputs()
-    mechanism = attention.build("polysketch", num_heads=HEADS, head_dim=HEAD_DIM, **case.options).double()
+    mechanism = attention.build("polysketch-paper", num_heads=HEADS, head_dim=HEAD_DIM, **case.options).double()
     for wrong in (None, hidden[..., :2]):
         with pytest.raises(ValueError, match="needs hidden"):
             mechanism(query, key, value, hidden=wrong)

@@ -37,8 +37,8 @@ from polysketch import attention
 from polysketch.attention import (
     PolynomialAttention,
     PolysketchAttention,
-    PolysketchDeltaAttention,
     PolysketchMemoryAttention,
+    PolysketchPaperAttention,
 )
 from polysketch.attention import polysketch_heavy as polysketch_heavy_module
 from polysketch.attention.beside_window import BesideWindow
@@ -80,9 +80,9 @@ from polysketch.ops.window import api as window
 
 polysketch_window = attention.MECHANISMS["polysketch-window"]
 SEEN = next(case for case in CASES if case.name == "polysketch-window")
-WRITTEN = next(case for case in CASES if case.name == "polysketch-delta")
+WRITTEN = next(case for case in CASES if case.name == "polysketch")
 IN_MEMORY = next(case for case in CASES if case.name == "polysketch-memory")
-SKETCHED = ("polysketch-delta", {"sketch_size": 4})
+SKETCHED = ("polysketch", {"sketch_size": 4})
 
 
 def case_of(name: str, **options) -> Case:
@@ -122,13 +122,13 @@ MUTANTS = {
         (partial(gaussian_sketch.test_the_features_follow_the_recursion_of_algorithm_1, 4),),
     ),
     "polysketch: the learned sketch takes normed vectors": Mutant(
-        PolysketchAttention.operands,
+        PolysketchPaperAttention.operands,
         "((query, key) if self.learned else normed)",
         "normed",
         (partial(formulas.test_polysketch_attention_is_its_formula, True),),
     ),
     "polysketch: the random sketch takes vectors as they are": Mutant(
-        PolysketchAttention.operands,
+        PolysketchPaperAttention.operands,
         "((query, key) if self.learned else normed)",
         "(query, key)",
         (partial(formulas.test_polysketch_attention_is_its_formula, False),),
@@ -176,25 +176,25 @@ MUTANTS = {
         "return recent.slots(kept, value), (kept, value)",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [33, 1, 1, 1, 1]),),
     ),
-    "polysketch-delta: masked tokens are written": Mutant(
+    "polysketch: masked tokens are written": Mutant(
         DeltaBesideWindow._features,
         "without_masked(kept, key_mask)",
         "kept",
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, WRITTEN),),
     ),
-    "polysketch-delta: sums only add": Mutant(
-        PolysketchDeltaAttention._answers,
+    "polysketch: sums only add": Mutant(
+        PolysketchAttention._answers,
         "ops.delta_writes(key_features, value, strength, factors=2, state=state)",
         "value * strength[..., None]",
         (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, *SKETCHED, HEADS),),
     ),
-    "polysketch-delta: decoding writes what a new sequence would": Mutant(
-        PolysketchDeltaAttention._answers,
+    "polysketch: decoding writes what a new sequence would": Mutant(
+        PolysketchAttention._answers,
         "factors=2, state=state)",
         "factors=2)",
         (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 1, 1, 1, 1]),),
     ),
-    "polysketch-delta: a query does not see whether to trust what it recalls": Mutant(
+    "polysketch: a query does not see whether to trust what it recalls": Mutant(
         DeltaBesideWindow._recall,
         "scale[:, None] * confidence",
         "0.0 * confidence",

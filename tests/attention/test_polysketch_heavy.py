@@ -77,7 +77,7 @@ def test_with_one_bucket_that_holds_all_keys_it_is_exact_and_so_are_its_gradient
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_a_key_in_the_buckets_of_queries_it_is_polysketch(causal: bool):
-    mechanism, sketched = build_pair("polysketch")
+    mechanism, sketched = build_pair("polysketch-paper")
     query, key, value, _ = heavy(kv_heads=2).inputs()
     found = mechanism(query, key, value, causal=causal)
     assert not torch.allclose(found, sketched(query, key, value, causal=causal))
@@ -163,7 +163,7 @@ def test_a_key_that_matters_is_found_among_thousands():
     length, copies, sizes = 4096, 4, {"num_heads": 1, "head_dim": 64}
     options = {"sketch_size": 16, "learned": False, "local_chunk": 256, "prefix_gain": 0.5}
     mechanism = attention.build("polysketch-heavy", **sizes, **options, hash_bits=7)
-    sketched, exact = attention.build("polysketch", **sizes, **options), attention.build("polynomial", **sizes)
+    sketched, exact = attention.build("polysketch-paper", **sizes, **options), attention.build("polynomial", **sizes)
     own = mechanism.state_dict()
     sketched.load_state_dict({name: own[name] for name in sketched.state_dict()})
     query, key, value = (torch.randn(1, 1, length, 64) for _ in range(3))

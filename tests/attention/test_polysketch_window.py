@@ -8,7 +8,7 @@ from polysketch import attention
 
 SKETCHES = {
     "polysketch-window": {"sketch_size": 4},
-    "polysketch-delta": {"sketch_size": 4},
+    "polysketch": {"sketch_size": 4},
     "polysketch-memory": {"sketch_size": 6, "kept": 4},
 }
 CASES = [Case(name, {"window": 6, **sizes, "hidden_size": HIDDEN}) for name, sizes in SKETCHES.items()]
@@ -50,7 +50,7 @@ def test_decoding_under_autocast_is_that_of_float32_within_rounding(case: Case, 
 
 
 @pytest.mark.parametrize(
-    ("name", "far_bias"), [("polysketch-window", -6.0), ("polysketch-delta", -2.0), ("polysketch-memory", -2.0)]
+    ("name", "far_bias"), [("polysketch-window", -6.0), ("polysketch", -2.0), ("polysketch-memory", -2.0)]
 )
 def test_small_far_shares_keep_their_gradients_in_bfloat16(name: str, far_bias: float):
     case = Case(name, {"window": 6, **SKETCHES[name], "far_bias": far_bias, "hidden_size": HIDDEN})

@@ -10,7 +10,7 @@ from polysketch import attention
 def build(**options) -> attention.Mechanism:
     torch.manual_seed(0)
     options = {"sketch_size": 8, "local_chunk": 8, **options}
-    return attention.build("polysketch", num_heads=HEADS, head_dim=HEAD_DIM, num_kv_heads=2, **options)
+    return attention.build("polysketch-paper", num_heads=HEADS, head_dim=HEAD_DIM, num_kv_heads=2, **options)
 
 
 def inputs(length: int = 40, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

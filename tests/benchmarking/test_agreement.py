@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ops import spoiled
-from polysketch.attention import PolysketchAttention
+from polysketch.attention import PolysketchPaperAttention
 from polysketch.benchmarking import (
     AttentionSettings,
     DecodingSettings,
@@ -144,7 +144,7 @@ def test_a_model_whose_attention_is_wrong_is_not_trained(bench, monkeypatch):
 
 
 def test_attention_that_is_wrong_when_it_generates_is_refused(bench, monkeypatch):
-    intact = PolysketchAttention.extend
+    intact = PolysketchPaperAttention.extend
 
     def forgetful(module, query, key, value, state, **options):
         """Loses what was folded at the end of a chunk."""
@@ -155,7 +155,7 @@ def test_attention_that_is_wrong_when_it_generates_is_refused(bench, monkeypatch
 
     settings = DecodingSettings(preset="tiny", positions=(64,), local=16, models=("learned",))
     assert time_decoding(bench, settings)
-    monkeypatch.setattr(PolysketchAttention, "extend", forgetful)
+    monkeypatch.setattr(PolysketchPaperAttention, "extend", forgetful)
     with pytest.raises(ValueError, match="learned, generating, is wrong and is not timed: its output is off by"):
         time_decoding(bench, settings)
 

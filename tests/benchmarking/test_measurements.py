@@ -17,7 +17,7 @@ from polysketch.benchmarking import (
     time_decoding,
     time_training,
 )
-from polysketch.benchmarking.models import build_model, read_bytes, state_at
+from polysketch.benchmarking.models import attention_states, build_model, read_bytes, state_at
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
 from polysketch.benchmarking.way_names import Sizes
@@ -154,8 +154,9 @@ def test_a_state_at_a_position_is_that_of_a_model_that_read_so_many_tokens(name)
 def test_the_floor_of_a_step_counts_the_filled_part_of_a_cache():
     model = build_model("softmax", "tiny", Sizes())
     state = state_at(model, 1, 100)
-    assert all(isinstance(layer, KeyValueState) for layer in state.layers)
-    assert read_bytes(model, state) == 4 * 2 * 100 * 128 * 4
+    assert all(isinstance(layer, KeyValueState) for layer in attention_states(state))
+    taps = 4 * 3 * 3 * 128 * 4  # of every layer the last three tokens' queries, keys and values
+    assert read_bytes(model, state) == 4 * 2 * 100 * 128 * 4 + taps
 
 
 def test_decoding_times_a_whole_chunk_from_its_start(bench):

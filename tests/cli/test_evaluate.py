@@ -65,7 +65,7 @@ def test_without_prefix_switches_the_prefix_off(capsys, stand_in_run):
     torch.manual_seed(0)
     options = {"local_chunk": 16, "sketch_size": 16, "learned": False}
     config = ModelConfig(
-        257, num_layers=2, hidden_size=64, num_heads=1, attention="polysketch", attention_options=options
+        257, num_layers=2, hidden_size=64, num_heads=1, attention="polysketch-paper", attention_options=options
     )
     stand_in_run(TransformerLM(config))
     assert main(["evaluate", "run", "--json"]) == 0

@@ -18,7 +18,7 @@ from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 
 CONTEXT, STEPS = 48, 3
 OPTIONS = {
-    "polysketch": ["sketch_size=8", "local_chunk=16", "prefix_gain=0.5"],
+    "polysketch-paper": ["sketch_size=8", "local_chunk=16", "prefix_gain=0.5"],
     "polysketch-heavy": ["sketch_size=8", "local_chunk=16", "heavy_size=4", "hash_bits=2", "prefix_gain=0.4"],
     "sliding-window": ["window=16"],
     "local": ["local_chunk=16"],
@@ -30,7 +30,15 @@ OPTIONS = {
 
 LAYERS = [*(name for name, kind in MECHANISMS.items() if kind.is_causal), SHORT_CONVOLUTION, "based,sliding-window"]
 
-SHOWN = ("softmax", "linear", "focused", "polysketch", "polysketch-heavy", "polysketch-window", "based,sliding-window")
+SHOWN = (
+    "softmax",
+    "linear",
+    "focused",
+    "polysketch-paper",
+    "polysketch-heavy",
+    "polysketch-window",
+    "based,sliding-window",
+)
 """A state of each kind; the others are in the full product."""
 
 

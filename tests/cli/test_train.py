@@ -29,7 +29,14 @@ STARTED = "parameters on"  # in the line that a process prints when it begins to
 def flags(data: Path, out: Path, *more: str) -> list[str]:
     """The command line of a small run."""
     sizes = ["--layers", "1", "--context", "32", "--batch-size", "2", "--threads", "1", "--device", "cpu"]
-    options = ["--attention", "polysketch", "--attention-options", "sketch_size=8", "local_chunk=8", "prefix_gain=0.5"]
+    options = [
+        "--attention",
+        "polysketch-paper",
+        "--attention-options",
+        "sketch_size=8",
+        "local_chunk=8",
+        "prefix_gain=0.5",
+    ]
     rhythm = ["--log-every", "1", "--eval-every", "10", "--eval-tokens", "60", "--save-every", "2", "--no-tensorboard"]
     return ["train", "--data", str(data), "--out", str(out), *sizes, *rhythm, *options, *more]
 
@@ -200,9 +207,11 @@ def test_a_pattern_repeats_over_the_layers_and_trains(fast_flags, tmp_path):
 
 
 def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp_path, capfd):
-    assert main(fast_flags()) == 0
+    assert main(fast_flags("--projection-convolution", "0", "--query-key-norm", "False")) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     del config["model"]["rotary"], config["model"]["input_positions"]
+    config |= {"format": 1, "training": config["training"] | {"attention": "polysketch"}}
+    config["model"]["attention"] = "polysketch"
     for name in ("projection_convolution", "query_key_norm", "head_gate"):
         del config["model"][name], config["training"][name]
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
@@ -221,9 +230,9 @@ def test_what_stands_around_the_mechanism_is_trained_saved_and_not_changed_on_th
     assert model.config == replace(model.config, projection_convolution=3, query_key_norm=True, head_gate=True)
     assert float(model.blocks[0].attention.head_gate.weight.detach().abs().max()) > 0
     capfd.readouterr()
-    assert main(fast_flags("--resume", *around)) == 1
-    assert "--head-gate was True and is now None" in capfd.readouterr().err
-    assert main(fast_flags("--resume", *around, "--head-gate", "True")) == 0
+    assert main(fast_flags("--resume", *around, "--head-gate", "False")) == 1
+    assert "--head-gate was True and is now False" in capfd.readouterr().err
+    assert main(fast_flags("--resume", "--projection-convolution", "3")) == 0  # what is not said is as in the run
 
 
 def test_the_hybrid_preset_trains_with_its_own_pattern_and_some_options_changed(data_folder, tmp_path):

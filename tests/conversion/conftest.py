@@ -67,6 +67,7 @@ def options(data: PreparedData, softmax_model: Path) -> dict:
     return {
         "model": softmax_model,
         "data": data.folder,
+        "attention": "polysketch-paper",
         "attention_options": {"local_chunk": 4, "sketch_size": 16},
         "context": CONTEXT,
         "batch_size": 4,

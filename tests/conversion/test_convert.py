@@ -150,7 +150,7 @@ def test_every_option_says_what_its_change_means():
     [
         ({"resume": False}, "already holds a conversion: give --resume"),
         ({"transfer_steps": 17}, "--transfer-steps was 16 and is now 17"),
-        ({"attention": "performer", "attention_options": {}}, "--attention was polysketch and is now performer"),
+        ({"attention": "performer", "attention_options": {}}, "--attention was polysketch-paper and is now performer"),
     ],
 )
 def test_a_folder_is_not_gone_on_with_by_another_conversion(converted, options, changes, message):
@@ -212,9 +212,9 @@ def test_time_that_is_up_saves_and_the_same_command_goes_on(converted, options, 
     assert_same(convert(config, progress=False).folder, converted.folder)
 
 
-def test_polysketch_delta_is_transferred_and_tuned(options, data, tmp_path):
+def test_polysketch_is_transferred_and_tuned(options, data, tmp_path):
     """It comes nearer to softmax in both layers, and the saved model has the last figure's loss."""
-    changes = {"attention": "polysketch-delta", "attention_options": {"window": 4, "sketch_size": 8}}
+    changes = {"attention": "polysketch", "attention_options": {"window": 4, "sketch_size": 8}}
     result = convert(ConversionConfig(**{**options, **changes}, out=tmp_path / "out"), progress=False)
     before, after = (stages(result)[stage]["transfer_error"] for stage in ("replaced", "transfer"))
     assert all(after[layer] < 0.9 * before[layer] for layer in before)
@@ -268,7 +268,7 @@ def test_a_tokenizer_of_the_same_size_with_other_ids_is_refused(options, data, t
 
 def test_the_command_prints_what_was_regained(options, tmp_path, capsys):
     flags = ["--transfer-steps", "2", "--tuning-steps", "2", "--context", "64", "--eval-tokens", "640"]
-    chosen = ["--attention", "polysketch", "--attention-options", "local_chunk=4", "sketch_size=8", "--layers=-1"]
+    chosen = ["--attention", "polysketch-paper", "--attention-options", "local_chunk=4", "sketch_size=8", "--layers=-1"]
     folders = ["convert", str(options["model"]), "--data", str(options["data"]), "--out", str(tmp_path / "out")]
     assert main([*folders, *flags, *chosen, "--json"]) == 0
     printed = capsys.readouterr().out.splitlines()

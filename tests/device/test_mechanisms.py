@@ -108,7 +108,7 @@ def decode(module: nn.Module, inputs: Named, spans: list[int]) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 def test_a_mechanism_is_one_compiled_graph(computer):
     """On a CPU the compiler's own back end is left out, for it needs a C++ compiler."""
-    case = next(case for case in CASES if case.name == "polysketch" and case.options.get("prefix_gain"))
+    case = next(case for case in CASES if case.name == "polysketch-paper" and case.options.get("prefix_gain"))
     compiled = partial(torch.compile, fullgraph=True, backend="inductor" if computer.name == "cuda" else "aot_eager")
     call = lambda one, **given: compiled(one)(**given, causal=True)  # noqa: E731
     assert_agrees(*made(case, computer), torch.float32, computer, call)

@@ -33,7 +33,7 @@ def model_and_ids(name: str, device: Device) -> tuple[TransformerLM, Tensor]:
     torch.manual_seed(0)
     length, local = (50, 16) if device.small else (500, 128)
     around = PARTS_AROUND if name == AROUND else {}
-    name = "polysketch" if around else name
+    name = "polysketch-paper" if around else name
     options = {"local_chunk": local} if "local_chunk" in option_names(name) else {}
     model = TransformerLM(ModelConfig(VOCABULARY, 2, 128, 2, attention=name, attention_options=options, **around))
     model = away_from_the_identity(model) if around else model
@@ -122,7 +122,7 @@ def small_model(name: str, computer: Device, dtype: torch.dtype) -> TransformerL
     local = None if computer.small else LOCAL
     options = {**SKETCHED[name], "local_chunk": local, "sketch_size": 32}
     around = PARTS_AROUND if name == AROUND else {}
-    config = ModelConfig(VOCABULARY, 2, 128, 2, attention="polysketch", attention_options=options, **around)
+    config = ModelConfig(VOCABULARY, 2, 128, 2, attention="polysketch-paper", attention_options=options, **around)
     model = away_from_the_identity(TransformerLM(config)) if around else TransformerLM(config)
     return model.to(computer.where, torch.float64 if computer.small else dtype).eval()
 

@@ -9,7 +9,17 @@ from polysketch import attention, evaluation
 from polysketch.feature_maps import GaussianSketch
 from polysketch.models import ModelConfig, TransformerLM
 
-NAMES = ("softmax", "polynomial", "polysketch", "performer", "llops", "based", "sliding-window", "local", "nystrom")
+NAMES = (
+    "softmax",
+    "polynomial",
+    "polysketch-paper",
+    "performer",
+    "llops",
+    "based",
+    "sliding-window",
+    "local",
+    "nystrom",
+)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=str)

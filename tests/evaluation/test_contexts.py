@@ -14,7 +14,7 @@ def model() -> TransformerLM:
     torch.manual_seed(0)
     options = ({}, {"local_chunk": 16, "sketch_size": 16})
     return TransformerLM(
-        ModelConfig(50, 2, 64, num_heads=2, attention=("softmax", "polysketch"), attention_options=options)
+        ModelConfig(50, 2, 64, num_heads=2, attention=("softmax", "polysketch-paper"), attention_options=options)
     )
 
 

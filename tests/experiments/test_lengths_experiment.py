@@ -42,7 +42,7 @@ def test_what_a_window_cannot_see_changes_nothing_and_softmax_sees_it(tokens):
 
 def test_losses_are_those_of_the_whole_context_read_at_once(tokens, monkeypatch):
     monkeypatch.setattr(lengths, "_SPAN", 7)
-    polysketch = model("polysketch-delta", window=WINDOW, sketch_size=16)
+    polysketch = model("polysketch", window=WINDOW, sketch_size=16)
     ids = torch.from_numpy(tokens[300 - 90 : 301].astype(np.int64))[None]
     with torch.no_grad():
         expected = polysketch.token_losses(polysketch.hidden_states(ids[:, :-1]), ids[:, 1:])[0, -12:]

@@ -73,7 +73,7 @@ def test_losses_are_those_of_the_whole_read_at_once_whatever_the_batch():
     torch.manual_seed(0)
     options = {"window": 16, "sketch_size": 16}
     sizes = {"num_layers": 2, "hidden_size": 64, "num_heads": 1}
-    model = TransformerLM(ModelConfig(257, **sizes, attention="polysketch-delta", attention_options=options)).eval()
+    model = TransformerLM(ModelConfig(257, **sizes, attention="polysketch", attention_options=options)).eval()
     contexts = [context(TEXT, one, 0.2, 300) for one in NEEDLES]
     expected = []
     for ids, one in zip(contexts, NEEDLES, strict=True):

@@ -14,7 +14,7 @@ from experiments.synthetic.training import whole_sequences
 
 from polysketch.models import ModelConfig, TransformerLM
 
-ONLY = ("softmax", "polysketch-delta")
+ONLY = ("softmax", "polysketch")
 
 
 @pytest.mark.parametrize("name", synthetic.TASKS)
@@ -75,7 +75,7 @@ def test_the_steps_of_a_level_are_those_of_the_first_measurement_that_reaches_it
     assert steps == ["50", "100", "150", "never"]
 
 
-@pytest.mark.parametrize("folder", ["recall-mechanisms", "recall-seeds"])
+@pytest.mark.parametrize("folder", [path.name for path in RESULTS.glob("recall-[ms]*")])
 def test_the_records_of_recall_in_the_repository_give_their_table(folder, tmp_path):
     pytest.importorskip("matplotlib")
     show_recall([kept.read(path) for path in sorted((RESULTS / folder).glob("*.json"))], tmp_path)

@@ -12,9 +12,9 @@ VOCAB = 40
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5], [8]]
 # Without a local part nothing depends on the position but the embeddings; float64 so that no native program runs.
 CAPTURABLE = {
-    "polysketch": ("polysketch", {"local_chunk": None, "learned": False, "sketch_size": 16}),
-    "learned": ("polysketch", {"local_chunk": None, "sketch_size": 16, "share": "head"}),
-    "gated": ("polysketch", {"local_chunk": None, "sketch_size": 16, "decay_gate": True, "hidden_size": 32}),
+    "polysketch-paper": ("polysketch-paper", {"local_chunk": None, "learned": False, "sketch_size": 16}),
+    "learned": ("polysketch-paper", {"local_chunk": None, "sketch_size": 16, "share": "head"}),
+    "gated": ("polysketch-paper", {"local_chunk": None, "sketch_size": 16, "decay_gate": True, "hidden_size": 32}),
     "linear": ("linear", {}),
     "short-convolution": (("short-convolution", "linear"), ({}, {})),
 }
@@ -82,7 +82,7 @@ def test_replayed_steps_are_the_steps(attention, options):
 @torch.inference_mode()
 def test_replayed_steps_with_convolved_projections_norms_and_gates_are_the_steps():
     """The tail of the convolution is at a fixed address, and the state within the layer's state is seen to move."""
-    model = build(*CAPTURABLE["polysketch"], projection_convolution=4, query_key_norm=True, head_gate=True)
+    model = build(*CAPTURABLE["polysketch-paper"], projection_convolution=4, query_key_norm=True, head_gate=True)
     expected_state, state = model.init_state(3), split_positions(model.init_state(3))
     assert model.why_not_captured(state) is None
     step = CapturedStep(model, state, recorded(state))
@@ -126,7 +126,7 @@ def replaying(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 5}])
 def test_generation_by_replayed_steps_gives_the_same_tokens(settings, replaying):
-    model = build(*CAPTURABLE["polysketch"])
+    model = build(*CAPTURABLE["polysketch-paper"])
     plain = generate(model, PROMPTS, max_new_tokens=30, seed=3, graph=False, **settings)
     replayed = generate(model, PROMPTS, max_new_tokens=30, seed=3, graph=True, span=3, **settings)
     assert replayed.tokens == plain.tokens
@@ -173,7 +173,7 @@ def test_without_a_cuda_device_there_is_no_graph_and_asking_for_one_is_refused()
         (("linear", "local"), ({}, {}), "layer 1: LocalAttention"),
         ("performer", {"local_chunk": 8}, "layer 0: PerformerAttention"),
         ("polysketch-heavy", {"local_chunk": 8}, "layer 0: PolysketchHeavyAttention"),
-        ("polysketch", {"local_chunk": 8}, "layer 0: the triton backend"),
+        ("polysketch-paper", {"local_chunk": 8}, "layer 0: the triton backend"),
     ],
 )
 def test_layers_that_cannot_be_captured_are_named(attention, options, reason):
@@ -196,7 +196,7 @@ def test_a_state_that_moves_after_the_capture_is_noticed():
 @torch.inference_mode()
 def test_the_stand_in_refuses_what_a_capture_would():
     """Else it would prove nothing: a copy from host memory, a size that depends on what is in a tensor."""
-    model = build("polysketch", {"local_chunk": 8, "learned": False, "sketch_size": 16})
+    model = build("polysketch-paper", {"local_chunk": 8, "learned": False, "sketch_size": 16})
     state = split_positions(model.init_state(3))
     with pytest.raises(AssertionError, match="mixes host and device"):
         recorded(state)(lambda: model.extend_hidden(state.position[:, None], state))
@@ -207,7 +207,7 @@ def test_the_stand_in_refuses_what_a_capture_would():
 @torch.inference_mode()
 def test_a_step_that_decides_in_host_memory_is_replayed_wrongly():
     """The stand-in, like a graph, repeats the slot of the token at which it was captured."""
-    model = build("polysketch", {"local_chunk": 8, "learned": False, "sketch_size": 16})
+    model = build("polysketch-paper", {"local_chunk": 8, "learned": False, "sketch_size": 16})
     expected_state, state = model.init_state(3), split_positions(model.init_state(3))
     step, ids, wrong = CapturedStep(model, state, recorded(state)), torch.tensor([4, 5, 6]), []
     for _ in range(3):

@@ -18,7 +18,7 @@ def model() -> TransformerLM:
         num_layers=2,
         hidden_size=64,
         num_heads=2,
-        attention=("softmax", "polysketch"),
+        attention=("softmax", "polysketch-paper"),
         attention_options=({}, {"local_chunk": 16, "sketch_size": 16}),
     )
     model = TransformerLM(config)

@@ -29,11 +29,11 @@ def test_logits_are_those_of_the_model_that_was_saved(tmp_path, llama, kind):
     model = llama
     if kind == "ours":
         options = {"local_chunk": 16, "sketch_size": 8}
-        config = ModelConfig(257, 1, 64, num_heads=1, attention="polysketch", attention_options=options)
+        config = ModelConfig(257, 1, 64, num_heads=1, attention="polysketch-paper", attention_options=options)
         model = PolysketchForCausalLM.from_transformer(TransformerLM(config).eval())
     if kind == "replaced":
         plain = llama(IDS).logits
-        replace_attention(model, "polysketch", sketch_size=8, local_chunk=16)
+        replace_attention(model, "polysketch-paper", sketch_size=8, local_chunk=16)
         save_replaced(model, tmp_path)
         assert not torch.allclose(model(IDS).logits, plain, atol=1e-3)
     else:

@@ -23,7 +23,7 @@ def test_sizes_left_out_are_filled_in():
     [
         {},
         {"attention": "polynomial", "attention_options": {"degree": 2}},
-        {"attention": ("softmax", "polysketch"), "attention_options": ({}, {"prefix_gain": (0.5, 0.9)})},
+        {"attention": ("softmax", "polysketch-paper"), "attention_options": ({}, {"prefix_gain": (0.5, 0.9)})},
         {"attention": ("based", "local"), "attention_options": {"local": {"local_chunk": 4}}, "num_layers": 4},
         {"rotary": ("polysketch",), "input_positions": False},
         {"attention": ["short-convolution", "based"], "rotary": False},
@@ -86,7 +86,7 @@ def test_a_pattern_of_options_repeats_by_itself():
         ({"rotary": ("softmax",)}, "rotary names 'softmax', and no layer is one; the layers are polysketch"),
         ({"attention": "nystrom"}, "'nystrom' cannot be causal, .*; causal mechanisms: based, .*, softmax"),
         ({"attention": ("softmax", "skyformer")}, "'skyformer' cannot be causal"),
-        ({"attention_options": {"sketchsize": 3}}, "'polysketch' has no option 'sketchsize'; it takes degree"),
+        ({"attention_options": {"sketchsize": 3}}, "'polysketch' has no option 'sketchsize'; it takes window"),
     ],
 )
 def test_values_out_of_range_are_refused(changes: dict, message: str):
@@ -127,16 +127,23 @@ def test_unknown_and_missing_keys_are_refused_by_name():
 
 
 def test_a_configuration_from_before_anything_stood_around_attention_is_one_without():
-    saved = preset("tiny").to_dict()
+    saved = preset("based-tiny").to_dict()
     for name in ("projection_convolution", "query_key_norm", "head_gate"):
         del saved[name]
-    assert ModelConfig.from_dict(saved) == preset("tiny")
-    assert (preset("tiny").projection_convolution, preset("tiny").head_gate) == (0, False)
+    assert ModelConfig.from_dict(saved) == preset("based-tiny")
+    assert (preset("based-tiny").projection_convolution, preset("based-tiny").head_gate) == (0, False)
+
+
+def test_presets_have_a_convolution_and_norms_around_attention_and_the_papers_models_have_not():
+    assert (preset("tiny").projection_convolution, preset("tiny").query_key_norm) == (4, True)
+    paper = preset("gpt2-small-paper")
+    assert (paper.projection_convolution, paper.query_key_norm, paper.head_gate) == (0, False, False)
+    assert paper.layers() == [("polysketch-paper", {})] * 12
 
 
 def test_a_configuration_from_before_the_gates_had_names_says_what_to_write():
-    saved = preset("tiny").to_dict() | {"attention_options": {"gate": True}}
-    with pytest.raises(ValueError, match=r"'polysketch' has no option 'gate' \(is decay_gate meant\?\)"):
+    saved = preset("gpt2-small-paper").to_dict() | {"attention_options": {"gate": True}}
+    with pytest.raises(ValueError, match=r"'polysketch-paper' has no option 'gate' \(is decay_gate meant\?\)"):
         ModelConfig.from_dict(saved)
 
 

@@ -18,10 +18,20 @@ from polysketch.nn import (
 VOCAB, LENGTH = 23, 30
 CHUNKED = {"sketch_size": 6, "local_chunk": 8}
 AROUND = {"projection_convolution": 3, "query_key_norm": True, "head_gate": True}
+GATED = {
+    "attention": "polysketch-paper",
+    "attention_options": {**CHUNKED, "decay_gate": True},
+    "num_kv_heads": 1,
+}
 CAUSAL = [name for name, mechanism in attention.MECHANISMS.items() if mechanism.is_causal]
 MODELS = {
     **{name: {"attention": name} for name in CAUSAL},
-    "polysketch": {"attention_options": {**CHUNKED, "prefix_gain": 0.5}},
+    "polysketch": {"attention": "polysketch", "attention_options": {"window": 6, "sketch_size": 4, "far_bias": 0.0}},
+    "polysketch-memory": {
+        "attention": "polysketch-memory",
+        "attention_options": {"window": 6, "sketch_size": 6, "kept": 4, "far_bias": 0.0},
+    },
+    "polysketch-paper": {"attention": "polysketch-paper", "attention_options": {**CHUNKED, "prefix_gain": 0.5}},
     "polysketch-heavy": {
         "attention": "polysketch-heavy",
         "attention_options": {**CHUNKED, "prefix_gain": 0.5, "heavy_size": 2, "hash_bits": 2},
@@ -30,7 +40,7 @@ MODELS = {
         "attention": "polysketch-window",
         "attention_options": {"window": 6, "sketch_size": 6, "far_bias": 0.0},
     },
-    "gated": {"attention_options": {**CHUNKED, "decay_gate": True}, "num_kv_heads": 1},
+    "gated": GATED,
     "pattern": {
         "num_layers": 4,
         "attention": ("based", "sliding-window"),
@@ -44,14 +54,14 @@ MODELS = {
         "rotary": ("sliding-window",),
         "input_positions": False,
     },
-    "mixed": {"attention": ("softmax", "polysketch"), "attention_options": ({}, CHUNKED)},
-    "around": {"attention_options": {**CHUNKED, "decay_gate": True}, "num_kv_heads": 1, **AROUND},
+    "mixed": {"attention": ("softmax", "polysketch-paper"), "attention_options": ({}, CHUNKED)},
+    "around": {**GATED, **AROUND},
     "around-softmax": {"attention": "softmax", **AROUND},
 }
 
 
 # A state of each kind, and all that stands around a mechanism; the contract of mechanisms is in tests/attention.
-SHOWN = "around convolution focused gated hybrid hyper linear mixed pattern polysketch-heavy polysketch-window softmax"
+SHOWN = "around convolution focused gated hybrid hyper linear mixed pattern polysketch polysketch-heavy softmax"
 
 
 @pytest.fixture(params=[pytest.param(x, marks=[pytest.mark.full] * (x not in SHOWN.split())) for x in sorted(MODELS)])
@@ -59,7 +69,7 @@ def model(request: pytest.FixtureRequest) -> TransformerLM:
     return build(request.param)
 
 
-def build(kind: str = "polysketch", seed: int = 0, **changes) -> TransformerLM:
+def build(kind: str = "polysketch-paper", seed: int = 0, **changes) -> TransformerLM:
     torch.manual_seed(seed)
     sizes = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 16, "num_heads": 2}
     model = TransformerLM(ModelConfig(**{**sizes, **MODELS[kind], **changes})).double()
@@ -184,7 +194,8 @@ def test_training_lowers_the_loss_in_bfloat16_with_float32_weights(model: Transf
 def test_calibrate_gives_every_layer_the_share_asked_for():
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "num_layers": 3, "hidden_size": 16, "num_heads": 2}
-    model = TransformerLM(ModelConfig(**sizes, attention_options={**CHUNKED, "prefix_gain": (0.8, 0.3)}))
+    chosen = {"attention": "polysketch-paper", "attention_options": {**CHUNKED, "prefix_gain": (0.8, 0.3)}}
+    model = TransformerLM(ModelConfig(**sizes, **chosen))
     before = model.prefix_shares(tokens())
     model.calibrate(tokens())
     shares = model.prefix_shares(tokens())
@@ -314,7 +325,7 @@ def test_positions_do_not_drown_the_embedded_tokens():
 
 
 # A mechanism alone compiles in tests/attention; here all that a model puts around one does.
-COMPILED = ("polysketch", "sliding-window", "convolution", "around")
+COMPILED = ("polysketch-paper", "sliding-window", "convolution", "around")
 OTHERS = sorted(set(CAUSAL) - set(COMPILED))
 
 

@@ -22,9 +22,9 @@ ALL = {"projection_convolution": TAPS, "query_key_norm": True, "head_gate": True
 NEUTRAL = {**ALL, "projection_convolution": 1}  # what starts as the identity
 MECHANISMS = {
     "softmax": ("softmax", {}),
-    "polysketch": ("polysketch", {"sketch_size": 6, "local_chunk": 4}),
-    "decaying": ("polysketch", {"sketch_size": 6, "local_chunk": 4, "decay_gate": True}),
-    "random": ("polysketch", {"sketch_size": 6, "local_chunk": None, "learned": False}),
+    "polysketch-paper": ("polysketch-paper", {"sketch_size": 6, "local_chunk": 4}),
+    "decaying": ("polysketch-paper", {"sketch_size": 6, "local_chunk": 4, "decay_gate": True}),
+    "random": ("polysketch-paper", {"sketch_size": 6, "local_chunk": None, "learned": False}),
 }
 
 
@@ -121,7 +121,7 @@ def test_with_a_convolution_keys_start_as_queries_of_the_token_before_in_every_s
     torch.testing.assert_close(key[:, 1], query[:, 2])
 
 
-@pytest.mark.parametrize("name", ["softmax", "polysketch-delta", "polysketch-memory"])
+@pytest.mark.parametrize("name", ["softmax", "polysketch", "polysketch-memory"])
 def test_a_fresh_layer_with_a_convolution_finds_what_followed_the_same_token(name: str):
     """Induction: of 60 tokens the last repeats an earlier one, whose successor has the largest weight in head 0."""
     torch.manual_seed(0)
@@ -145,7 +145,7 @@ def test_models_of_one_seed_differ_in_their_mechanism_alone(kind: str):
         assert torch.equal(parameter, other.get_parameter(name)), name
 
 
-@pytest.mark.parametrize("kind", ["polysketch", "decaying", "random"])
+@pytest.mark.parametrize("kind", ["polysketch-paper", "decaying", "random"])
 def test_of_mechanisms_that_norm_themselves_the_fresh_model_is_the_plain_one(kind: str):
     """A layer norm has no use for the length of a vector, but for what is added under its root."""
     torch.testing.assert_close(model(kind, **NEUTRAL)(ids()), model(kind)(ids()), rtol=1e-3, atol=1e-4)
@@ -246,7 +246,7 @@ def test_a_convolution_is_causal_only_and_the_others_look_both_ways():
 
 
 def test_under_autocast_it_is_close_and_its_state_stays_float32():
-    mixer, x = layer("polysketch").float(), tokens().float()
+    mixer, x = layer("polysketch-paper").float(), tokens().float()
     with torch.autocast("cpu", torch.bfloat16):
         found = mixer(x)
         decoded, state = mixer.extend(x, mixer.init_state(BATCH))

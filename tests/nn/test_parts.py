@@ -94,7 +94,7 @@ def test_a_block_without_rotary_positions_gives_none_to_its_mixer():
 
 
 def test_a_gated_mechanism_is_given_the_layers_input():
-    block = block_of("polysketch", decay_gate=True, hidden_size=HIDDEN, local_chunk=None)
+    block = block_of("polysketch-paper", decay_gate=True, hidden_size=HIDDEN, local_chunk=None)
     x = torch.randn(1, 6, HIDDEN)
     before = block(x)
     block.attention.mechanism.decay_gate.bias.data.fill_(-5)

@@ -127,7 +127,7 @@ def test_it_stands_in_a_block_and_is_refused_what_needs_attention():
 def test_layers_are_built_by_name_with_the_options_of_each():
     sizes = {"hidden_size": HIDDEN, "num_heads": 1, "head_dim": 6}
     assert build_mixer("short-convolution", {"filter_size": 5}, **sizes).filter.shape == (2 * HIDDEN, 5)
-    attending = build_mixer("polysketch", {"decay_gate": True, "local_chunk": None}, **sizes)
+    attending = build_mixer("polysketch-paper", {"decay_gate": True, "local_chunk": None}, **sizes)
     assert attending.mechanism.decay_gate.weight.shape[1] == HIDDEN
     assert mixer_class(SHORT_CONVOLUTION) is mixer_class("short-convolution") is ShortConvolution
 

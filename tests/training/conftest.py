@@ -133,7 +133,7 @@ def make_config(data_folder: Path, tmp_path: Path) -> Callable[..., TrainingConf
             "data": data_folder,
             "out": tmp_path / "run",
             "layers": 1,
-            "attention": "polysketch",
+            "attention": "polysketch-paper",
             "attention_options": {"sketch_size": 8, "local_chunk": 16, "prefix_gain": 0.5},
             "context": 64,
             "batch_size": 2,

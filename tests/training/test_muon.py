@@ -130,7 +130,7 @@ def test_a_quadratic_is_learned():
     assert errors[-1] < 1e-3 * errors[0]
 
 
-PATTERN = ("polysketch", "short-convolution", "llops", "hedgehog", "focused", "based")
+PATTERN = ("polysketch-paper", "short-convolution", "llops", "hedgehog", "focused", "based")
 
 
 def make_model(**changes) -> TransformerLM:

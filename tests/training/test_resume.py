@@ -11,7 +11,7 @@ import torch
 
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.models import TransformerLM
-from polysketch.training import train
+from polysketch.training import load_model, train
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.run_folder import RunFolder
 
@@ -223,13 +223,32 @@ def test_a_run_older_than_an_option_goes_on_as_it_was_trained(make_config, disk,
     assert_same_outcome(config.out, expected)
 
 
+def test_a_run_of_an_earlier_format_goes_on_as_it_was_trained(make_config, disk, left_alone, assert_same_outcome):
+    """When the paper's mechanism was called "polysketch", and presets had nothing around attention."""
+    plain = {"projection_convolution": 0, "query_key_norm": False}
+    expected = left_alone(**plain)
+    config = make_config(resume=True, **plain)
+    assert kill_at(disk, config, 70)
+    run = RunFolder(config.out)
+    saved = run.read_config()
+    for entry in (saved["training"], saved["model"]):
+        assert entry["attention"] == "polysketch-paper"
+        entry["attention"] = "polysketch"
+    saved["training"] |= dict.fromkeys(("projection_convolution", "query_key_norm", "head_gate"))
+    run.write_config({**saved, "format": 1})
+    as_typed_then = {"attention": None, "attention_options": {}, "projection_convolution": None, "query_key_norm": None}
+    train(dataclasses.replace(config, **as_typed_then), progress=False)
+    assert_same_outcome(config.out, expected)
+    assert [name for name, _ in load_model(config.out)[0].config.layers()] == ["polysketch-paper"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"learning_rate": 1e-3}, r"--learning-rate was 0\.002 and is now 0\.001"),
         ({"seed": 1}, r"--seed was 0 and is now 1"),
         ({"context": 32, "batch_size": 4}, r"--batch-size was 2 and is now 4, --context was 64 and is now 32"),
-        ({"attention": "softmax", "attention_options": {}}, r"--attention was \w+ and is now softmax"),
+        ({"attention": "softmax", "attention_options": {}}, r"--attention was [\w-]+ and is now softmax"),
         ({"layers": 2}, r"--layers was 1 and is now 2"),
         ({"dtype": "bfloat16"}, r"--dtype was auto and is now bfloat16"),
         ({"optimizer": "muon"}, r"--optimizer was adamw and is now muon"),

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from polysketch.attention.polarity import PolarityAttention as PolarityAttention
     from polysketch.attention.polynomial import PolynomialAttention as PolynomialAttention
     from polysketch.attention.polysketch import PolysketchAttention as PolysketchAttention
-    from polysketch.attention.polysketch_delta import PolysketchDeltaAttention as PolysketchDeltaAttention
     from polysketch.attention.polysketch_heavy import PolysketchHeavyAttention as PolysketchHeavyAttention
     from polysketch.attention.polysketch_memory import PolysketchMemoryAttention as PolysketchMemoryAttention
+    from polysketch.attention.polysketch_paper import PolysketchPaperAttention as PolysketchPaperAttention
     from polysketch.attention.polysketch_window import PolysketchWindowAttention as PolysketchWindowAttention
     from polysketch.attention.positions import advance_positions
     from polysketch.attention.recent_tokens import RecentTokens

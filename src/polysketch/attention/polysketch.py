@@ -1,61 +1,56 @@
-"""Polysketch attention (PolySketchFormer, sections 2.2 to 3.2): sketched beyond the local chunk, exact inside it."""
+"""Polysketch attention around a window, with sums that correct themselves: the delta rule on products of sketches."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.base import check_even_degree, head_norm
-from polysketch.attention.decay_gate import DecayGate
-from polysketch.attention.linearized import LinearizedAttention
-from polysketch.attention.prefix_gain import PrefixGain, mean_share
-from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
+from polysketch.attention.delta_beside_window import DeltaBesideWindow
+from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
 
-_FEW_NUMBERS = 4096
-PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
 
+class PolysketchAttention(DeltaBesideWindow):
+    """One softmax over the last `window` tokens and over what sums recall of all tokens before them.
 
-class PolysketchAttention(LinearizedAttention):
-    """o_i = sum_j w_ij v_j / (1 + sum_j w_ij), in time linear in the length and with a state of constant size.
+        o_i = (sum_near e_ij v_j + exp(l_i) r_i) / (sum_near e_ij + exp(l_i))
+        e_ij = exp(c q^_i . k^_j / sqrt(head_dim))
+        S_j = S_{j-1} + s_j phi(k_j) (v_j - S_{j-1}^T phi(k_j))^T,  r_i = S_{i-window}^T phi(q_i)
+        l_i = u . hidden_i + b + g m_i
 
-    PolySketchFormer, sections 2.2 to 3.2. w_ij = <LN(q_i), LN(k_j)>^degree where i and j share an aligned chunk of
-    `local_chunk` tokens, and (phi(q_i) . phi(k_j))^2 elsewhere. The random sketch takes the layer-normed queries and
-    keys. The learned sketch takes them as they are, for it begins with a norm of its own.
+    near are the last `window` tokens, the token itself included. q^ and k^ are queries and keys of root mean square
+    one, and c is a learned scale. A token that leaves the window is written into the sums S by the delta rule: the sums
+    are asked for its key, and what they answer is moved toward its value by the share s_j = sigmoid(w . hidden_j + d).
+    So tokens with other keys stay as they are, and one key's newest value takes the place of its older ones. Sums that
+    only add cannot do either. m_i is what the sums recall of a value of one: about 1 where a key like the query was
+    written, about 0 where not. So the query sees whether to trust r_i. c, u, b, g, w and d are those of the key/value
+    head.
 
-    Departures. There are two layer norms, one for queries and one for keys, where the paper's formula has one rescaling
-    for both. In this library's models the norms come after the rotary positions, so that a weight depends on both
-    positions, not on their distance alone. `prefix_gain` and `decay_gate` are this library's.
+    phi are products of two learned sketches (`SketchProducts`) of queries and keys before rotary positions, where the
+    layer gives them. A replaced layer of transformers gives them within rounding: it turns rotated ones back.
+
+    The window and the sketches' products are PolySketchFormer's (section 3.2, with a sliding window in place of aligned
+    chunks and softmax weights in place of polynomials); the sums are those of Schlag et al. (ICML 2021, section 4.2).
 
     Args:
-        num_heads, head_dim, num_kv_heads: as for `Mechanism`. Heads of 64 or wider: the contrast of a degree-4 weight
-            is about head_dim^2 / 3.
-        degree: a power of two; 2 is exact and has nothing to learn.
-        sketch_size: r, the number of features; time grows as r^2.
-        learned: the learned sketch (Algorithm 2), else the random one (Algorithm 1).
-        projection: what the random sketch multiplies with: "gaussian" matrices, or "srht", signs and sampled columns of
-            a Hadamard transform; needs learned=False.
-        local_chunk: tokens of a chunk with exact weights; None for sketched weights everywhere.
-        share: "layer", one sketch for all heads, or "head", one for each key/value head.
-        prefix_gain: None is the paper; else the share of the attention mass, or one share per key/value head, that
-            `calibrate` gives the sketched weights through a learnable gain. It makes a model learn recall from
-            far away sooner, and short-range text worse (docs/results.md).
-        decay_gate: decay the sketched weights by a gate on the layer's input (`DecayGate`); needs `hidden_size`. With a
-            local part it brings gains spread over the heads.
-        hidden_size: width of the layer's input, for the gate.
+        num_heads, head_dim, num_kv_heads: as for `Mechanism`.
+        window: tokens with exact weights, the token itself included.
+        sketch_size: r, of each of the two sketches; sums and time grow as r^2.
+        far_bias: the mean of the biases b, spread over the heads by 0.6 to either side.
+        hidden_size: width of the layer's input, for u and w; None where l_i and s_j do not depend on it.
 
     Raises:
         TypeError: an option of another type.
-        ValueError: an option out of range, or options that do not go together.
+        ValueError: an option out of range.
 
-    Cost, a token and head, r = sketch_size: 2 r (r + 1) (value_dim + 1) operations for the sums, (head_dim + value_dim)
-    local_chunk for the exact part, and at degree 4 the sketch of a query or key, 16 head_dim r + 48 r^2 multiply-adds
-    where learned and 2 head_dim r where Gaussian. The state is about r^2 / 2 (value_dim + 1) numbers a key/value head,
-    and local_chunk (r + head_dim + value_dim) of the open chunk.
+    Cost, a token and head: 2 (head_dim + value_dim) (window + 31) operations in the window by the native program and
+    more by others, and 8 r^2 (value_dim + 1) for the sums, twice what sums cost that only add. Tokens are written in
+    order: only heads and rows of the batch are independent. The state is r^2 (value_dim + 1) numbers a key/value head,
+    and window (head_dim + value_dim + 2 r + 1) of the window. It is causal only.
     """
 
-    offset = 1.0
+    is_bidirectional = False
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"window": 8, "sketch_size": 4, "far_bias": 1.3},)
 
     def __init__(
         self,
@@ -63,183 +58,28 @@ class PolysketchAttention(LinearizedAttention):
         head_dim: int,
         num_kv_heads: int | None = None,
         *,
-        degree: int = 4,
-        sketch_size: int = 32,
-        learned: bool = True,
-        projection: Literal["gaussian", "srht"] = "gaussian",
-        local_chunk: int | None = 1024,
-        share: Literal["layer", "head"] = "layer",
-        prefix_gain: float | tuple[float, ...] | None = None,
-        decay_gate: bool = False,
+        window: int = 256,
+        sketch_size: int = 24,
+        far_bias: float = 2.0,
         hidden_size: int | None = None,
     ) -> None:
-        super().__init__(num_heads, head_dim, num_kv_heads)
-        _check_options(degree, learned, projection, local_chunk, prefix_gain, decay_gate, hidden_size)
-        self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
-        sketch: type[LearnedSketch | RandomSketch] = LearnedSketch if learned else PROJECTIONS[projection]
-        self.feature_map = sketch(
-            head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
+        check_at_least_one(sketch_size=sketch_size)
+        super().__init__(
+            num_heads,
+            head_dim,
+            num_kv_heads,
+            window=window,
+            feature_map=SketchProducts(head_dim, sketch_size=sketch_size, num_kv_heads=num_kv_heads or num_heads),
+            far_bias=far_bias,
+            hidden_size=hidden_size,
         )
-        needs_norm = local_chunk is not None or not learned
-        self.query_norm = head_norm(head_dim) if needs_norm else None
-        self.key_norm = head_norm(head_dim) if needs_norm else None
-        needs_gain = local_chunk is not None and (decay_gate or prefix_gain is not None)
-        self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=decay_gate) if needs_gain else None
-        self.decay_gate = DecayGate(hidden_size, self.num_kv_heads) if decay_gate and hidden_size is not None else None
-        self.is_bidirectional = not decay_gate
-        self.prefix_removed = False
-        self._options: dict[str, Any] = {
-            "degree": degree,
-            "sketch_size": sketch_size,
-            "learned": learned,
-            "projection": projection,
-        }
-        self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain}
-        self._options |= {"decay_gate": decay_gate}
 
-    @property
-    def has_prefix(self) -> bool:
-        """Whether there is a local part, so that the sketched rest is a prefix."""
-        return self.local_chunk is not None
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether there is a gate."""
-        return self.decay_gate is not None
-
-    @torch.no_grad()
-    def calibrate(
-        self, query: Tensor, key: Tensor, *, key_mask: Tensor | None = None, hidden: Tensor | None = None
-    ) -> None:
-        """Set the gain so that the prefix holds the share of the mass that `prefix_gain` asks for.
-
-        The share is the mean over tokens beyond the first chunk. Without `prefix_gain`, or in a sequence of one
-        chunk, where there is no prefix, nothing changes.
-
-        Args:
-            query, key, key_mask, hidden: as for `forward`, of a batch like those to train on.
-        """
-        if self.prefix_gain is not None:
-            self.prefix_gain.calibrate(*self._masses(query, key, key_mask, hidden, with_gain=False))
-
-    @torch.no_grad()
-    def prefix_share(
-        self, query: Tensor, key: Tensor, *, key_mask: Tensor | None = None, hidden: Tensor | None = None
+    def _answers(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor, strength: Tensor, state: Any
     ) -> Tensor:
-        """The mean share of the attention mass that sketched weights hold, over tokens beyond the first chunk.
-
-        Args:
-            query, key, key_mask, hidden: as for `forward`.
-
-        Returns:
-            (num_heads,) in [0, 1]; 0 in a sequence of one chunk.
-
-        Raises:
-            ValueError: without a local part all weights are sketched.
-        """
-        return mean_share(*self._masses(query, key, key_mask, hidden, with_gain=True))
-
-    def remove_prefix(self) -> None:
-        """Give sketched weights no mass from now on, so that only the local chunk is attended to: an ablation.
-
-        Raises:
-            ValueError: there is no local part, so nothing would be left.
-        """
-        self._expect_local("remove_prefix")
-        self.prefix_removed = True
-
-    def extra_repr(self) -> str:
-        """Sizes and options."""
-        removed = ", prefix removed" if self.prefix_removed else ""
-        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
-        return f"{super().extra_repr()}, {options}{removed}"
-
-    def operands(
-        self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None, *, with_gain: bool = True
-    ) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-        """Query and key features, and the op's options, in one dtype: autocast gives norms another.
-
-        Raises:
-            ValueError: a gate without `hidden`.
-        """
-        normed = (query, key)
-        if self.query_norm is not None and self.key_norm is not None:
-            normed = (_normed(self.query_norm, query).to(dtype), _normed(self.key_norm, key).to(dtype))
-        query_features, key_features = self._features(*((query, key) if self.learned else normed), with_gain)
-        options = {
-            "power": self.feature_map.power,
-            "offset": self.offset,
-            "local": ops.LocalPolynomial(*normed, self.degree, self.local_chunk) if self.local_chunk else None,
-            "log_decay": self.decay_gate(hidden) if self.decay_gate is not None else None,
-        }
-        return (query_features.to(dtype), key_features.to(dtype)), options
-
-    def _features(self, query: Tensor, key: Tensor, with_gain: bool) -> tuple[Tensor, Tensor]:
-        query_features, key_features = self.feature_map.map_both(query, key)
-        if self.prefix_gain is not None and with_gain:
-            query_features = self.prefix_gain(query_features)
-        return torch.zeros_like(query_features) if self.prefix_removed else query_features, key_features
-
-    def _masses(
-        self, query: Tensor, key: Tensor, key_mask: Tensor | None, hidden: Tensor | None, *, with_gain: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Sums of the sketched and of the exact weights of every token: (batch, num_heads, length) each, float32."""
-        self._expect_local("the share of the prefix")
-        with torch.autocast(query.device.type, enabled=False):
-            dtype = next(self.parameters()).dtype
-            features, options = self.operands(query.to(dtype), key.to(dtype), dtype, hidden, with_gain=with_gain)
-        local = options["local"]
-        silent = local._replace(query=torch.zeros_like(local.query))
-        prefix = self._mass(*features, key_mask, {**options, "local": silent})
-        return prefix, self._mass(torch.zeros_like(features[0]), features[1], key_mask, options)
-
-    def _mass(
-        self, query_features: Tensor, key_features: Tensor, key_mask: Tensor | None, options: dict[str, Any]
-    ) -> Tensor:
-        """The op's numerator for a value of one: (batch, num_heads, length)."""
-        ones = key_features.new_ones(*key_features.shape[:3], 1)
-        options = {**options, "causal": True, "normalize": False, "key_mask": key_mask}
-        return ops.linear_attention(query_features, key_features, ones, **options).output[..., 0].float()
-
-    def _expect_local(self, what: str) -> None:
-        if self.local_chunk is None:
-            raise ValueError(f"{what} needs a local part: with local_chunk=None every weight is sketched")
-
-
-def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """norm(x); of few rows on a CPU in small operations, for PyTorch's own wakes a thread for each row.
-
-    A thread that wakes takes longer than the rest of a decoding step together. Not in half precision, in which
-    PyTorch's computes with float32 inside: a fourth power quadruples what small operations in half would lose.
-    """
-    few = x.device.type == "cpu" and x.numel() <= _FEW_NUMBERS and x.dtype == norm.weight.dtype
-    if not few or torch.is_grad_enabled() or torch.finfo(x.dtype).bits < 32:
-        return norm(x)
-    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    return torch.addcmul(norm.bias, (x - mean).mul_(torch.rsqrt(variance + norm.eps)), norm.weight)
-
-
-def _check_options(
-    degree: int,
-    learned: bool,
-    projection: str,
-    local_chunk: int | None,
-    prefix_gain: Any,
-    decay_gate: bool,
-    hidden_size: int | None,
-) -> None:
-    """Refuse options out of range or that do not go together; sketch sizes are checked by the feature map."""
-    check_even_degree(degree)
-    for name, value in (("learned", learned), ("decay_gate", decay_gate)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-    if projection not in PROJECTIONS:
-        raise ValueError(f"unknown projection {projection!r}; known projections: {', '.join(PROJECTIONS)}")
-    if learned and projection != "gaussian":
-        raise ValueError(f"projection={projection!r} is for the random sketch: it needs learned=False")
-    if local_chunk is not None:
-        check_at_least_one(local_chunk=local_chunk)
-    elif prefix_gain is not None:
-        raise ValueError("prefix_gain needs a local part to share the mass with, got local_chunk=None")
-    if decay_gate and hidden_size is None:
-        raise ValueError("decay_gate=True needs hidden_size, the width of the layer's input")
+        """By `ops.delta_writes`, and sums over what it writes."""
+        written = ops.delta_writes(key_features, value, strength, factors=2, state=state)
+        options: dict[str, Any] = {"factors": 2, "normalize": False}
+        if state is None:
+            return ops.linear_attention(query_features, key_features, written, causal=True, **options).output
+        return ops.linear_attention_extend_(query_features, key_features, written, state, **options).output

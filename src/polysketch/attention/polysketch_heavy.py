@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polysketch import ops
 from polysketch.attention.heavy_state import HeavyState, Tokens
 from polysketch.attention.linearized import widened
-from polysketch.attention.polysketch import PolysketchAttention
+from polysketch.attention.polysketch_paper import PolysketchPaperAttention
 from polysketch.feature_maps.random_sketch import draw_normal_
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes
@@ -19,11 +19,11 @@ MAX_HASH_BITS = 16
 _ROUNDING = 1e-5
 
 
-class PolysketchHeavyAttention(PolysketchAttention):
+class PolysketchHeavyAttention(PolysketchPaperAttention):
     """o_i = (N_i + sum_{j in C_i} (e_ij - s_ij) v_j) / (1 + D_i + sum_{j in C_i} (e_ij - s_ij)).
 
-    N_i and D_i are the numerator and the sum of weights of `PolysketchAttention`. s_ij is its sketched weight, gain
-    included. e_ij = <LN(q_i), LN(k_j)>^degree is the exact weight. C_i are the heavy entries: the last `heavy_size`
+    N_i and D_i are the numerator and the sum of weights of `PolysketchPaperAttention`. s_ij is its sketched weight,
+    gain included. e_ij = <LN(q_i), LN(k_j)>^degree is the exact weight. C_i are the heavy entries: the last heavy_size
     tokens before i's aligned local chunk whose keys are in the bucket of q_i. Weights are exact inside the chunk and on
     C_i, and sketched elsewhere. A sketch errs most on the largest weights, and a key close to the query is likely in
     its bucket. Without `causal`, C_i also holds the first `heavy_size` such tokens behind the chunk.
@@ -37,7 +37,7 @@ class PolysketchHeavyAttention(PolysketchAttention):
 
     Args:
         num_heads, head_dim, num_kv_heads, degree, sketch_size, learned, projection, share, prefix_gain: as for
-            `PolysketchAttention`. There is no gate: heavy entries would need the decay of every pair.
+            `PolysketchPaperAttention`. There is no gate: heavy entries would need the decay of every pair.
         local_chunk: tokens of a chunk with exact weights; candidates lie outside it, so it cannot be None.
         heavy_size: candidates of a query; 2 heavy_size without `causal`.
         hash_bits: hyperplanes, 1 to 16. More make buckets more selective, and the state larger.
@@ -46,13 +46,13 @@ class PolysketchHeavyAttention(PolysketchAttention):
         hyperplanes: (head_dim, hash_bits) buffer, the same for all heads, queries and keys; saved with the module.
 
     Raises:
-        TypeError, ValueError: as `PolysketchAttention`, and for `heavy_size` or `hash_bits` out of range.
+        TypeError, ValueError: as `PolysketchPaperAttention`, and for `heavy_size` or `hash_bits` out of range.
 
     What counts as exact: `prefix_share` and `calibrate` take heavy entries as exact mass, as they take the chunk; the
     prefix is what is still sketched. `remove_prefix` leaves the chunk and the heavy entries.
 
-    Cost, beyond that of `PolysketchAttention`: sorting by bucket, and about 2 (head_dim + sketch_size + value_dim + 1)
-    (heavy_size + 128) operations a token and head: measured 1.56 times its time forward at 8,192 and at 16,384 tokens,
+    Cost, beyond that of `PolysketchPaperAttention`: sorting by bucket, and about 2 (head_dim + sketch_size + value_dim
+    + 1) (heavy_size + 128) operations a token and head: measured 1.56 times its time forward at 8,192 and 16,384,
     1.41 times with backward (4 heads of 64, learned sketch of 32, chunks of 256, one CPU thread).
     The state has 2^(hash_bits - 1) heavy_size (head_dim + sketch_size + value_dim + 1) more numbers a key/value head:
     1.3 MB of float32 at heads of 64 and the defaults. Values and sums are float32 inside, float64 for float64, whatever
@@ -244,7 +244,7 @@ class PolysketchHeavyAttention(PolysketchAttention):
     def _masses(
         self, query: Tensor, key: Tensor, key_mask: Tensor | None, hidden: Tensor | None, *, with_gain: bool
     ) -> tuple[Tensor, Tensor]:
-        """As `PolysketchAttention`, with heavy entries moved from the sketched to the exact mass."""
+        """As `PolysketchPaperAttention`, with heavy entries moved from the sketched to the exact mass."""
         prefix, exact = super()._masses(query, key, key_mask, hidden, with_gain=with_gain)
         with torch.autocast(query.device.type, enabled=False):
             dtype = next(self.parameters()).dtype

@@ -18,7 +18,7 @@ class PolysketchMemoryAttention(DeltaBesideWindow):
         S_j = S_{j-1} + s_j phi(k_j) (v_j - S_{j-1}^T phi(k_j))^T,  r_i = S_{i-window}^T phi(q_i)
         l_i = u . hidden_i + b + g m_i
 
-    As `polysketch-delta`, with other features: phi is the product of two sketches of `sketch_size` numbers of which all
+    As `polysketch`, with other features: phi is the product of two sketches of `sketch_size` numbers of which all
     but `kept` are zero (`SparseSketches`). So S has sketch_size^2 rows, and a token reads and writes kept^2 of them
     (`ops.delta_memory`): tokens disturb each other less than in a small dense S, and each costs less. Features are
     taken of queries and keys before rotary positions, where the layer gives them. A replaced layer of transformers

@@ -15,9 +15,9 @@ MECHANISMS: TableOnDemand["type[Mechanism]"] = TableOnDemand(
         "softmax": "softmax.SoftmaxAttention",
         "polynomial": "polynomial.PolynomialAttention",
         "squared-polynomial": "squared_polynomial.SquaredPolynomialAttention",
-        "polysketch": "polysketch.PolysketchAttention",
+        "polysketch-paper": "polysketch_paper.PolysketchPaperAttention",
         "polysketch-heavy": "polysketch_heavy.PolysketchHeavyAttention",
-        "polysketch-delta": "polysketch_delta.PolysketchDeltaAttention",
+        "polysketch": "polysketch.PolysketchAttention",
         "polysketch-memory": "polysketch_memory.PolysketchMemoryAttention",
         "polysketch-window": "polysketch_window.PolysketchWindowAttention",
         "llops": "llops.LlopsAttention",
@@ -95,5 +95,11 @@ def check_options(name: str, options: Iterable[str]) -> None:
     if unknown:
         listed = f"it takes {', '.join(known)}" if known else "it takes no options"
         meant = [option for option in known if any(part in option for part in unknown)]
-        hint = f" (is {' or '.join(meant)} meant?)" if meant else ""
+        hint = f" (is {' or '.join(meant)} meant?)" if meant else _takers(unknown)
         raise ValueError(f"attention mechanism {name!r} has no option {', '.join(map(repr, unknown))}{hint}; {listed}")
+
+
+def _takers(options: list[str]) -> str:
+    """The mechanisms that take these options, for a message."""
+    takers = [name for name in MECHANISMS if set(options) <= set(option_names(name))]
+    return f" (mechanisms that have it: {', '.join(takers)})" if takers else ""

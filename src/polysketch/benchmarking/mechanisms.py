@@ -138,7 +138,7 @@ def _polysketch(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | 
 _FLOORS: dict[str, Callable[..., Floor | None]] = {
     "softmax": lambda shape, sizes, **counted: floors.exact_attention(shape, **counted),
     "polynomial": lambda shape, sizes, **counted: floors.exact_attention(shape, **counted),
-    "polysketch": _polysketch,
+    "polysketch-paper": _polysketch,
     "local": lambda shape, sizes, **counted: floors.nearby_attention(shape, sizes["local_chunk"] / 2, **counted),
     "sliding-window": lambda shape, sizes, **counted: floors.nearby_attention(shape, sizes["window"], **counted),
 }

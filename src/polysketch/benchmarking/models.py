@@ -12,6 +12,7 @@ from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.mechanisms import floor
 from polysketch.benchmarking.way_names import Sizes, mechanism_of
 from polysketch.models import ModelState, TransformerLM, preset
+from polysketch.nn.projection_convolution import ProjectionConvolutionState
 from polysketch.training.step import build_optimizer
 
 BASELINE = "softmax"
@@ -66,8 +67,9 @@ def state_at(model: TransformerLM, batch: int, position: int) -> ModelState:
     computing them would cost position^2; other states come from reading random tokens in long spans.
     """
     state = model.init_state(batch)
-    if position and all(isinstance(layer, KeyValueState) for layer in state.layers):
-        for layer in state.layers:
+    caches = [layer for layer in attention_states(state) if isinstance(layer, KeyValueState)]
+    if position and len(caches) == len(state.layers):
+        for layer in caches:
             # The last token by itself: a full buffer doubles there and not in the first timed step.
             for length in (position - 1, 1):
                 append_random(layer, model, batch, length)
@@ -78,6 +80,11 @@ def state_at(model: TransformerLM, batch: int, position: int) -> ModelState:
         if span.shape[1]:
             _, state = model.extend_hidden(span, state)
     return state
+
+
+def attention_states(state: ModelState) -> list[Any]:
+    """Of every layer the state of its mechanism, without that of the convolution around it."""
+    return [layer.attention if isinstance(layer, ProjectionConvolutionState) else layer for layer in state.layers]
 
 
 def append_random(layer: KeyValueState, model: TransformerLM, batch: int, length: int) -> None:
@@ -92,10 +99,9 @@ def read_bytes(model: TransformerLM, state: ModelState) -> int:
     """What a step must read of the state: of a cache of keys and values the part that is filled."""
     config = model.config
     token = 2 * config.num_kv_heads * config.head_dim * model.output_bias.element_size()
-    rows = len(state.position)
-    return sum(
-        rows * layer.length * token if isinstance(layer, KeyValueState) else layer.nbytes for layer in state.layers
-    )
+    rows, found = len(state.position), attention_states(state)
+    around = sum(layer.nbytes for layer in state.layers) - sum(layer.nbytes for layer in found)
+    return around + sum(rows * one.length * token if isinstance(one, KeyValueState) else one.nbytes for one in found)
 
 
 def decoding_floor(model: TransformerLM, state: ModelState) -> Floor:

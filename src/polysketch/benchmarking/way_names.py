@@ -53,7 +53,7 @@ def mechanism_of(name: str, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     """
     if name in SKETCHES:
         options = {"sketch_size": sizes.sketch_size, "local_chunk": sizes.local, "learned": SKETCHES[name][1]}
-        return "polysketch", options
+        return "polysketch-paper", options
     check_model(name)
     return parsed(name)
 

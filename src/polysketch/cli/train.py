@@ -33,7 +33,7 @@ class TrainFlags(TrainingConfig):
     own, else polysketch."""
 
     attention_options: tuple[str, ...] = ()  # type: ignore[assignment]
-    """Options of the mechanism as key=value pairs, for instance sketch_size=32 local_chunk=256; with a pattern, as
+    """Options of the mechanism as key=value pairs, for instance sketch_size=24 window=256; with a pattern, as
     NAME.key=value: sliding-window.window=64. A misspelt one lists those that exist."""
 
 

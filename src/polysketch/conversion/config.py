@@ -25,7 +25,7 @@ class ConversionConfig(RunOptions):
     """Attention mechanism that takes the place of softmax attention."""
 
     attention_options: Mapping[str, Any] = option(default_factory=dict, on_resume=OnResume.REFUSED)
-    """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}."""
+    """Options of the mechanism, for instance {"sketch_size": 24, "window": 256}."""
 
     layers: int | tuple[int, ...] | Literal["all"] = option("all", on_resume=OnResume.REFUSED)
     """Which layers: all of them, a negative number for the last so many, or a tuple of indices."""

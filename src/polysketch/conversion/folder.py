@@ -10,6 +10,7 @@ from typing import Any
 from polysketch.conversion.config import ConversionConfig
 from polysketch.data.prepared import read_description, split_in
 from polysketch.integrations.transformers_folder import require_model
+from polysketch.models.former import FORMAT, attention_of_format_1
 from polysketch.storage import disk
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.options import as_json, check_changes
@@ -45,12 +46,16 @@ class ConversionFolder(LoopFolder):
         """
         try:
             config = json.loads(self.config.read_bytes())
-            return {"conversion": dict(config["conversion"]), "sources": dict(config["sources"])}
+            options, sources = dict(config["conversion"]), dict(config["sources"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.config}: expected the configuration of a conversion, found something else: is it the folder of "
                 "a training run? Give another --out"
             ) from error
+        return {
+            "conversion": attention_of_format_1(options) if config.get("format", 1) == 1 else options,
+            "sources": sources,
+        }
 
 
 def check_requirements(config: ConversionConfig) -> None:
@@ -93,7 +98,7 @@ def claim(folder: ConversionFolder, config: ConversionConfig, say: Callable[[str
     new = {"conversion": as_json(config), "sources": _sources(config)}
     _require_claimable(folder, config)
     if not list_checkpoints(folder.checkpoints):
-        folder.write_config(new)
+        folder.write_config({"format": FORMAT, **new})
         return
     old = folder.read_config()
     for note in check_changes(ConversionConfig, old["conversion"], new["conversion"]):

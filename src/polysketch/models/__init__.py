@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from polysketch.lazy import on_demand
-from polysketch.models.presets import PRESETS, preset, preset_attention
+from polysketch.models.presets import PRESETS, preset, preset_attention, preset_fields
 
 if TYPE_CHECKING:
     from polysketch.models.config import ModelConfig
@@ -29,5 +29,6 @@ __all__ = [
     "TransformerLM",
     "preset",
     "preset_attention",
+    "preset_fields",
     "token_losses",
 ]

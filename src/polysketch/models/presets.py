@@ -1,4 +1,4 @@
-"""Named sizes: the papers' models, and three for a CPU. PyTorch is loaded when one of them is made a configuration."""
+"""Named sizes: the papers' models, and two for a CPU. PyTorch is loaded when one of them is made a configuration."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,24 @@ _BASED_PATTERN = (_CONVOLUTION, "based", "sliding-window", _CONVOLUTION, _CONVOL
 # Rotary positions in the windows, none in the sums over all tokens, none at the input.
 _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention; 110M, 335M and 748M here.
+# What stands around every mechanism where nothing else is asked for. With a convolution of projections a model starts
+# with induction (`nn.MultiHeadAttention`); both are measured in docs/results.md.
+_AROUND = {"projection_convolution": 4, "query_key_norm": True}
+
+# PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention; 110M, 335M and 748M here.
+_PAPER_SIZES: dict[str, dict[str, Any]] = {
     "gpt2-small": {"vocab_size": _PAPER_VOCABULARY, "num_layers": 12, "hidden_size": 768, "num_heads": 12},
     "gpt2-medium": {"vocab_size": _PAPER_VOCABULARY, "num_layers": 24, "hidden_size": 1024, "num_heads": 16},
     "gpt2-large": {"vocab_size": _PAPER_VOCABULARY, "num_layers": 36, "hidden_size": 1280, "num_heads": 20},
-    # Heads stay 64 wide: the contrast of a polynomial weight grows with the square of the head size.
-    "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2},  # bytes and end of text; 1M
-    "mini": {"vocab_size": 8_192, "num_layers": 4, "hidden_size": 384, "num_heads": 6},  # 10M
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    **{name: {**sizes, **_AROUND} for name, sizes in _PAPER_SIZES.items()},
+    # The paper's models: its mechanism, and nothing around it.
+    **{f"{name}-paper": {**sizes, "attention": "polysketch-paper"} for name, sizes in _PAPER_SIZES.items()},
+    # Heads stay 64 wide: what a head can tell apart grows with its width.
+    "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2, **_AROUND},  # bytes; 1M
+    "mini": {"vocab_size": 8_192, "num_layers": 4, "hidden_size": 384, "num_heads": 6, **_AROUND},  # 10M
     # The published configuration based-360m: 27 layers, of which the last two are convolutions; its window of 256 is
     # halved by its code, to 128 tokens and the token itself. Layer norms and GELU gates are this library's, RMS norms
     # and SiLU gates theirs; heads of 64 stand before the projections to 16: 371M parameters, 363M by the configuration.

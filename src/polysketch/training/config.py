@@ -43,16 +43,16 @@ class TrainingConfig(RunOptions):
     attention_options: Mapping[str, Any] | Sequence[Mapping[str, Any]] = option(
         default_factory=dict, on_resume=OnResume.REFUSED
     )
-    """Options of the mechanism, for instance {"sketch_size": 32, "local_chunk": 256}; with a pattern, the options of
+    """Options of the mechanism, for instance {"sketch_size": 24, "window": 256}; with a pattern, the options of
     each mechanism under its name. Without `attention` they change the preset's own."""
 
     projection_convolution: int | None = option(None, on_resume=OnResume.REFUSED, least=0)
     """Number of taps of a short causal convolution of queries, keys and values, 4 for instance; 0: none. For every
-    mechanism. Default: the preset's own, which is none."""
+    mechanism. Default: the preset's own, 4 in most."""
 
     query_key_norm: bool | None = option(None, on_resume=OnResume.REFUSED)
     """Norm the queries and keys of every head (root mean square), whatever the mechanism. Default: the preset's own,
-    which is not."""
+    true in most."""
 
     head_gate: bool | None = option(None, on_resume=OnResume.REFUSED)
     """Gate the output of every head by a sigmoid of the layer's input, whatever the mechanism. Default: the preset's

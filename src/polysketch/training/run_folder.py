@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polysketch.models.former import FORMAT, model_of_format_1
 from polysketch.storage import disk
 from polysketch.training.checkpoint import find_checkpoint
 
@@ -83,7 +84,7 @@ class RunFolder(LoopFolder):
         return self.path / "tensorboard"
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.json.
+        """Read config.json; one of an earlier version as this version would have written it.
 
         Raises:
             FileNotFoundError: the folder does not exist or holds no run.
@@ -107,7 +108,14 @@ class RunFolder(LoopFolder):
                 f"{self.config}: expected the entries of a run's configuration, found none of {', '.join(missing)}: "
                 "altered by hand, or written by another version?"
             )
+        return _of_today(config)
+
+
+def _of_today(config: dict[str, Any]) -> dict[str, Any]:
+    if config.get("format") != 1:
         return config
+    upgraded = {name: model_of_format_1(config[name]) for name in ("training", "model")}
+    return {**config, **upgraded, "format": FORMAT}
 
 
 _ENTRIES = {

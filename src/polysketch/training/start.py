@@ -12,6 +12,7 @@ import torch
 
 from polysketch import models
 from polysketch.data import PreparedData
+from polysketch.models.former import FORMAT
 from polysketch.storage import disk
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, set_aside_after
 from polysketch.training.config import TrainingConfig
@@ -22,6 +23,8 @@ from polysketch.training.requirements import check_data, starting_checkpoint
 from polysketch.training.run_folder import RunFolder
 
 Say = Callable[[str], None]
+
+_AROUND = ("projection_convolution", "query_key_norm", "head_gate")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds; JSON values."""
         return {
-            "format": 1,
+            "format": FORMAT,
             "training": as_json(self.config),
             "resolved": {
                 "warmup": self.config.warmup_steps,
@@ -65,7 +68,7 @@ def make_plan(config: TrainingConfig) -> Plan:
         FileNotFoundError: the data folder is missing or incomplete.
         ValueError: unknown names or options, sizes that do not fit, a context longer than the data, no such device.
     """
-    config = _with_attention(config)
+    config = _explicit(config)
     build_model_config(config)  # what no data can mend is refused before any is read
     data = PreparedData.open(config.data)
     device = resolve_device(config.device)
@@ -78,9 +81,7 @@ def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelCo
     """The preset with the run's mechanism, its options, what stands around it, the number of layers, and more."""
     given = {
         "num_layers": config.layers,
-        "projection_convolution": config.projection_convolution,
-        "query_key_norm": config.query_key_norm,
-        "head_gate": config.head_gate,
+        **{name: getattr(config, name) for name in _AROUND},
     }
     changes |= {name: value for name, value in given.items() if value is not None}
     return models.preset(
@@ -88,12 +89,24 @@ def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelCo
     )
 
 
-def _with_attention(config: TrainingConfig) -> TrainingConfig:
-    """The run's mechanism and options filled in from the preset, so that a saved run says what it is."""
-    if config.attention is not None:
-        return config
-    attention, options = models.preset_attention(config.preset, config.attention_options)
-    return dataclasses.replace(config, attention=attention, attention_options=options)
+def _explicit(config: TrainingConfig) -> TrainingConfig:
+    """The mechanism, its options and what stands around it, so that a saved run says what it is.
+
+    What was not given is as in the run that is gone on with, else as in the preset.
+    """
+    run = RunFolder(config.out)
+    saved = run.read_config()["training"] if config.resume and run.has_run() else {}
+    given = {name: getattr(config, name) for name in _AROUND}
+    around: dict[str, Any] = {name: saved.get(name) if value is None else value for name, value in given.items()}
+    attention, options = config.attention, config.attention_options
+    if attention is None and not options and saved.get("attention") is not None:
+        attention, options = saved["attention"], saved["attention_options"]
+    if attention is None:
+        attention, options = models.preset_attention(config.preset, options)
+    preset = models.preset_fields(config.preset)
+    default = {name: preset.get(name, getattr(models.ModelConfig, name)) for name in _AROUND}
+    around = {name: default[name] if value is None else value for name, value in around.items()}
+    return dataclasses.replace(config, attention=attention, attention_options=options, **around)
 
 
 def _describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:

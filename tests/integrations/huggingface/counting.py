@@ -9,8 +9,8 @@ from polysketch.models import ModelConfig, TransformerLM
 VOCABULARY, STEPS_APART, CHUNK = 41, (1, 2, 3, 5), 16
 
 KINDS: dict[str, dict[str, Any]] = {
-    "polysketch": {
-        "attention": "polysketch",
+    "polysketch-paper": {
+        "attention": "polysketch-paper",
         "attention_options": {"sketch_size": 8, "local_chunk": CHUNK, "prefix_gain": 0.5},
     },
     "based": {
@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "performer": {"attention": "performer", "attention_options": {"num_features": 32, "local_chunk": CHUNK}},
 }
 """Learned sketch with exact chunks; a hybrid with short convolutions; growing keys and values; random features."""
-SHOWN = ("polysketch", "based")
+SHOWN = ("polysketch-paper", "based")
 """With all that a cache can hold: sums, chunks, last tokens, and a window of keys and values."""
 
 

@@ -19,7 +19,7 @@ def make_run_in(folder: Path, kind: str) -> tuple[Path, Path]:
         data=folder / "data",
         out=folder / "run",
         layers=1,
-        attention_options={"sketch_size": 4, "local_chunk": 16},
+        attention_options={"sketch_size": 4, "window": 16},
         context=64,
         batch_size=2,
         steps=4,

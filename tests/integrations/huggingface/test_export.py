@@ -65,7 +65,7 @@ class TestThereAndBack:
         assert main(["import", str(exported(kind)), str(back)]) == 0
         assert evaluation(back, data, capsys) == evaluation(run, data, capsys)
         assert main(["generate", str(back), "--prompt", "It was", "--max-new-tokens", "5"]) == 0
-        options = ["--layers", "1", "--attention-options", "sketch_size=4", "local_chunk=16", "--context", "32"]
+        options = ["--layers", "1", "--attention-options", "sketch_size=4", "window=16", "--context", "32"]
         arguments = ["--data", str(data), "--init-from", str(back), "--steps", "1", "--device", "cpu", *options]
         assert main(["train", "--out", str(tmp_path / "next"), *arguments]) == 0
         assert main(["train", "--out", str(back), "--resume", "--data", str(data)]) == 1
@@ -96,7 +96,7 @@ def test_what_stands_around_attention_goes_there_and_back(make_run, tmp_path):
     _, data = make_run()
     sizes = ["--data", str(data), "--layers", "1", "--context", "32", "--steps", "1", "--device", "cpu"]
     around = ["--projection-convolution", "4", "--query-key-norm", "True", "--head-gate", "True"]
-    options = ["--attention-options", "local_chunk=16", "--eval-every", "0", "--no-tensorboard"]
+    options = ["--attention-options", "window=16", "--eval-every", "0", "--no-tensorboard"]
     assert main(["train", "--out", str(tmp_path / "run"), *sizes, *around, *options]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
     card = (tmp_path / "exported" / "README.md").read_text()

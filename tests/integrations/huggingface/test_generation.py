@@ -95,7 +95,9 @@ def test_several_turns_go_on_from_one_cache(model, whole):
     torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["polysketch", "softmax", *(pytest.param(x, marks=pytest.mark.full) for x in OTHERS)])
+@pytest.mark.parametrize(
+    "kind", ["polysketch-paper", "softmax", *(pytest.param(x, marks=pytest.mark.full) for x in OTHERS)]
+)
 def test_the_state_does_not_grow(counting_model, kind):
     """Not by a byte from 20 tokens to 100; keys and values of softmax do."""
     model = counting_model(kind)
@@ -129,13 +131,17 @@ def counted_calls(model):
 
 def assistant_of(counting_model, kind: str):
     """A model of another kind, which counts as well and errs elsewhere."""
-    return counting_model("based" if kind == "polysketch" else "polysketch")
+    return counting_model("based" if kind == "polysketch-paper" else "polysketch-paper")
 
 
 @pytest.mark.parametrize(
     ("kind", "sample", "draft"),
     pairs_always(
-        {"kind": ("polysketch", "based", "softmax"), "sample": (False, True), "draft": ("prompt lookup", "assistant")}
+        {
+            "kind": ("polysketch-paper", "based", "softmax"),
+            "sample": (False, True),
+            "draft": ("prompt lookup", "assistant"),
+        }
     ),
 )
 def test_assisted_decoding_gives_the_same_tokens(counting_model, kind, sample, draft):
@@ -183,7 +189,7 @@ def test_drafts_are_both_accepted_and_rejected(counting_model, monkeypatch):
     crop = PolysketchCache.crop
     monkeypatch.setattr(PolysketchCache, "crop", lambda self, n: (removed.append(-int(n)), crop(self, n))[1])
     ids = counting(1, 70, torch.Generator().manual_seed(4))
-    generate(counting_model("polysketch"), ids, torch.ones_like(ids), prompt_lookup_num_tokens=5)
+    generate(counting_model("polysketch-paper"), ids, torch.ones_like(ids), prompt_lookup_num_tokens=5)
     assert min(removed) == 0 < max(removed)
 
 
@@ -195,7 +201,7 @@ def test_a_pipeline_generates(counting_model, tmp_path):
     from polysketch.integrations.huggingface import PolysketchConfig, PolysketchForCausalLM, to_fast_tokenizer
 
     torch.manual_seed(0)
-    config = PolysketchConfig.from_preset("tiny", num_layers=1, attention_options={"local_chunk": 16, "sketch_size": 8})
+    config = PolysketchConfig.from_preset("tiny", num_layers=1, attention_options={"window": 16, "sketch_size": 8})
     model = PolysketchForCausalLM(config)
     tokenizer = to_fast_tokenizer(BytesTokenizer())
     model.save_pretrained(tmp_path)

@@ -25,7 +25,8 @@ from polysketch.models import PRESETS, ModelConfig, TransformerLM
 
 NOT_CAUSAL = {name for name, mechanism in MECHANISMS.items() if not mechanism.is_causal}
 OPTIONS = {
-    "polysketch": {"local_chunk": 8, "sketch_size": 8},
+    "polysketch": {"window": 7, "sketch_size": 4},
+    "polysketch-paper": {"local_chunk": 8, "sketch_size": 8},
     "polysketch-heavy": {"local_chunk": 8, "sketch_size": 4},
     "sliding-window": {"window": 7},
     "local": {"local_chunk": 8},
@@ -36,7 +37,7 @@ LENGTH = 37
 MOST = [*SHOWN, "softmax", pytest.param("performer", marks=pytest.mark.full)]
 
 
-def tiny(attention: str = "polysketch", **changes) -> TransformerLM:
+def tiny(attention: str = "polysketch-paper", **changes) -> TransformerLM:
     """An untrained model in evaluation mode."""
     torch.manual_seed(0)
     options = {"attention_options": OPTIONS.get(attention, {})} | changes
@@ -65,7 +66,7 @@ def test_every_mechanism_is_saved_and_loaded_bit_for_bit(name, ids, tmp_path):
         torch.testing.assert_close(loaded(ids, use_cache=True).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["softmax", "polysketch"])
+@pytest.mark.parametrize("name", ["softmax", "polysketch-paper"])
 def test_what_stands_around_attention_is_saved_and_loaded_bit_for_bit(name, ids, tmp_path):
     """Weights that are no longer those of the start; decoding too, with rows that start later."""
     transformer = tiny(name, projection_convolution=4, query_key_norm=True, head_gate=True)
@@ -84,14 +85,15 @@ def test_what_stands_around_attention_is_saved_and_loaded_bit_for_bit(name, ids,
 
 
 def test_a_model_saved_before_anything_stood_around_attention_loads(ids, tmp_path):
-    """Its configuration does not say that there was nothing."""
+    """Its configuration does not say that there was nothing, and calls the paper's mechanism "polysketch"."""
     transformer = tiny()
     PolysketchForCausalLM.from_transformer(transformer).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     saved = json.loads(path.read_text())
-    for name in ("projection_convolution", "query_key_norm", "head_gate"):
+    assert saved["attention"] == "polysketch-paper"
+    for name in ("projection_convolution", "query_key_norm", "head_gate", "model_format"):
         del saved[name]
-    path.write_text(json.dumps(saved))
+    path.write_text(json.dumps({**saved, "attention": "polysketch"}))
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, transformer(ids))
 
 
@@ -320,7 +322,7 @@ class TestCache:
 
     def test_reads_what_was_put_off_once_tokens_follow(self, counting_model):
         """A pass without `use_cache=True` is one pass, with gradients; its cache catches up when it is used."""
-        model = counting_model("polysketch")
+        model = counting_model("polysketch-paper")
         ids = counting(2, 50, torch.Generator().manual_seed(2))
         first = model(ids[:, :30])
         assert first.logits.requires_grad
@@ -371,7 +373,7 @@ class TestCache:
 
     def test_refuses_to_forget_what_it_did_not_record(self, counting_model):
         """Rather than go on with a wrong state."""
-        model = counting_model("polysketch")
+        model = counting_model("polysketch-paper")
         ids = counting(1, 200, torch.Generator().manual_seed(2))
         cache = model(ids, use_cache=True).past_key_values
         with pytest.raises(RuntimeError, match="activate_past_recording"):
@@ -385,7 +387,7 @@ class TestCache:
 
     def test_refuses_another_batch_and_other_models(self, counting_model):
         """With the shapes."""
-        model = counting_model("polysketch")
+        model = counting_model("polysketch-paper")
         cache = model(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
         with pytest.raises(ValueError, match="holds 2 rows"):
             model(torch.zeros(3, 4, dtype=torch.int64), past_key_values=cache)
@@ -394,7 +396,7 @@ class TestCache:
 
     def test_starts_anew(self, counting_model):
         """After `reset`."""
-        model = counting_model("polysketch")
+        model = counting_model("polysketch-paper")
         ids = counting(2, 40, torch.Generator().manual_seed(2))
         cache = model(ids, use_cache=True).past_key_values
         cache.reset()

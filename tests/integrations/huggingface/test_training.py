@@ -39,10 +39,10 @@ def train(model, folder, *, resume=None, **options):
 
 def test_a_trainer_that_was_stopped_goes_on_bit_for_bit(tmp_path):
     """Twelve steps, and six resumed from the checkpoint of the first six."""
-    before = fresh("polysketch").state_dict()
-    whole = train(fresh("polysketch"), tmp_path / "run")
+    before = fresh("polysketch-paper").state_dict()
+    whole = train(fresh("polysketch-paper"), tmp_path / "run")
     assert not torch.equal(whole["model.transformer.embedding.weight"], before["model.transformer.embedding.weight"])
-    resumed = train(fresh("polysketch"), tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-6"))
+    resumed = train(fresh("polysketch-paper"), tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-6"))
     assert whole.keys() == resumed.keys()
     for name, tensor in whole.items():
         assert torch.equal(resumed[name], tensor), name
@@ -83,7 +83,7 @@ def test_gradient_checkpointing_refuses_what_it_does_not_do():
         {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
     ):
         with pytest.raises(ValueError, match="recomputes every block"):
-            fresh("polysketch").gradient_checkpointing_enable(**options)
+            fresh("polysketch-paper").gradient_checkpointing_enable(**options)
 
 
 class TestLora:
@@ -159,7 +159,7 @@ class TestCompile:
 
     def test_with_its_graph_run_as_it_is(self):
         """One graph, forward and backward."""
-        self.check("polysketch", "aot_eager")
+        self.check("polysketch-paper", "aot_eager")
 
     @pytest.mark.full
     @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own

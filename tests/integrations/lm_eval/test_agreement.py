@@ -21,7 +21,9 @@ def transformer(tokenizer) -> TransformerLM:
     """Ours, with chunks shorter than most questions."""
     torch.manual_seed(1)
     options = {"local_chunk": 16, "sketch_size": 8}
-    config = ModelConfig(tokenizer.vocab_size, 2, 64, num_heads=2, attention="polysketch", attention_options=options)
+    config = ModelConfig(
+        tokenizer.vocab_size, 2, 64, num_heads=2, attention="polysketch-paper", attention_options=options
+    )
     model = TransformerLM(config).eval()
     torch.nn.init.normal_(model.embedding.weight, std=0.5)  # so that answers differ
     return model

@@ -91,7 +91,7 @@ def sketch(model: Any, layers: Any = "all", share: float = 0.5) -> Any:
     """Replace by sketched attention in short chunks, whose prefix holds `share` of the mass: both parts are heard."""
     torch.manual_seed(5)
     options = {"local_chunk": CHUNK, "sketch_size": 8, "prefix_gain": share}
-    replace_attention(model, "polysketch", layers=layers, sliding_window="ignore", **options)
+    replace_attention(model, "polysketch-paper", layers=layers, sliding_window="ignore", **options)
 
     def calibrate(call: AttentionCall) -> Tensor:
         mechanism: Any = call.mechanism

@@ -19,7 +19,7 @@ def test_the_original_attention_is_at_hand_in_every_replaced_layer(folder):
     """A model that answers with it is the unmodified one, also where the architecture has a scaling of its own."""
     for name in ("llama", "gpt2"):
         original, model, ids = load(folder, name), load(folder, name), text()
-        replace_attention(model, "polysketch", local_chunk=8, sketch_size=8)
+        replace_attention(model, "polysketch-paper", local_chunk=8, sketch_size=8)
         mask, seen = left_padding(ids), []
 
         def answer(call: AttentionCall, seen=seen) -> torch.Tensor:

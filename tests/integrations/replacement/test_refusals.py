@@ -72,7 +72,7 @@ def test_layers_of_another_type_are_refused(llama, layers):
     [
         ("flash", {}, "known mechanisms"),
         ("nystrom", {}, "cannot be causal"),
-        ("polysketch", {"sketch": 3}, "no option 'sketch'"),
+        ("polysketch-paper", {"sketch": 3}, "no option 'sketch'"),
         ("softmax", {"sliding_window": "drop"}, "refuse"),
     ],
 )
@@ -128,7 +128,7 @@ def test_positions_that_cannot_be_undone_are_refused(build):
     ids = text() % 31
     own = logits(model, ids)
     with pytest.raises(ValueError, match=r"layer 0 of .* tells positions in a way that cannot be undone"):
-        replace_attention(model, "polysketch-delta")
+        replace_attention(model, "polysketch")
     assert torch.equal(logits(model, ids), own)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -159,13 +159,13 @@ def test_other_objects_are_refused():
 
 def test_a_sequence_longer_than_the_layers_window_is_refused(folder):
     """In one pass and while decoding; unless it was said that the window may be ignored."""
-    model = replace_attention(load(folder, "mistral"), "polysketch", local_chunk=8, sketch_size=8)
+    model = replace_attention(load(folder, "mistral"), "polysketch-paper", local_chunk=8, sketch_size=8)
     assert logits(model, text(1, WINDOW)).shape[1] == WINDOW
     with pytest.raises(ValueError, match=f"last {WINDOW} tokens"):
         logits(model, text(1, WINDOW + 1))
     with pytest.raises(ValueError, match=f"last {WINDOW} tokens"):
         generate(model, text(1, WINDOW - 2), tokens=6)
-    replace_attention(model, "polysketch", local_chunk=8, sketch_size=8, sliding_window="ignore")
+    replace_attention(model, "polysketch-paper", local_chunk=8, sketch_size=8, sliding_window="ignore")
     assert generate(model, text(1, WINDOW - 2), tokens=6).sequences.shape[1] == WINDOW + 4
 
 

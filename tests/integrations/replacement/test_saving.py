@@ -38,13 +38,32 @@ def test_bfloat16_and_pieces_are_kept(folder, tmp_path):
     assert torch.equal(logits(other, text()), logits(model, text()))
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "options"),
+    [
+        ("polysketch", "polysketch-paper", {"local_chunk": 8, "sketch_size": 8}),
+        ("polysketch-delta", "polysketch", {"window": 8, "sketch_size": 4}),
+    ],
+)
+def test_a_folder_of_an_earlier_format_computes_what_it_did(folder, tmp_path, then, now, options):
+    """When these mechanisms had other names."""
+    model = replace_attention(load(folder, "llama"), now, **options)
+    save_replaced(model, tmp_path)
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    del saved["polysketch_attention"]["format"]
+    saved["polysketch_attention"]["replaced"][0]["name"] = then
+    file.write_text(json.dumps(saved))
+    assert torch.equal(logits(load_replaced(tmp_path), text()), logits(model, text()))
+
+
 def test_plain_transformers_refuses_the_folder(folder, tmp_path):
     """It would compute softmax attention; the configuration it reads."""
     save_replaced(sketch(load(folder, "llama")), tmp_path)
     for reader in (AutoModelForCausalLM, LlamaForCausalLM):
         with pytest.raises(OSError, match=r"no file named model\.safetensors"):
             reader.from_pretrained(tmp_path)
-    assert AutoConfig.from_pretrained(tmp_path).polysketch_attention["replaced"][0]["name"] == "polysketch"
+    assert AutoConfig.from_pretrained(tmp_path).polysketch_attention["replaced"][0]["name"] == "polysketch-paper"
 
 
 def test_what_does_not_fit_is_refused(folder, tmp_path):

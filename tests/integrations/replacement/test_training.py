@@ -17,11 +17,11 @@ def gradients(model) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("attention", ["polysketch", "polysketch-delta"])
+@pytest.mark.parametrize("attention", ["polysketch-paper", "polysketch"])
 def test_every_weight_learns_and_checkpointing_changes_nothing(folder, attention):
     """The mechanisms' weights too, and what is handed over is handed over again when a layer is computed again."""
     model = load(folder, "llama").train()
-    if attention == "polysketch":
+    if attention == "polysketch-paper":
         sketch(model, layers=[0, 2])
     else:
         replace_attention(model, attention, layers=[0, 2], window=CHUNK, sketch_size=6)
@@ -51,7 +51,7 @@ def test_adapters_train_around_a_mechanism_that_reads_more(folder):
     """They get a gradient by what it is handed over: with a window of one token, near weights do not depend on keys."""
     peft = pytest.importorskip("peft")
     wrapped = peft.get_peft_model(load(folder, "llama"), peft.LoraConfig(target_modules=["k_proj"]))
-    replace_attention(wrapped, "polysketch-delta", window=1, sketch_size=6)
+    replace_attention(wrapped, "polysketch", window=1, sketch_size=6)
     wrapped(text(), labels=text()).loss.backward()
     trained = [parameter for name, parameter in wrapped.named_parameters() if "lora_B" in name]
     assert len(trained) == 3
@@ -72,7 +72,7 @@ def test_the_forward_pass_is_traced_and_packed_sequences_are_refused_there_too(f
 @pytest.mark.full
 def test_what_is_handed_over_is_traced_too(folder):
     """In one graph for all layers."""
-    model = replace_attention(load(folder, "llama"), "polysketch-delta", window=CHUNK, sketch_size=6)
+    model = replace_attention(load(folder, "llama"), "polysketch", window=CHUNK, sketch_size=6)
     compiled, ids = torch.compile(model, backend="eager", fullgraph=True), text(rows=2)
     expected = logits(model, ids, use_cache=False)
     torch.testing.assert_close(logits(compiled, ids, use_cache=False), expected, rtol=0, atol=2e-4)

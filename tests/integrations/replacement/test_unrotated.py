@@ -65,7 +65,7 @@ def with_delta(model: Any, layers: Any = "all") -> Any:
     """Replaced so that the window and what lies beyond are both heard, and what the layer was given too."""
     torch.manual_seed(5)
     options = {"window": CHUNK, "sketch_size": 6, "far_bias": 1.0}
-    replace_attention(model, "polysketch-delta", layers=layers, sliding_window="ignore", **options)
+    replace_attention(model, "polysketch", layers=layers, sliding_window="ignore", **options)
     for layer in attention_layers(model).values():
         if hasattr(layer, "polysketch"):
             for logit in (layer.polysketch.far_logit, layer.polysketch.strength_logit):
@@ -217,11 +217,11 @@ def test_mechanisms_that_read_no_more_cost_no_more(folder, monkeypatch):
     """Their layers have no hook, and the model is not run when they are put in."""
     model = load(folder, "llama")
     monkeypatch.setattr(type(model.model), "forward", None)
-    replace_attention(model, "polysketch", local_chunk=CHUNK)
+    replace_attention(model, "polysketch-paper", local_chunk=CHUNK)
     assert not any(layer._forward_pre_hooks for layer in attention_layers(model).values())
 
 
-@pytest.mark.parametrize(("name", "option"), [("polysketch", "decay_gate"), ("polarity", "output_gate")])
+@pytest.mark.parametrize(("name", "option"), [("polysketch-paper", "decay_gate"), ("polarity", "output_gate")])
 def test_gates_on_the_layers_input_work_too(folder, name, option):
     """In generation as in one pass, and they are told the width of the input."""
     torch.manual_seed(5)

@@ -150,7 +150,7 @@ def test_a_captured_step_of_a_whole_model_serves_every_token(monkeypatch):
     """Recorded once and replayed over the ends of chunks, by rows at different positions."""
     torch.manual_seed(0)
     options = {"local_chunk": 4, "learned": False, "sketch_size": 8, "decay_gate": True, "hidden_size": 16}
-    config = ModelConfig(20, 1, 16, 2, num_kv_heads=1, attention="polysketch", attention_options=options)
+    config = ModelConfig(20, 1, 16, 2, num_kv_heads=1, attention="polysketch-paper", attention_options=options)
     model = TransformerLM(config).eval()
     expected_state, state = model.init_state(2), split_positions(model.init_state(2))
     monkeypatch.setattr(decode, "_by_triton", lambda value, state: state.device_position is not state.position)

@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 
 from polysketch import models
 from polysketch.integrations.transformers_folder import MODEL_TYPE
+from polysketch.models.former import FORMAT, model_of_format_1
 
 _MODEL_FIELDS = tuple(field.name for field in fields(models.ModelConfig))
 
@@ -24,6 +25,8 @@ class PolysketchConfig(PreTrainedConfig):
         context_length: tokens of a training window, where it is known. It limits nothing.
         use_cache: give a `PolysketchCache` with every output of a model in evaluation mode.
         bos_token_id, eos_token_id, pad_token_id: of the tokenizer.
+        model_format: of what is saved; configurations without it are those of an earlier version, and are read as they
+            were meant.
         training_run: what `polysketch export` knows of the run the weights come from; plain data, for the way back.
 
     Raises:
@@ -55,8 +58,8 @@ class PolysketchConfig(PreTrainedConfig):
     input_positions: bool = True
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-5
-    projection_convolution: int = 0
-    query_key_norm: bool = False
+    projection_convolution: int = 4
+    query_key_norm: bool = True
     head_gate: bool = False
     context_length: int | None = None
     use_cache: bool = True
@@ -64,6 +67,7 @@ class PolysketchConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+    model_format: int = FORMAT
     training_run: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -74,6 +78,13 @@ class PolysketchConfig(PreTrainedConfig):
         for name, value in self.to_model_config().to_dict().items():
             setattr(self, name, value)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers has it; what an earlier version saved gets the names and the explicit defaults of today."""
+        if config_dict.get("model_format", 1) == 1:
+            config_dict = {**model_of_format_1(config_dict), "model_format": FORMAT}
+        return super().from_dict(config_dict, **kwargs)
 
     def to_model_config(self) -> models.ModelConfig:
         """The configuration of the `TransformerLM` inside."""

@@ -19,6 +19,7 @@ from polysketch.integrations.huggingface.export import original_tokenizer
 from polysketch.integrations.huggingface.facts import weights_sha256
 from polysketch.integrations.huggingface.tokenizer import NOT_OF_TRAINING
 from polysketch.integrations.transformers_folder import check_import
+from polysketch.models.former import FORMAT
 from polysketch.storage import whole_folder
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
@@ -153,7 +154,7 @@ def _run_config(model: PolysketchForCausalLM, known: dict[str, Any], data: Prepa
     recorded = known.get("data", {})
     folder = recorded.get("name", "the data of the imported model") if data is None else str(data.folder.resolve())
     return {
-        "format": 1,
+        "format": FORMAT,
         "imported": True,
         "training": {"context": model.config.context_length or _DEFAULT_CONTEXT, "extend": False},
         "resolved": {"device": "cpu", "dtype": "float32"},

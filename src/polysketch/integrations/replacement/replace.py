@@ -33,6 +33,7 @@ from polysketch.integrations.replacement.locating import (
 )
 from polysketch.integrations.replacement.looking import look_at_layers
 from polysketch.integrations.replacement.taking_over import take_over
+from polysketch.models.former import FORMAT
 
 Consent = Literal["refuse", "ignore"]
 
@@ -93,7 +94,7 @@ def replace_attention(
     shared = take_over(plain)
     for index, mechanism in built.items():
         _install(found[index], LayerRecord(index, shared, replacement, given[index]), mechanism)
-    setattr(shared.config, CONFIG_KEY, {"version": __version__, "replaced": _groups(plain)})
+    setattr(shared.config, CONFIG_KEY, {"version": __version__, "format": FORMAT, "replaced": _groups(plain)})
     return model
 
 
