@@ -27,6 +27,7 @@ class LearningSettings:
         learning_rate: peak of the schedule.
         optimizer: as in `TrainingConfig`.
         projection_convolution, query_key_norm, head_gate: what stands around every mechanism.
+        input_positions: whether sinusoidal positions are added to embedded tokens.
         validation_tokens: tokens of each evaluation during training.
         evaluation_windows: held-out windows whose losses are told apart.
         device: where the model is trained and judged; on a GPU in bfloat16.
@@ -44,6 +45,7 @@ class LearningSettings:
     projection_convolution: int = 4
     query_key_norm: bool = True
     head_gate: bool = False
+    input_positions: bool = True
     validation_tokens: int = 65_536
     evaluation_windows: int = 64
     device: str = "cpu"
@@ -61,6 +63,7 @@ class LearningSettings:
             projection_convolution=self.projection_convolution,
             query_key_norm=self.query_key_norm,
             head_gate=self.head_gate,
+            input_positions=self.input_positions,
             context=self.context,
             batch_size=self.batch_size,
             steps=self.steps,

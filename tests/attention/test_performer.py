@@ -132,5 +132,5 @@ def test_an_interval_is_a_positive_integer(interval, error):
 def test_options_are_refused_by_name():
     with pytest.raises(ValueError, match="unknown kind 'elu'"):
         build(kind="elu")
-    with pytest.raises(ValueError, match="no option 'degree' .*; it takes num_features, kind, seed, redraw_interval"):
+    with pytest.raises(ValueError, match=r"no option 'degree' .*; it takes num_features, kind, seed, redraw_interval"):
         build(degree=8)

@@ -216,7 +216,7 @@ def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp
         del config["model"][name], config["training"][name]
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     assert main(fast_flags("--resume")) == 0
-    config["model"]["input_positions"] = False
+    config["model"]["rope_base"] = 500.0
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     capfd.readouterr()
     assert main(fast_flags("--resume")) == 1

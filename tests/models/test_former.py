@@ -2,9 +2,14 @@
 
 import pytest
 
-from polysketch.models.former import attention_of_format_1, mechanism_of_format_1, model_of_format_1
+from polysketch.models.former import (
+    attention_of_format_1,
+    mechanism_of_format_1,
+    model_of_format_1,
+    training_of_format_1,
+)
 
-PLAIN = {"projection_convolution": 0, "query_key_norm": False, "head_gate": False}
+PLAIN = {"projection_convolution": 0, "query_key_norm": False, "head_gate": False, "input_positions": True}
 
 
 @pytest.mark.parametrize(
@@ -45,4 +50,11 @@ def test_what_had_another_default_is_said(missing: dict):
 
 def test_what_was_said_stays():
     then = {"attention": "softmax", "rotary": False, "projection_convolution": 4, "query_key_norm": True}
-    assert model_of_format_1(then) == {**then, "head_gate": False}
+    assert model_of_format_1(then) == {**then, "head_gate": False, "input_positions": True}
+
+
+def test_what_a_training_left_to_its_preset_is_as_in_its_model():
+    training = {"attention": "polysketch", "projection_convolution": None, "head_gate": None, "steps": 3}
+    found = training_of_format_1(training, {"projection_convolution": 3, "input_positions": False})
+    expected = {**PLAIN, "projection_convolution": 3, "input_positions": False}
+    assert found == {"attention": "polysketch-paper", "steps": 3, **expected}

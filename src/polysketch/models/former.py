@@ -11,7 +11,12 @@ FORMAT = 2
 """What saved configurations say under "format"."""
 
 _NAMES = {"polysketch": "polysketch-paper", "polysketch-delta": "polysketch"}
-_AROUND: dict[str, Any] = {"projection_convolution": 0, "query_key_norm": False, "head_gate": False}
+_DEFAULTS: dict[str, Any] = {
+    "projection_convolution": 0,
+    "query_key_norm": False,
+    "head_gate": False,
+    "input_positions": True,
+}
 
 
 def mechanism_of_format_1(name: str) -> str:
@@ -36,12 +41,17 @@ def attention_of_format_1(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_of_format_1(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a model, or of its training, as format 1 saved them, for today.
+    """Fields of a model as format 1 saved them, for today.
 
     What had another default is said: the attention where it is missing or None, and what stands around it.
     """
     known = {name: value for name, value in fields.items() if value is not None}
-    return {**fields, **attention_of_format_1({"attention": "polysketch", **_AROUND, **known})}
+    return {**fields, **attention_of_format_1({"attention": "polysketch", **_DEFAULTS, **known})}
+
+
+def training_of_format_1(training: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a training as format 1 saved them, for today: what they left to the preset is as in its model."""
+    return {**attention_of_format_1(training), **{name: model.get(name, was) for name, was in _DEFAULTS.items()}}
 
 
 def _renamed(names: Any) -> Any:

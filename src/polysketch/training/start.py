@@ -24,7 +24,7 @@ from polysketch.training.run_folder import RunFolder
 
 Say = Callable[[str], None]
 
-_AROUND = ("projection_convolution", "query_key_norm", "head_gate")
+_AROUND = ("projection_convolution", "query_key_norm", "head_gate", "input_positions")
 
 
 @dataclass(frozen=True)
