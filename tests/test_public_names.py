@@ -89,6 +89,7 @@ PUBLIC_NAMES = {
         "LinearizedAttention",
         "MECHANISMS",
         "Mechanism",
+        "PackedDocuments",
         "RecentTokens",
         "advance_positions",
         "build",

@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from polysketch.attention.softmax import SoftmaxAttention as SoftmaxAttention
     from polysketch.attention.squared_polynomial import SquaredPolynomialAttention as SquaredPolynomialAttention
     from polysketch.attention.symmetric_power import SymmetricPowerAttention as SymmetricPowerAttention
+    from polysketch.ops import PackedDocuments
 else:
     __getattr__, __dir__ = on_demand(
         __name__,
         {
-            "base": ["Mechanism"],
+            "base": ["Mechanism", "PackedDocuments"],
             "convolved": ["ConvolvedState"],
             "heavy_state": ["HeavyState"],
             "key_value_state": ["KeyValueState"],
@@ -63,6 +64,7 @@ __all__ = [
     "KeyValueState",
     "LinearizedAttention",
     "Mechanism",
+    "PackedDocuments",
     "RecentTokens",
     "advance_positions",
     "build",

@@ -257,7 +257,6 @@ class TestPadding:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("position_ids", torch.arange(LENGTH)[None]),
         ("inputs_embeds", torch.zeros(1, LENGTH, 32)),
         ("output_hidden_states", True),
         ("output_attentions", True),

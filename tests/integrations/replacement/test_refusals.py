@@ -180,13 +180,31 @@ def test_windows_are_each_layers_own():
     torch.testing.assert_close(logits(replace_attention(model, "sliding-window", layers=[1], window=8), ids), own)
 
 
-def test_packed_sequences_are_refused(llama):
-    """They are recognised as transformers recognises them, by positions that start again."""
-    positions = torch.arange(20).repeat(2)[None]
+@pytest.mark.parametrize(
+    ("positions", "options", "message"),
+    [
+        (torch.arange(20).repeat(2)[None], {"use_cache": True}, "pass use_cache=False"),
+        (torch.arange(20).repeat(2)[None].repeat(2, 1), {}, "packed sequences, in 2 rows"),
+        (torch.arange(1, 21).repeat(2)[None], {}, "restart at 0 with the next"),
+        (torch.arange(40).flip(0)[None], {}, "must go on by one within a document"),
+        (torch.arange(40)[None], {"cu_seq_lens_q": torch.tensor([0, 20, 40], dtype=torch.int32)}, "where they say"),
+        (
+            torch.arange(20).repeat(2)[None],
+            {"cu_seq_lens_q": torch.tensor([0, 10, 40], dtype=torch.int32)},
+            r"got documents of \[10, 30\] and \[20, 20\] tokens",
+        ),
+        (
+            torch.arange(20).repeat(2)[None],
+            {"cu_seq_lens_q": torch.tensor([0, 20, 40], dtype=torch.int32), "attention_mask": torch.ones(1, 40)},
+            "neither a cache nor an attention_mask",
+        ),
+        (torch.arange(20).repeat(2)[None], {"cu_seq_lens_k": torch.tensor([0, 20, 40])}, "must be an int32 tensor"),
+    ],
+)
+def test_packed_sequences_that_are_not_understood_are_refused(llama, positions, options, message):
     replace_attention(llama, "softmax")
-    with pytest.raises(ValueError, match="packed sequences"):
-        llama(text(1, 40), position_ids=positions, use_cache=False)
-    assert llama(text(1, 40), position_ids=torch.arange(40)[None], use_cache=False).logits.isfinite().all()
+    with pytest.raises((ValueError, TypeError), match=message):
+        llama(text(positions.shape[0], 40), position_ids=positions, **{"use_cache": False, **options})
 
 
 def test_masks_of_all_pairs_are_refused(llama):

@@ -7,9 +7,11 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from polysketch.attention import PackedDocuments
 from polysketch.integrations.huggingface.cache import PolysketchCache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.model import PolysketchModel
+from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.padding import refuse_right_padding
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
 from polysketch.models import IGNORED_TARGET, TransformerLM
@@ -51,19 +53,19 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool = False,
         return_dict: bool | None = None,
-        **unsupported: Any,
+        **others: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits of the tokens' successors, and the loss.
 
         Args:
             input_ids, attention_mask, past_key_values, use_cache, return_dict: as for `PolysketchModel.forward`.
             labels: (batch, length) int64, usually the input_ids: token i predicts label i + 1. -100 where there is
-                nothing to predict.
+                nothing to predict. A document's last token in a packed row never predicts the next document.
             logits_to_keep: give logits of so many last tokens, or of the tokens with these indices; 0 for all.
             num_items_in_batch: divide the summed loss by this number instead of the number of labels.
             skip_logits: with labels, give the loss alone: the logits of 32k tokens and 32k ids take 4 GB, and the loss
                 never holds them.
-            unsupported: as for `PolysketchModel.forward`: position_ids, inputs_embeds and others are refused.
+            others: as for `PolysketchModel.forward`: packed documents are understood, inputs_embeds and more refused.
 
         Returns:
             `loss` (a scalar, nats per token) where there are labels; `logits` (batch, kept, vocab_size) unless skipped;
@@ -72,16 +74,21 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: as `PolysketchModel.forward`, or labels of another shape than input_ids.
         """
+        documents = None
+        if input_ids is not None:
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            documents = take_documents(others, input_ids.shape, attention_mask, past)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
             return_dict=True,
-            **unsupported,
+            cu_seq_lens_q=documents,
+            **others,
         )
         hidden = output.last_hidden_state
-        loss = None if labels is None else self._loss(hidden, labels, num_items_in_batch)
+        loss = None if labels is None else self._loss(hidden, labels, num_items_in_batch, documents)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         skip = skip_logits and labels is not None
         logits = None if skip else self.inner.logits(hidden[:, kept])
@@ -99,10 +106,18 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
             refuse_right_padding(mask.bool())
         return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
 
-    def _loss(self, hidden: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
+    def _loss(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        num_items: Tensor | int | None,
+        documents: PackedDocuments | None,
+    ) -> Tensor:
         if labels.shape != hidden.shape[:2]:
             raise ValueError(f"expected labels of shape {tuple(hidden.shape[:2])}, got {tuple(labels.shape)}")
         targets = labels[:, 1:]
+        if documents is not None:
+            targets = targets.index_fill(1, documents.last_tokens(targets.device)[:-1], IGNORED_TARGET)
         total = self.inner.token_losses(hidden[:, :-1], targets).sum()
         if num_items is None:
             return total / (targets != IGNORED_TARGET).sum().clamp(min=1)

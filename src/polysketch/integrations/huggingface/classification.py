@@ -8,6 +8,7 @@ from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.model import PolysketchModel
+from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
 
 
@@ -35,7 +36,7 @@ class PolysketchForSequenceClassification(PolysketchPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **unsupported: Any,
+        **others: Any,
     ) -> SequenceClassifierOutputWithPast | tuple:
         """Scores of each text, and the loss.
 
@@ -45,20 +46,22 @@ class PolysketchForSequenceClassification(PolysketchPreTrainedModel):
                 every token is real.
             labels: (batch,) int64 classes, (batch,) floating for regression, (batch, num_labels) for several labels.
             return_dict: a named output rather than a tuple.
-            unsupported: as for `PolysketchModel.forward`.
+            others: as for `PolysketchModel.forward`, packed documents left out.
 
         Returns:
             `logits` (batch, num_labels), and `loss` where there are labels.
 
         Raises:
-            ValueError: as `PolysketchModel.forward`, or a row of padding alone.
+            ValueError: as `PolysketchModel.forward`, a row of padding alone, or documents packed into one row.
         """
+        if input_ids is not None and take_documents(others, input_ids.shape, attention_mask, 0) is not None:
+            raise ValueError("a row has one class: documents packed into one row cannot be classified")
         hidden = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             use_cache=False,
             return_dict=True,
-            **unsupported,
+            **others,
         ).last_hidden_state
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         logits = self.score(hidden[rows, _last_real(hidden, attention_mask)])

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from polysketch.attention import PackedDocuments
 from polysketch.integrations.huggingface.cache import PolysketchCache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
+from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.padding import new_tokens_mask, without_right_padding
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
 from polysketch.models import TransformerLM
@@ -44,7 +46,7 @@ class PolysketchModel(PolysketchPreTrainedModel):
         past_key_values: PolysketchCache | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
-        **unsupported: Any,
+        **others: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """Hidden states of new tokens.
 
@@ -59,30 +61,45 @@ class PolysketchModel(PolysketchPreTrainedModel):
             use_cache: whether to give a cache. None: as the configuration says, in evaluation mode; the cache then
                 reads these tokens when others follow.
             return_dict: a named output rather than a tuple.
-            unsupported: arguments of transformers that are accepted as None or False alone.
+            others: `position_ids` that restart at 0 with each of several documents in one row, or their offsets
+                `cu_seq_lens_q`, as `DataCollatorWithFlattening` gives them: each document is a text by itself. Other
+                positions must be those that the model counts itself. Further arguments of transformers are accepted
+                as None or False alone.
 
         Returns:
             `last_hidden_state` (batch, new, hidden_size), and `past_key_values` where asked for.
 
         Raises:
-            ValueError: a mask of another shape or with padding between tokens, right padding with tokens after it, or
-                an argument that these models do not know.
+            ValueError: a mask of another shape or with padding between tokens, right padding with tokens after it,
+                positions or offsets that are not understood, documents beside a mask or a cache, or an argument that
+                these models do not know.
             TypeError: a cache of another class.
         """
-        _refuse(unsupported, self.config)
         if input_ids is None:
             raise ValueError("input_ids are needed: these models do not take inputs_embeds")
         _check_cache(past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        documents = take_documents(others, input_ids.shape, attention_mask, past)
+        _refuse(others, self.config)
         mask = new_tokens_mask(attention_mask, input_ids.shape, past)
-        if past or use_cache:
-            cache: PolysketchCache | None = past_key_values or PolysketchCache()
+        cache: PolysketchCache | None
+        if documents is not None:
+            hidden, cache = self._packed(input_ids, documents, past_key_values, use_cache), None
+        elif past or use_cache:
+            cache = past_key_values or PolysketchCache()
             hidden = cache.extend_hidden(self.transformer, input_ids, mask)
         else:
             hidden = self._whole(input_ids, mask)
             cache = self._cache_of_whole(input_ids, mask, past_key_values, use_cache)
         output = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
         return output if _wants_dict(return_dict, self.config) else output.to_tuple()
+
+    def _packed(
+        self, input_ids: Tensor, documents: PackedDocuments, cache: PolysketchCache | None, use_cache: bool | None
+    ) -> Tensor:
+        if use_cache or cache is not None:
+            raise ValueError("documents packed into one row leave no cache to go on from: pass use_cache=False")
+        return self.transformer.hidden_states(input_ids, cu_seqlens=documents)
 
     def _whole(self, input_ids: Tensor, mask: Tensor | None) -> Tensor:
         key_mask = None if mask is None else without_right_padding(mask)
@@ -109,7 +126,6 @@ def _check_cache(cache: Any) -> None:
 
 
 _REMEDIES = {
-    "position_ids": "positions count from each row's first token; give an attention_mask, and do not pack documents",
     "inputs_embeds": "give input_ids",
     "output_attentions": "attention weights are never formed",
     "output_hidden_states": "PolysketchModel gives the last ones",
@@ -117,11 +133,11 @@ _REMEDIES = {
 }
 
 
-def _refuse(unsupported: dict[str, Any], config: PolysketchConfig) -> None:
+def _refuse(others: dict[str, Any], config: PolysketchConfig) -> None:
     """Refuse arguments that would change the result and are not served."""
-    given = {name for name, value in unsupported.items() if value is not None and value is not False}
+    given = {name for name, value in others.items() if value is not None and value is not False}
     for name in ("output_hidden_states", "output_attentions"):
-        if unsupported.get(name) is None and getattr(config, name, False):
+        if others.get(name) is None and getattr(config, name, False):
             given.add(name)
     for name in sorted(given):
         raise ValueError(f"these models do not take {name}: {_REMEDIES.get(name, 'leave it out')}")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from polysketch.attention import Mechanism
+from polysketch.attention import Mechanism, PackedDocuments
 from polysketch.integrations.replacement.masks import DeferredMask
 
 
@@ -23,6 +23,7 @@ class AttentionCall:
             softmax(query . key / sqrt(head_dim)) whatever the scaling of the architecture: what the mechanism is given.
         key, value: (batch, num_kv_heads, length, head_dim), after rotary positions.
         key_mask: (batch, length) bool, true for a real token; None when all are real.
+        documents: those that are packed into the row; None where it is one text.
         given: what the mechanism reads beside them, for `Mechanism.forward`: `hidden`, the layer's input, and
             `unrotated`, query and key before rotary positions, in a layer that has such.
         scaling: the factor on query . key of the architecture itself.
@@ -35,6 +36,7 @@ class AttentionCall:
     key: Tensor
     value: Tensor
     key_mask: Tensor | None
+    documents: PackedDocuments | None
     given: Mapping[str, Any]
     scaling: float
     attention: nn.Module = field(repr=False)
@@ -58,6 +60,8 @@ class AttentionCall:
 
     def replacement(self) -> Tensor:
         """The mechanism's attention of them: (batch, num_heads, length, head_dim), differentiable."""
+        if self.documents is not None:
+            return self.mechanism.forward_packed(self.query, self.key, self.value, self.documents, **self.given)
         return self.mechanism(self.query, self.key, self.value, key_mask=self.key_mask, **self.given)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from polysketch.attention import Mechanism
+from polysketch.attention import Mechanism, PackedDocuments
+from polysketch.integrations.packed_rows import LENGTHS, OFFSETS
 from polysketch.integrations.replacement.bookkeeping import IMPLEMENTATION, LayerRecord, Replacement, record_of
 from polysketch.integrations.replacement.cache import NewTokens, StateLayer, mechanism_of, state_layer_of
 from polysketch.integrations.replacement.call import AttentionCall, own_attention
@@ -16,7 +17,7 @@ from polysketch.integrations.replacement.layer_inputs import OPTION, LayerInputs
 from polysketch.integrations.replacement.masks import DeferredMask, defer_mask
 from polysketch.integrations.replacement.rotation import turned_back
 
-_UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids"}
+_UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", *OFFSETS, *LENGTHS}
 _IMMATERIAL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
 _IMMATERIAL |= {"num_items_in_batch", "logits_to_keep", "token_type_ids", "output_router_logits"}
 
@@ -72,8 +73,10 @@ def _compute(
     mask = _checked_mask(record, attention_mask)
     state = state_layer_of(key)
     _check_options(record, options)
-    _check_packed(mask, options)
+    documents = _documents(mask, options, query)
     tokens = key.shape[2] if state is None else state.get_seq_length()
+    if documents is not None:
+        tokens = documents.longest
     _check_window(record, record.replacement, mechanism_of(module), _window(module, options), tokens)
     scaling = options.get("scaling") or query.shape[-1] ** -0.5
     scaled = _with_scaling(query, scaling)
@@ -84,6 +87,7 @@ def _compute(
         key=key,
         value=value,
         key_mask=mask.key_mask(),
+        documents=documents,
         given=_given(record, module, scaled, key, inputs),
         scaling=scaling,
         attention=module,
@@ -169,7 +173,7 @@ def _checked_mask(record: LayerRecord, mask: Any) -> DeferredMask:
 
 
 def _check_options(record: LayerRecord, options: Mapping[str, Any]) -> None:
-    """Refuse what is not understood: softcapping, sinks, position biases, packed sequences by their lengths."""
+    """Refuse what is not understood: softcapping, sinks, position biases."""
     for name, value in options.items():
         if name not in _UNDERSTOOD | _IMMATERIAL and value is not None:
             raise ValueError(f"layer {record.index}'s attention was given {name}, which a replaced layer cannot honour")
@@ -183,18 +187,29 @@ def _check_options(record: LayerRecord, options: Mapping[str, Any]) -> None:
         )
 
 
-def _check_packed(mask: DeferredMask, options: Mapping[str, Any]) -> None:
-    """Refuse several sequences in one row, which transformers recognises by positions that start again."""
+def _documents(mask: DeferredMask, options: Mapping[str, Any], query: Tensor) -> PackedDocuments | None:
+    """The documents of a packed row, which transformers recognises by positions that start again.
+
+    A compiled graph cannot divide a row by what is in a tensor: there they are refused.
+    """
     if torch.compiler.is_compiling():
         positions = options.get("position_ids")
         if positions is not None and positions.shape[-1] > 1 and not mask.knows_padding:
             steps = positions.diff(dim=-1) == 1
-            assert_true(steps.all(), "packed sequences cannot be honoured by replaced attention")
-    elif not mask.is_plain:
+            assert_true(steps.all(), "packed sequences cannot be honoured by replaced attention that is compiled")
+        return None
+    documents = mask.documents(options, torch.Size((query.shape[0], query.shape[2])))
+    if documents is None and not mask.is_plain:
         raise ValueError(
-            "position_ids start again within a row, as in packed sequences, or the model adds a mask of its own: a"
-            " replaced layer would let the sequences see one another. Pass them as rows of a batch, with attention_mask"
+            "the model adds a mask of its own to the causal one, and its position_ids do not start again, as in packed"
+            " sequences: a replaced layer cannot honour it"
         )
+    if documents is not None and mask.is_plain:
+        raise ValueError(
+            "documents packed into one row take neither a cache nor an attention_mask: pass use_cache=False, or leave"
+            " the mask out"
+        )
+    return documents
 
 
 def assert_true(condition: Tensor, message: str) -> None:

@@ -1,10 +1,14 @@
 """The mask of a replaced model: which tokens are real, and on demand what the model's own attention would be given."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionMaskInterface
+
+from polysketch.attention import PackedDocuments
+from polysketch.integrations.packed_rows import OFFSETS, packed_documents
 
 
 class DeferredMask:
@@ -21,6 +25,7 @@ class DeferredMask:
         self._arguments = arguments
         self._original: dict[str, Any] = {}
         self._real: tuple[Tensor | None] | None = None
+        self._documents: tuple[PackedDocuments | None] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -58,6 +63,27 @@ class DeferredMask:
         mask = mask[:, before:].bool()
         # A compiled model cannot branch on what is in the mask.
         return mask if torch.compiler.is_compiling() or not bool(mask.all()) else None
+
+    def documents(self, options: Mapping[str, Any], row: torch.Size) -> PackedDocuments | None:
+        """The documents of a packed row, found once for all layers; None where a row is one text.
+
+        They are recognised as transformers recognises them, by positions that restart where no mask is given. Beside a
+        cache it does not look at positions, and its mask is plain: there they are found to be refused.
+
+        Args:
+            options: of the attention function: `position_ids`, and offsets where the caller gave them.
+            row: (rows, length) of the new tokens.
+
+        Raises:
+            TypeError, ValueError: positions or offsets that are not understood, or offsets where positions do not
+                restart: the model's other layers and its positions would know nothing of them.
+        """
+        if self._documents is None:
+            positions = options.get("position_ids")
+            told = not self.is_plain or any(options.get(name) is not None for name in OFFSETS)
+            several = positions is not None and positions.shape[-1] > 1 and not self.knows_padding
+            self._documents = (packed_documents(positions, options, row) if told or several else None,)
+        return self._documents[0]
 
     def original(self, implementation: str) -> Any:
         """What the attention `implementation` of transformers would have been given: made once for all layers."""
