@@ -26,7 +26,7 @@ from polysketch.benchmarking.workbench import save
 from polysketch.models import TransformerLM, preset
 from polysketch.ops import PackedDocuments
 
-MECHANISMS = ("softmax", "polysketch", "sliding-window", "polysketch-window")
+MECHANISMS = ("softmax", "polysketch", "polysketch-paper", "sliding-window")
 _SHORTEST = 16
 _HEADS, _HEAD_DIM = 4, 64
 _CLIP = 1.0

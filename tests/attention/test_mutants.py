@@ -510,13 +510,13 @@ MUTANTS = {
         "log_sum",
         (partial(capping.test_output_and_gradients_are_those_of_algorithm_2, 2.0, 1.0, 16),),
     ),
-    "packed: documents of one length in one row": Mutant(
+    "packed rows: documents of one length in one row": Mutant(
         PackedDocuments.split,
         "unflatten(0, (len(group.documents), group.length))",
         "unsqueeze(0)",
         (partial(contract_packed.test_a_packed_row_equals_its_documents_apart, SEEN, True, contract_packed.EQUAL),),
     ),
-    "packed: padding is seen": Mutant(
+    "packed rows: padding is seen": Mutant(
         PackedDocuments.masks,
         "if group.is_padded else None",
         "if not group.is_padded else None",

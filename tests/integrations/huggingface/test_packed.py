@@ -20,7 +20,7 @@ def tiny() -> PolysketchForCausalLM:
     torch.manual_seed(0)
     options = {"sketch_size": 6, "local_chunk": 8}
     sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "projection_convolution": 3}
-    config = ModelConfig(VOCABULARY, **sizes, attention="polysketch", attention_options=options)
+    config = ModelConfig(VOCABULARY, **sizes, attention="polysketch-paper", attention_options=options)
     return PolysketchForCausalLM.from_transformer(TransformerLM(config)).eval()
 
 

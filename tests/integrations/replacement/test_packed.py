@@ -20,7 +20,7 @@ def batch_of(lengths: list[int], **options) -> tuple[list[Tensor], dict]:
 
 def replaced(folder, name: str, kind: str, layers="all"):
     model = load(folder, name)
-    if kind == "polysketch":
+    if kind == "polysketch-paper":
         return sketch(model, layers)
     options = {"window": CHUNK, "sketch_size": 6} if kind == "polysketch-window" else {}
     return replace_attention(model, kind, layers=layers, sliding_window="ignore", **options)
@@ -28,7 +28,7 @@ def replaced(folder, name: str, kind: str, layers="all"):
 
 @pytest.mark.parametrize("options", [{}, {"return_flash_attn_kwargs": True}], ids=["positions", "offsets"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "mistral"])
-@pytest.mark.parametrize("kind", ["polysketch", "softmax", "polysketch-window"])
+@pytest.mark.parametrize("kind", ["polysketch-paper", "softmax", "polysketch-window"])
 def test_a_packed_row_equals_its_documents_apart(folder, name, kind, options):
     if name == "gpt2" and kind == "polysketch-window":
         pytest.skip("GPT-2 has no rotary positions")
@@ -43,7 +43,7 @@ def test_a_packed_row_equals_its_documents_apart(folder, name, kind, options):
 
 
 def test_replaced_layers_keep_documents_apart_beside_layers_of_the_models_own(folder):
-    model = replaced(folder, "llama", "polysketch", layers=[1])
+    model = replaced(folder, "llama", "polysketch-paper", layers=[1])
     documents, batch = batch_of(LENGTHS)
     expected = torch.cat([logits(model, document, use_cache=False) for document in documents], 1)
     found = logits(model, batch["input_ids"], use_cache=False, position_ids=batch["position_ids"])
@@ -51,7 +51,7 @@ def test_replaced_layers_keep_documents_apart_beside_layers_of_the_models_own(fo
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_documents(folder):
-    model = replaced(folder, "llama", "polysketch").train()
+    model = replaced(folder, "llama", "polysketch-paper").train()
     documents, batch = batch_of(LENGTHS)
     losses = [
         torch.nn.functional.cross_entropy(
@@ -68,7 +68,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_documents(folder):
 
 
 def test_positions_of_one_text_change_nothing(folder):
-    model, ids = replaced(folder, "llama", "polysketch"), text(2)
+    model, ids = replaced(folder, "llama", "polysketch-paper"), text(2)
     positions = torch.arange(LENGTH)[None]
     for options in ({"use_cache": False}, {"use_cache": True}):
         assert torch.equal(logits(model, ids, position_ids=positions, **options), logits(model, ids, **options))
