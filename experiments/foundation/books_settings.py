@@ -69,6 +69,7 @@ class BooksSettings:
             preset=self.preset,
             projection_convolution=0,
             query_key_norm=False,
+            input_positions=True,
             layers=self.layers,
             attention=variant.attention,
             attention_options=self.attention_options(variant),

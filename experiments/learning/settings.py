@@ -45,7 +45,7 @@ class LearningSettings:
     projection_convolution: int = 4
     query_key_norm: bool = True
     head_gate: bool = False
-    input_positions: bool = True
+    input_positions: bool = False
     validation_tokens: int = 65_536
     evaluation_windows: int = 64
     device: str = "cpu"

@@ -135,9 +135,9 @@ def test_a_configuration_from_before_anything_stood_around_attention_is_one_with
 
 
 def test_presets_have_a_convolution_and_norms_around_attention_and_the_papers_models_have_not():
-    assert (preset("tiny").projection_convolution, preset("tiny").query_key_norm) == (4, True)
-    paper = preset("gpt2-small-paper")
-    assert (paper.projection_convolution, paper.query_key_norm, paper.head_gate) == (0, False, False)
+    tiny, paper = preset("tiny"), preset("gpt2-small-paper")
+    assert (tiny.projection_convolution, tiny.query_key_norm, tiny.input_positions) == (4, True, False)
+    assert (paper.projection_convolution, paper.query_key_norm, paper.input_positions) == (0, False, True)
     assert paper.layers() == [("polysketch-paper", {})] * 12
 
 

@@ -17,9 +17,9 @@ _BASED_PATTERN = (_CONVOLUTION, "based", "sliding-window", _CONVOLUTION, _CONVOL
 # Rotary positions in the windows, none in the sums over all tokens, none at the input.
 _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 
-# What stands around every mechanism where nothing else is asked for. With a convolution of projections a model starts
-# with induction (`nn.MultiHeadAttention`); both are measured in docs/results.md.
-_AROUND = {"projection_convolution": 4, "query_key_norm": True}
+# What stands around every mechanism where nothing else is asked for: docs/results.md has what it is worth. With a
+# convolution of projections a model starts with induction (`nn.MultiHeadAttention`). Rotary positions are enough.
+_AROUND = {"projection_convolution": 4, "query_key_norm": True, "input_positions": False}
 
 # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention; 110M, 335M and 748M here.
 _PAPER_SIZES: dict[str, dict[str, Any]] = {

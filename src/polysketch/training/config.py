@@ -59,8 +59,8 @@ class TrainingConfig(RunOptions):
     own, which is not."""
 
     input_positions: bool | None = option(None, on_resume=OnResume.REFUSED)
-    """Add sinusoidal positions to the embedded tokens. Default: the preset's own, true in most. Rotary positions of
-    the heads are not meant."""
+    """Add sinusoidal positions to the embedded tokens. Default: the preset's own, true in the
+    papers' models alone. Rotary positions of the heads are not meant."""
 
     steps: int = option(1000, on_resume=OnResume.EXTENDING, least=1)
     """Number of optimizer steps of the whole run."""

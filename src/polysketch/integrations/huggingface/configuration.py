@@ -55,7 +55,7 @@ class PolysketchConfig(PreTrainedConfig):
     attention_options: Any = None
     feedforward_size: int | None = None
     rotary: Any = True
-    input_positions: bool = True
+    input_positions: bool = False
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-5
     projection_convolution: int = 4
