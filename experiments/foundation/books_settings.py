@@ -75,6 +75,7 @@ class BooksSettings:
             attention_options=self.attention_options(variant),
             context=self.context,
             batch_size=self.batch_size,
+            pack="windows",
             steps=steps,
             learning_rate=self.learning_rate,
             seed=self.seed,

@@ -66,6 +66,7 @@ class LearningSettings:
             input_positions=self.input_positions,
             context=self.context,
             batch_size=self.batch_size,
+            pack="windows",
             steps=self.steps,
             learning_rate=self.learning_rate,
             optimizer=self.optimizer,  # type: ignore[arg-type]

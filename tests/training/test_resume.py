@@ -94,6 +94,7 @@ def test_killed_again_and_again_it_ends_the_same(disk, make_config, left_alone, 
         {"accumulation": 2},
         {"dtype": "bfloat16"},
         {"optimizer": "muon", "schedule": "cosine"},
+        {"pack": "windows"},
     ],
 )
 def test_it_ends_the_same_under_other_ways_of_computing(changes, disk, make_config, left_alone, assert_same_outcome):
@@ -108,7 +109,7 @@ def test_it_ends_the_same_when_training_draws_random_numbers(
     disk, make_config, left_alone, assert_same_outcome, monkeypatch
 ):
     loss = TransformerLM.loss
-    monkeypatch.setattr(TransformerLM, "loss", lambda self, ids: loss(self, ids) * (1 + torch.rand(())))
+    monkeypatch.setattr(TransformerLM, "loss", lambda self, *batch: loss(self, *batch) * (1 + torch.rand(())))
     expected = left_alone()
     config = make_config(resume=True)
     assert kill_at(disk, config, 70)
@@ -253,6 +254,7 @@ def test_a_run_of_an_earlier_format_goes_on_as_it_was_trained(make_config, disk,
         ({"dtype": "bfloat16"}, r"--dtype was auto and is now bfloat16"),
         ({"optimizer": "muon"}, r"--optimizer was adamw and is now muon"),
         ({"schedule": "wsd"}, r"--schedule was linear and is now wsd"),
+        ({"pack": "windows"}, r"--pack was documents and is now windows"),
         ({"betas": (0.9, 0.98)}, r"--betas was \[0\.9, 0\.95\] and is now \[0\.9, 0\.98\]"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_model_learns_more_than_frequencies_and_the_run_folder_is_complete(mak
     lines = [line for line in metrics_of(config) if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(5, 41, 5))
     assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
-    assert lines[-1]["tokens"] == 40 * 2 * 64
+    assert 0.99 < lines[-1]["tokens"] / (40 * 2 * 64) <= 1  # the rest is padding
     evaluations = [line for line in metrics_of(config) if line["kind"] == "evaluation"]
     assert [line["step"] for line in evaluations] == [20, 40]
     assert evaluations[-1]["loss"] < frequencies_loss(config) - 1.0
@@ -59,7 +59,9 @@ def test_a_model_that_does_not_look_at_its_input_learns_frequencies_alone(make_c
     """Its loss falls by more than a nat all the same, so a fall alone proves nothing."""
     hidden_states = TransformerLM.hidden_states
     extend_hidden = TransformerLM.extend_hidden
-    monkeypatch.setattr(TransformerLM, "hidden_states", lambda self, ids: hidden_states(self, ids * 0))
+    monkeypatch.setattr(
+        TransformerLM, "hidden_states", lambda self, ids, **given: hidden_states(self, ids * 0, **given)
+    )
     monkeypatch.setattr(TransformerLM, "extend_hidden", lambda self, ids, state: extend_hidden(self, ids * 0, state))
     config = make_config(steps=40, eval_every=40, eval_tokens=1000)
     train(config, progress=False)
@@ -106,7 +108,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_config, 
 def test_evaluating_and_logging_leave_the_computation_alone(make_config, tmp_path, outcome, monkeypatch):
     """Even if measuring and training both draw random numbers."""
     loss, shares = TransformerLM.loss, TransformerLM.prefix_shares
-    monkeypatch.setattr(TransformerLM, "loss", lambda self, ids: loss(self, ids) * (1 + torch.rand(())))
+    monkeypatch.setattr(TransformerLM, "loss", lambda self, *batch: loss(self, *batch) * (1 + torch.rand(())))
     monkeypatch.setattr(TransformerLM, "prefix_shares", lambda self, ids: torch.rand(()) and shares(self, ids))
     often = outcome(train(make_config(out=tmp_path / "often", eval_every=1), progress=False).folder)
     never = outcome(train(make_config(out=tmp_path / "never", eval_every=0, log_every=6), progress=False).folder)
@@ -146,11 +148,11 @@ def test_a_signal_saves_and_stops(make_config, monkeypatch, number, tmp_path, as
     loss = TransformerLM.loss
     calls = []
 
-    def signalling(self, ids):
+    def signalling(self, *batch):
         calls.append(1)
         if len(calls) == 3:
             os.kill(os.getpid(), number)
-        return loss(self, ids)
+        return loss(self, *batch)
 
     before = signal.getsignal(number)
     monkeypatch.setattr(TransformerLM, "loss", signalling)
@@ -175,9 +177,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_what_to_try(m
     loss = TransformerLM.loss
     calls = []
 
-    def broken(self, ids):
+    def broken(self, *batch):
         calls.append(1)
-        return loss(self, ids) * (bad if len(calls) == 4 else 1.0)
+        return loss(self, *batch) * (bad if len(calls) == 4 else 1.0)
 
     monkeypatch.setattr(TransformerLM, "loss", broken)
     config = make_config()

@@ -28,8 +28,7 @@ class PackedBatch:
     cu_seqlens: Tensor
     context_length: int
 
-    @property
-    def rows(self) -> int:
+    def __len__(self) -> int:
         """Number of rows."""
         return self.ids.shape[1] // self.context_length
 

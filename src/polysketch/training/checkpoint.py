@@ -185,7 +185,9 @@ def load_state(path: Path) -> dict[str, Any]:
     """The JSON state of the checkpoint folder `path`; errors as in `load_model_tensors`."""
     try:
         state = json.loads(read_verified(path, STATE_FILE))
-        well_formed = state["step"] == checkpoint_step(path) and state.get("seconds", 0.0) >= 0
+        well_formed = state["step"] == checkpoint_step(path) and state.get("seconds", 0.0) >= 0 <= state.get(
+            "tokens", 0
+        )
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         well_formed = False
     if not well_formed:

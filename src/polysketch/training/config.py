@@ -62,6 +62,12 @@ class TrainingConfig(RunOptions):
     """Add sinusoidal positions to the embedded tokens. Default: the preset's own, true in the
     papers' models alone. Rotary positions of the heads are not meant."""
 
+    pack: Literal["auto", "documents", "windows"] = option("auto", on_resume=OnResume.REFUSED)
+    """What a row of the batch holds. documents: documents side by side, none of which sees another; a longer one than
+    the context is cut. windows: a stretch of the text, with what stood before a document in view. auto: documents; with
+    --compile windows; with --resume what the run was begun with, which is windows where it is older than this
+    option."""
+
     steps: int = option(1000, on_resume=OnResume.EXTENDING, least=1)
     """Number of optimizer steps of the whole run."""
 
@@ -106,6 +112,11 @@ class TrainingConfig(RunOptions):
             raise ValueError(f"--betas: expected two numbers from 0 to below 1, found {self.betas}")
         if self.warmup_steps > self.steps:
             raise ValueError(f"--warmup: expected at most --steps, which is {self.steps}, found {self.warmup}")
+        if self.pack == "documents" and self.compile:
+            raise ValueError(
+                "--pack documents: expected no --compile, for every batch has documents of other lengths and would be "
+                "compiled anew: give --pack windows, or leave --compile out"
+            )
         if not self.resume and (self.extend or self.checkpoint != "latest"):
             raise ValueError("--extend and --checkpoint go on with an existing run: give --resume as well")
 

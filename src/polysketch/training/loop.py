@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 
 from torch import Tensor
 
-from polysketch.data import TrainingWindows
+from polysketch.data import DocumentRows, TrainingWindows
 from polysketch.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -74,23 +74,30 @@ class Loop:
         folder: locked by this process, with a folder of checkpoints.
         options: of the run.
         task: what to do in the steps.
-        windows: what to train on.
+        rows: what to train on.
         reporter: told of everything.
 
     Attributes:
         step: number of optimizer steps made.
+        tokens: predicted in them; padding is none.
         seconds: time spent in steps, over all processes of the run.
     """
 
     def __init__(
-        self, folder: LoopFolder, options: RunOptions, task: Task, windows: TrainingWindows, reporter: Reporter
+        self,
+        folder: LoopFolder,
+        options: RunOptions,
+        task: Task,
+        rows: TrainingWindows | DocumentRows,
+        reporter: Reporter,
     ) -> None:
         self.step = 0
+        self.tokens = 0
         self.seconds = 0.0
         self._folder, self._options, self._task = folder, options, task
-        self._windows, self._reporter = windows, reporter
+        self._rows, self._reporter = rows, reporter
         self._saved_step: int | None = None
-        self._logged = (0, 0.0)  # step and seconds of the last line of metrics of this process
+        self._logged = (0, 0.0)  # tokens and seconds of the last line of metrics of this process
 
     def run(self, stop: "StopRequests", deadline: float) -> str:
         """Make steps until the run is finished or something asks it to stop, and save.
@@ -123,10 +130,11 @@ class Loop:
     def _make_step(self) -> tuple[Gradient, float]:
         started = time.perf_counter()
         self._task.begin_step(self.step)
-        gradient = self._task.updater.compute_gradient(self._windows.batch(self.step, self._options.batch_size))
+        gradient = self._task.updater.compute_gradient(self._rows.batch(self.step, self._options.batch_size))
         self._require_finite(gradient)
         rate = self._task.updater.apply(self.step - self._task.first_step)
         self.step += 1
+        self.tokens += gradient.tokens
         self.seconds += time.perf_counter() - started
         return gradient, rate
 
@@ -143,22 +151,27 @@ class Loop:
         )
 
     def _log(self, gradient: Gradient, rate: float) -> None:
-        tokens_per_step = self._options.batch_size * self._options.context
-        last_step, last_seconds = self._logged
-        speed = (self.step - last_step) * tokens_per_step / max(self.seconds - last_seconds, 1e-9)
-        self._logged = (self.step, self.seconds)
+        last_tokens, last_seconds = self._logged
+        speed = (self.tokens - last_tokens) / max(self.seconds - last_seconds, 1e-9)
+        self._logged = (self.tokens, self.seconds)
         line = {
             "kind": self._task.stage,
             "step": self.step,
             "loss": gradient.loss,
             "learning_rate": rate,
             "gradient_norm": gradient.norm,
-            "tokens": self.step * tokens_per_step,
+            "tokens": self.tokens,
             "tokens_per_second": round(speed, 1),
             "seconds": round(self.seconds, 3),
         }
+        if isinstance(self._rows, DocumentRows):
+            line["padding_share"] = 1 - self.tokens / self._places(self.step)
         self._reporter.write(line)
         self._reporter.update(self.step, gradient.loss, speed)
+
+    def _places(self, steps: int) -> int:
+        """Places for tokens in the rows of so many steps."""
+        return steps * self._options.batch_size * self._options.context
 
     def checkpoint(self) -> Checkpoint:
         """The state of the run."""
@@ -167,7 +180,7 @@ class Loop:
             model=self._task.tensors(),
             optimizer=optimizer_tensors(updater.model, updater.optimizer),
             random=random_tensors(),
-            state={"step": self.step, "seconds": self.seconds},
+            state={"step": self.step, "tokens": self.tokens, "seconds": self.seconds},
         )
 
     def load(self, path: Path) -> None:
@@ -183,8 +196,10 @@ class Loop:
         load_optimizer_tensors(updater.model, updater.optimizer, checkpoint.optimizer)
         load_random_tensors(checkpoint.random)
         self.step, self.seconds = step, checkpoint.state.get("seconds", 0.0)
+        # A checkpoint that does not say is of a run on windows, where every place has a token.
+        self.tokens = checkpoint.state.get("tokens", self._places(step))
         self._saved_step = self.step
-        self._logged = (self.step, self.seconds)
+        self._logged = (self.tokens, self.seconds)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one.

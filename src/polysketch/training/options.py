@@ -56,10 +56,10 @@ class RunOptions:
     anew when the folder is empty, so the same command line can be repeated until the run is done."""
 
     context: int = option(2048, on_resume=OnResume.REFUSED, least=1)
-    """Context length: the number of tokens in a window."""
+    """Context length: the number of tokens in a window, or in a row of documents."""
 
     batch_size: int = option(4, on_resume=OnResume.REFUSED, least=1)
-    """Number of training windows in one optimizer step."""
+    """Number of windows or rows of documents in one optimizer step."""
 
     accumulation: int = option(1, on_resume=OnResume.ROUNDING, least=1)
     """Compute each batch in this many parts, one after the other. Needs less memory; the result is the same up to

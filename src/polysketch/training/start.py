@@ -25,6 +25,7 @@ from polysketch.training.run_folder import RunFolder
 Say = Callable[[str], None]
 
 _AROUND = ("projection_convolution", "query_key_norm", "head_gate", "input_positions")
+_PACKED_BEFORE = "windows"  # in the runs that do not say
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelCo
 
 
 def _explicit(config: TrainingConfig) -> TrainingConfig:
-    """The mechanism, its options and what stands around it, so that a saved run says what it is.
+    """The mechanism, its options, what stands around it and what is packed, so that a saved run says what it is.
 
     What was not given is as in the run that is gone on with, else as in the preset.
     """
@@ -106,7 +107,17 @@ def _explicit(config: TrainingConfig) -> TrainingConfig:
     preset = models.preset_fields(config.preset)
     default = {name: preset.get(name, getattr(models.ModelConfig, name)) for name in _AROUND}
     around = {name: default[name] if value is None else value for name, value in around.items()}
-    return dataclasses.replace(config, attention=attention, attention_options=options, **around)
+    pack = _packing(config, saved)
+    return dataclasses.replace(config, attention=attention, attention_options=options, pack=pack, **around)
+
+
+def _packing(config: TrainingConfig, saved: Mapping[str, Any]) -> Any:
+    """What the rows of the run hold: documents where they can be had, unless a run is gone on with."""
+    if config.pack != "auto":
+        return config.pack
+    if saved:
+        return saved.get("pack", _PACKED_BEFORE)
+    return "windows" if config.compile else "documents"
 
 
 def _describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:
@@ -141,7 +152,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
 def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
     new = plan.to_dict()
     _check_data(saved["data"], new["data"], plan.data)
-    notes = check_changes(TrainingConfig, saved["training"], new["training"])
+    notes = check_changes(TrainingConfig, {"pack": _PACKED_BEFORE, **saved["training"]}, new["training"])
     notes += _environment_changes(saved["environment"], new["environment"])
     if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polysketch.data import PackedBatch
 from polysketch.training.muon import Muon, muon_matrices
 from polysketch.training.options import StepOptions
 from polysketch.training.schedule import learning_rate_at
@@ -21,17 +22,20 @@ class Gradient:
     Attributes:
         loss: mean loss in nats per token.
         norm: norm of the gradient before clipping.
+        tokens: number of tokens that were predicted.
     """
 
     loss: float
     norm: float
+    tokens: int
 
 
 class Updater:
     """Computes gradients and applies them.
 
     Args:
-        model: what is trained, on its device: `model.loss(ids)` is the mean loss of windows.
+        model: what is trained, on its device: `model.loss(ids)` is the mean loss of windows, and
+            `model.loss(ids, targets, cu_seqlens)` that of packed documents.
         options: of the optimizer steps.
         dtype: precision of the matrix products.
 
@@ -61,21 +65,26 @@ class Updater:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._dtype)
 
-    def compute_gradient(self, batch: Tensor) -> Gradient:
-        """Loss and clipped gradient of `batch` (windows, context + 1), int64 on the CPU, in parts of equal size.
+    def compute_gradient(self, batch: Tensor | PackedBatch) -> Gradient:
+        """Loss and clipped gradient of a batch, in parts of as many rows each.
 
-        The gradient is that of the mean loss over the whole batch, however many parts it is computed in.
+        The gradient is that of the mean loss over all predicted tokens of the batch, however many parts it is computed
+        in: a part weighs as many as it predicts.
+
+        Args:
+            batch: windows (rows, context + 1), int64 on the CPU, or packed documents.
         """
         self.optimizer.zero_grad(set_to_none=True)
         parts = batch.split(len(batch) // self._options.accumulation)
-        loss = sum(self._accumulate(part, len(parts)) for part in parts)
+        tokens = [_predicted(part) for part in parts]
+        loss = sum(self._accumulate(part, sum(tokens) / count) for part, count in zip(parts, tokens, strict=True))
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
-        return Gradient(float(loss), float(norm))
+        return Gradient(float(loss), float(norm), sum(tokens))
 
-    def _accumulate(self, part: Tensor, parts: int) -> Tensor:
-        ids = part.to(self._device, non_blocking=True)
+    def _accumulate(self, part: Tensor | PackedBatch, divisor: float) -> Tensor:
+        given = _on_device(part, self._device)
         with self.precision():
-            loss = self._loss(ids) / parts
+            loss = self._loss(*given) / divisor
         loss.backward()
         return loss.detach()
 
@@ -93,6 +102,19 @@ class Updater:
             group["lr"] = rate
         self.optimizer.step()
         return rate
+
+
+def _predicted(part: Tensor | PackedBatch) -> int:
+    """Number of tokens that are predicted."""
+    return part.num_tokens if isinstance(part, PackedBatch) else part[:, 1:].numel()
+
+
+def _on_device(part: Tensor | PackedBatch, device: torch.device) -> tuple[Tensor, ...]:
+    """What the model's loss takes; offsets of documents stay in host memory, where they are read."""
+    if isinstance(part, PackedBatch):
+        tensors = (part.ids, part.targets)
+        return (*(each.to(device, non_blocking=True) for each in tensors), part.cu_seqlens)
+    return (part.to(device, non_blocking=True),)
 
 
 def build_optimizer(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polysketch.data import TrainingWindows, require_same_tokenizer
+from polysketch.data import DocumentRows, TrainingWindows, require_same_tokenizer
 from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
 from polysketch.training.config import TrainingConfig
@@ -72,16 +72,18 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool) ->
     start = find_start(run, plan, reporter.say)
     seed_everything(config.seed)
     task = TrainingTask(plan)
-    windows = TrainingWindows(plan.data.split("train").tokens, config.context, config.seed)
-    loop = Loop(run, config, task, windows, reporter)
+    rows = training_rows(plan)
+    loop = Loop(run, config, task, rows, reporter)
     if start is None:
-        initialize(task.model, plan, task.updater, windows)
+        initialize(task.model, plan, task.updater)
     else:
         loop.load(start)
     lay_out(run, plan, start, reporter.say)
     loop.save()
     beginning = "a new run" if start is None else f"going on after step {loop.step}"
     reporter.say(f"{run.path}: {task.model.num_parameters():,} parameters on {plan.device}, {beginning}")
+    if isinstance(rows, DocumentRows):
+        reporter.say(f"documents packed into {rows.num_rows:,} rows an epoch, {rows.padding_share:.2%} padding")
     _note_unused_prefix(task.model, plan, reporter.say)
     reason = loop.run(stop, deadline(config))
     plot_loss(reporter.metrics.read(), run.plot)
@@ -152,12 +154,27 @@ def build_model(plan: Plan) -> Any:
     return model.to(plan.device).train()
 
 
-def initialize(model: Any, plan: Plan, updater: Updater, windows: TrainingWindows) -> None:
-    """What happens once, before the first step: weights of another run, or the calibration of the prefix gains."""
+def training_rows(plan: Plan) -> TrainingWindows | DocumentRows:
+    """What the run trains on, in its order: windows, or rows of documents."""
+    if plan.config.pack == "windows":
+        return _windows(plan)
+    tokens = plan.data.split("train").tokens
+    return DocumentRows(tokens, plan.config.context, plan.config.seed, plan.data.description.end_of_text)
+
+
+def _windows(plan: Plan) -> TrainingWindows:
+    return TrainingWindows(plan.data.split("train").tokens, plan.config.context, plan.config.seed)
+
+
+def initialize(model: Any, plan: Plan, updater: Updater) -> None:
+    """What happens once, before the first step: weights of another run, or the calibration of the prefix gains.
+
+    Gains are calibrated on windows, whatever is trained on: these reach as far as the context.
+    """
     if plan.config.init_from is not None:
         _take_weights(model, plan, plan.config.init_from)
         return
-    batch = windows.batch(0, plan.config.batch_size)[: plan.config.batch_size // plan.config.accumulation, :-1]
+    batch = _windows(plan).batch(0, plan.config.batch_size)[: plan.config.batch_size // plan.config.accumulation, :-1]
     with updater.precision():
         model.calibrate(batch.to(plan.device))
 
