@@ -1,5 +1,6 @@
 """Attention to nearby tokens only, in linear time: aligned chunks of exact polynomials."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
 from polysketch.ops.linear.alignment import Alignment, align, leading_padding
+from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.polynomial import polynomial_attention
 
 
@@ -36,6 +38,7 @@ def local_attention(
     causal: bool = False,
     key_mask: Tensor | None = None,
     opened: OpenChunk | None = None,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
 ) -> Tensor:
     """Exact polynomial attention inside aligned chunks: o_i = sum_j w_ij v_j / (offset + sum_j w_ij).
 
@@ -53,6 +56,8 @@ def local_attention(
         causal: token i sees tokens up to and including itself only.
         key_mask: (batch, length) bool, True for a real token.
         opened: tokens of the same sequences from before the first of these, in whose chunk these go on; causal only.
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            attended to by itself. Not beside a `key_mask` or `opened`.
 
     Returns:
         (batch, heads, length, value_dim) in the dtype of value; zeros where padding precedes a row.
@@ -70,6 +75,11 @@ def local_attention(
     if opened is not None and not causal:
         raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
     options = {"degree": degree, "offset": offset, "causal": causal}
+    if cu_seqlens is not None:
+        if opened is not None:
+            raise ValueError("documents of cu_seqlens begin with a chunk of their own: opened cannot be given beside")
+        attend = partial(local_attention, degree=degree, chunk=chunk, offset=offset, causal=causal)
+        return by_documents(attend, (query, key, value), cu_seqlens, causal=causal, key_mask=key_mask)
     alignment = align(key_mask, None, key) if opened is None else behind_open_chunk(opened, key_mask, key, chunk)
     if key_mask is not None:
         key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -181,6 +181,33 @@ class PackedDocuments:
         places = torch.empty(self.total, dtype=torch.int64, device="cpu")
         places[token[is_real]] = is_real.nonzero()[:, 0]
         return _Places(token, places, (~is_real).nonzero()[:, 0])
+
+
+def by_documents(
+    attend: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    cu_seqlens: Tensor | PackedDocuments,
+    *,
+    causal: bool,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """What an op gives each document of a packed row alone.
+
+    Args:
+        attend: takes as many tensors of documents as rows, and `key_mask` (documents, longest) or None; what stands
+            behind a token must change nothing for it where `causal`.
+        tensors: (1, heads, length, ...) of one length.
+        cu_seqlens: as for the op.
+        causal: no mask is made.
+        key_mask: what the op was given, to be refused.
+
+    Raises:
+        TypeError, ValueError: as for `PackedDocuments.of_row`.
+    """
+    documents = PackedDocuments.of_row(cu_seqlens, torch.Size((tensors[0].shape[0], tensors[0].shape[2])), key_mask)
+    parts = zip(*(documents.split(x, 2) for x in tensors), strict=True)
+    masks = [None] * len(documents.groups) if causal else documents.masks(tensors[0].device)
+    return documents.join([attend(*part, key_mask=mask) for part, mask in zip(parts, masks, strict=True)], 2)
 
 
 class _Lay(torch.autograd.Function):

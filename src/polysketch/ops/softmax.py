@@ -1,10 +1,13 @@
 """Softmax attention over PyTorch's scaled_dot_product_attention: the baseline of every other mechanism."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.packed import PackedDocuments, by_documents
 
 _MASKED_ROWS = 1024  # rows of one boolean mask: memory grows with the key length, not with its square
 
@@ -17,6 +20,7 @@ def softmax_attention(
     causal: bool = False,
     key_mask: Tensor | None = None,
     scale: float | None = None,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
 ) -> Tensor:
     """Exact softmax attention: o_i = sum_j softmax_j(scale * q_i . k_j) v_j.
 
@@ -31,6 +35,8 @@ def softmax_attention(
         causal: query i sees the keys j <= i only; needs equal lengths.
         key_mask: (batch, key_length) bool, True for a real token; masked keys get no weight.
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            attended to by itself. Not beside a `key_mask`.
 
     Returns:
         (batch, heads, query_length, value_dim). A query that sees no real key gets zeros.
@@ -42,6 +48,9 @@ def softmax_attention(
     Cost: 2 * query_length * key_length * (head_dim + value_dim) operations a head, half of it when causal.
     """
     check_attention_tensors(query, key, value, key_mask)
+    if cu_seqlens is not None:
+        attend = partial(softmax_attention, causal=causal, scale=scale)
+        return by_documents(attend, (query, key, value), cu_seqlens, causal=causal, key_mask=key_mask)
     if causal:
         check_causal_lengths(query, key)
         return _causal_attention(query, key, value, key_mask, scale)

@@ -9,6 +9,7 @@ from polysketch.ops.delta.self_check import programs_agree
 from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear import LinearAttentionState
 from polysketch.ops.linear.packing import expanded_size
+from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
 _BACKENDS = ("reference", *operator.BACKENDS)
@@ -21,6 +22,7 @@ def delta_writes(
     *,
     factors: int = 1,
     state: LinearAttentionState | None = None,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """What each token writes by the delta rule: the part of its value that the tokens before it do not say yet.
@@ -40,6 +42,8 @@ def delta_writes(
         factors: 1, or 2 where features are two halves (a, b) that stand for the products a_i b_j.
         state: of the tokens before these, as `linear_attention` with power 1 and no local part gives it; treated as a
             value.
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            written by itself. Not beside a `state`.
         backend: "auto" (see `delta_writes_backend`), "triton" (programs for CUDA devices), "native" (a program in C++
             for float32 on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic, the
             definition).
@@ -62,6 +66,14 @@ def delta_writes(
     key, sums = key_features.to(dtype), None if state is None else state.sums
     inputs = Inputs(key, value.to(dtype), strength.to(dtype), sums)
     _check(inputs, factors, state)
+    if cu_seqlens is not None:
+        if state is not None:
+            raise ValueError("documents of cu_seqlens begin without a past: a state cannot be given beside")
+
+        def write(key: Tensor, value: Tensor, strength: Tensor, *, key_mask: None) -> Tensor:
+            return delta_writes(key, value, strength, factors=factors, backend=backend)
+
+        return by_documents(write, inputs[:3], cu_seqlens, causal=True)
     picked = delta_writes_backend(key, backend=backend)
     if backend == "auto" and key.shape[2] == 1:  # no token before it: one product, and no copy of the sums
         picked = "reference"

@@ -7,6 +7,7 @@ from polysketch.ops.arguments import check_at_least_one, check_devices
 from polysketch.ops.delta_memory import chunked, native, operator, reference
 from polysketch.ops.delta_memory.state import DeltaMemoryState
 from polysketch.ops.delta_memory.types import Inputs
+from polysketch.ops.packed import PackedDocuments, by_documents
 
 _BACKENDS = ("chunked", "native", "reference")
 
@@ -20,6 +21,7 @@ def delta_memory(
     strength: Tensor,
     *,
     size: int,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """What every query recalls from a memory that the tokens up to its own have written by the delta rule.
@@ -40,6 +42,8 @@ def delta_memory(
         value: (batch, key_heads, length, value_dim).
         strength: (batch, key_heads, length), s; 0 for a token that writes nothing, as padding does.
         size: cells of each of the two vectors.
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            with a memory of its own.
         backend: "auto" (see `delta_memory_backend`), "native" (a program in C++ for float32 on a CPU, compiled at its
             first use), "chunked" (plain PyTorch) or "reference" (quadratic, the definition).
 
@@ -56,6 +60,12 @@ def delta_memory(
     on in order: only heads and rows of the batch are independent.
     """
     inputs = _checked(Inputs(query_cells, query_weights, key_cells, key_weights, value, strength), size)
+    if cu_seqlens is not None:
+
+        def recall(*rows: Tensor, key_mask: None) -> Tensor:
+            return delta_memory(*rows, size=size, backend=backend)
+
+        return by_documents(recall, inputs, cu_seqlens, causal=True)
     picked = delta_memory_backend(inputs.value, backend=backend)
     with torch.autocast(value.device.type, enabled=False):
         if picked == "native":

@@ -6,9 +6,11 @@ from torch import Tensor
 from polysketch.ops.linear.aligned import attend
 from polysketch.ops.linear.backends import BACKENDS
 from polysketch.ops.linear.checks import checked
+from polysketch.ops.linear.packed import packed_attention
 from polysketch.ops.linear.self_check import programs_agree
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import LinearAttentionResult, LocalPolynomial
+from polysketch.ops.packed import PackedDocuments
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
 # Batch x heads x queries x keys. Measured with 2 and 12 heads of 64, sketch size 32, with and without a local part: the
@@ -31,6 +33,7 @@ def linear_attention(
     key_mask: Tensor | None = None,
     state: LinearAttentionState | None = None,
     return_state: bool = False,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
     compute_chunk: int | None = None,
     backend: str = "auto",
 ) -> LinearAttentionResult:
@@ -65,6 +68,8 @@ def linear_attention(
         key_mask: (batch, key_length) bool, true where a token is real.
         state: of the tokens before these (causal only), treated as a value.
         return_state: whether the state after the last token is returned (causal only).
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            attended to by itself. Not beside a `key_mask` or states.
         compute_chunk: tokens worked on at once where there is no `local`; tuning only, no result depends on it.
         backend: "auto" (see `linear_attention_backend`), "triton" (programs for CUDA devices), "native" (a program in
             C++ for float32 on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic,
@@ -100,6 +105,24 @@ def linear_attention(
         return_state=return_state,
         compute_chunk=compute_chunk,
     )
+    if cu_seqlens is not None:
+        return packed_attention(
+            linear_attention,
+            (query_features, key_features, value),
+            cu_seqlens,
+            power=power,
+            factors=factors,
+            causal=causal,
+            offset=offset,
+            normalize=normalize,
+            local=local,
+            log_decay=log_decay,
+            key_mask=key_mask,
+            state=state,
+            return_state=return_state,
+            compute_chunk=compute_chunk,
+            backend=backend,
+        )
     picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
     if backend == "auto" and picked == "triton" and not programs_agree(inputs, plan):
         picked = "chunked"

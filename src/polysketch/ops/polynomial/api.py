@@ -1,11 +1,13 @@
 """Exact polynomial attention (PolySketchFormer, section 2.1): the public functions and the choice of backend."""
 
 import math
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.polynomial import triton
 from polysketch.ops.polynomial.blockwise import blockwise_polynomial_attention
 from polysketch.ops.polynomial.reference import reference_polynomial_attention
@@ -51,6 +53,7 @@ def polynomial_attention(
     offset: float = 1.0,
     causal: bool = False,
     key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Exact polynomial attention: o_i = sum_j w_ij v_j / (offset + sum_j w_ij), w_ij = (scale * q_i . k_j)^degree.
@@ -74,6 +77,8 @@ def polynomial_attention(
         offset: finite, at least 0.
         causal: query i sees the keys j <= i only; needs equal lengths.
         key_mask: (batch, key_length) bool, True for a real token.
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            attended to by itself. Not beside a `key_mask`.
         backend: "reference", "blockwise", "triton" (programs for CUDA devices: not float64, vectors of up to 128), or
             "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
 
@@ -92,6 +97,11 @@ def polynomial_attention(
     check_attention_tensors(query, key, value, key_mask)
     if causal:
         check_causal_lengths(query, key)
+    if cu_seqlens is not None:
+        attend = partial(
+            polynomial_attention, degree=degree, scale=scale, offset=offset, causal=causal, backend=backend
+        )
+        return by_documents(attend, (query, key, value), cu_seqlens, causal=causal, key_mask=key_mask)
     first_position = 0 if causal else None
     return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
 

@@ -13,6 +13,7 @@ from polysketch.ops.arguments import (
     check_causal_lengths,
     check_devices,
 )
+from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.window import blockwise, native, operator, reference
 from polysketch.ops.window.types import BesideKey, Inputs, Plan
 
@@ -50,6 +51,7 @@ def sliding_window_attention(
     key_mask: Tensor | None = None,
     scale: float | None = None,
     beside: BesideKey | None = None,
+    cu_seqlens: Tensor | PackedDocuments | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Softmax attention to the last `window` tokens: token i sees i - window + 1 .. i, itself included.
@@ -66,6 +68,8 @@ def sliding_window_attention(
         key_mask: (batch, length) bool, True for a real token; masked keys get no weight.
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
         beside: one more key for every query, as the sum over all tokens before its window may be.
+        cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
+            attended to by itself. Not beside a `key_mask`.
         backend: "auto" (see `sliding_window_attention_backend`), "native" (a program in C++ for float32 on a CPU,
             compiled at its first use), "blockwise" (PyTorch's scaled_dot_product_attention) or "reference" (quadratic,
             the definition).
@@ -84,6 +88,13 @@ def sliding_window_attention(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_causal_lengths(query, key)
+    if cu_seqlens is not None:
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor, key_mask: Tensor | None) -> Tensor:
+            own = BesideKey(*rest) if rest else None
+            return _attend(query, key, value, key_mask, own, window, causal, scale, backend)
+
+        return by_documents(attend, (query, key, value, *(beside or ())), cu_seqlens, causal=causal, key_mask=key_mask)
     return _attend(query, key, value, key_mask, beside, window, causal, scale, backend)
 
 
