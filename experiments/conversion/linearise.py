@@ -3,13 +3,14 @@
     POLYSKETCH_DATA=... python -m experiments.conversion.linearise --size cpu
 
 A small Llama with softmax attention is trained on books and recall passages, then converted by `polysketch.conversion`
-as `polysketch convert` does it, to polysketch and to polysketch, beside their controls: local chunks or a window
+as `polysketch convert` does it, to polysketch-paper and to polysketch, beside their controls: local chunks or a window
 alone, no attention transfer, the same fine-tuning from fresh attention (projections drawn anew), and the same
-fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch and its
-own controls alone. For each: perplexity before, after replacement and after each stage, the share of the gap that was
-regained, loss by position, and recall of passages most of whose answers lie further back than a local chunk or window.
-Everything finished is kept in --out; the same command goes on after an interruption. Records (JSON), the plot and
-table.md go to experiments/results/conversion-SIZE.
+fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch and its own
+controls alone. `--only delta delta-distilled delta-both` compares, at equal steps, fine-tuning on the text,
+distillation (the logits of the softmax model) in its place, and half of each. For each: perplexity before, after
+replacement and after each stage, the share of the gap that was regained, loss by position, and recall of passages most
+of whose answers lie further back than a local chunk or window. Everything finished is kept in --out; the same command
+goes on after an interruption. Records (JSON), the plot and table.md go to experiments/results/conversion-SIZE.
 """
 
 import dataclasses
@@ -42,8 +43,9 @@ class LineariseSettings:
         corpus, teacher: the text, and the softmax model.
         sketch_size, local_chunk: of the mechanism; chunks shorter than the way back to an answer. Windows are as long,
             and products of two sketches as many as the square of this one has.
-        transfer_steps, tuning_steps, batch_size: of every conversion, on windows of the teacher's context.
-        transfer_learning_rate, learning_rate: their peaks.
+        transfer_steps, tuning_steps, batch_size: of every conversion, on windows of the teacher's context. Where a
+            variant distils, it is by so many of the tuning steps.
+        transfer_learning_rate, learning_rate: their peaks, the second one of distillation too.
         eval_tokens: validation tokens that the loss is measured on.
         passages: recall passages of the test split that are asked.
     """
@@ -69,7 +71,7 @@ SIZES = {
         ),
         sketch_size=8,
         transfer_steps=1,
-        tuning_steps=1,
+        tuning_steps=2,
         batch_size=2,
         eval_tokens=512,
         passages=2,
@@ -105,6 +107,30 @@ class Variant:
         }
         return options.get(self.attention, {})
 
+    def steps(self, settings: LineariseSettings) -> dict[str, int]:
+        """The steps of its stages, as options of a conversion."""
+        return {
+            "transfer_steps": settings.transfer_steps if self.transfer else 0,
+            "tuning_steps": settings.tuning_steps,
+        }
+
+
+@dataclass(frozen=True)
+class DistilledVariant(Variant):
+    """One conversion with distillation in the place of some of its fine-tuning.
+
+    Attributes:
+        distilled: share of the tuning steps that are distillation, before the others.
+    """
+
+    distilled: float = 1.0
+
+    def steps(self, settings: LineariseSettings) -> dict[str, int]:
+        """The same number of steps as without distillation."""
+        steps = super().steps(settings)
+        distillation = round(self.distilled * settings.tuning_steps)
+        return {**steps, "distillation_steps": distillation, "tuning_steps": settings.tuning_steps - distillation}
+
 
 def _equal_sums(sketch_size: int) -> int:
     """The size of two sketches with as many products as one of `sketch_size` has, r (r + 1) / 2."""
@@ -116,6 +142,8 @@ VARIANTS = {
     "no-transfer": Variant("polysketch, no transfer", transfer=False),
     "delta": Variant("polysketch", attention="polysketch"),
     "delta-no-transfer": Variant("polysketch, no transfer", attention="polysketch", transfer=False),
+    "delta-distilled": DistilledVariant("polysketch, distilled", attention="polysketch"),
+    "delta-both": DistilledVariant("polysketch, distilled and tuned", attention="polysketch", distilled=0.5),
     "local": Variant("local chunks alone", attention="local"),
     "window": Variant("window alone", attention="sliding-window", transfer=False),
     "fresh": Variant("polysketch, fresh attention", transfer=False, fresh=True),
@@ -131,7 +159,8 @@ class LineariseFlags:
     """smoke: seconds, to see that everything runs. cpu: about an hour."""
 
     only: tuple[str, ...] = tuple(VARIANTS)
-    """Conversions to run: polysketch, no-transfer, delta, delta-no-transfer, local, window, fresh, softmax."""
+    """Conversions to run: polysketch, no-transfer, delta, delta-no-transfer, delta-distilled, delta-both, local,
+    window, fresh, softmax."""
 
     out: Path = Path("runs/conversion")
     """Folder of the prepared text, the softmax model and the conversions."""
@@ -143,7 +172,7 @@ class LineariseFlags:
     """Steps of attention transfer."""
 
     tuning_steps: int | None = None
-    """Steps of fine-tuning."""
+    """Steps of fine-tuning, or of distillation in its place."""
 
     threads: int | None = None
     """CPU threads; PyTorch's choice when left out."""
@@ -207,9 +236,9 @@ def _conversion(
         attention_options=variant.options(settings),
         context=settings.teacher.context,
         batch_size=settings.batch_size,
-        transfer_steps=settings.transfer_steps if variant.transfer else 0,
-        tuning_steps=settings.tuning_steps,
+        **variant.steps(settings),
         transfer_learning_rate=settings.transfer_learning_rate,
+        distillation_learning_rate=settings.learning_rate,
         learning_rate=settings.learning_rate,
         eval_tokens=settings.eval_tokens,
     )

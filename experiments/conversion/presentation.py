@@ -8,7 +8,8 @@ from experiments.study.presentation import markdown_table, number
 from polysketch.plotting import loss_by_position, picture
 from polysketch.storage import disk
 
-_HEADER = ("conversion", "replaced", "transferred", "tuned", "gap regained", "nats behind", "last positions", "recall")
+_STAGES = {"replaced": "replaced", "transfer": "transferred", "distillation": "distilled", "tuning": "tuned"}
+_HEADER = ("conversion", *_STAGES.values(), "gap regained", "nats behind", "last positions", "recall")
 
 
 def show(found: Sequence[Mapping[str, Any]], order: Mapping[str, Any], results: Path) -> str:
@@ -35,22 +36,26 @@ def _stage(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next((line for line in record["report"]["stages"] if line["stage"] == name), {})
 
 
+def _last(record: Mapping[str, Any]) -> dict[str, Any]:
+    return record["report"]["stages"][-1]
+
+
 def _before(record: Mapping[str, Any]) -> tuple[str, ...]:
     original = record["before"]
     perplexity, last = number(original["perplexity"], 2), number(original["loss_by_position"][-1])
-    return ("softmax, before", "-", "-", perplexity, "-", "-", last, number(record["recall"]["before"]))
+    return ("softmax, before", "-", "-", "-", perplexity, "-", "-", last, number(record["recall"]["before"]))
 
 
 def _row(record: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    tuned = _stage(record, "tuning")
-    figures = [number(_stage(record, name).get("perplexity"), 2) for name in ("replaced", "transfer", "tuning")]
-    behind = _stage(by_name["softmax"], "tuning")["loss"] if "softmax" in by_name else None
+    last = _last(record)
+    figures = [number(_stage(record, name).get("perplexity"), 2) for name in _STAGES]
+    behind = _last(by_name["softmax"])["loss"] if "softmax" in by_name else None
     return (
         record["label"],
         *figures,
         _share(record, by_name.get("polysketch")),
-        number(None if behind is None else tuned["loss"] - behind),
-        number(tuned["loss_by_position"][-1]),
+        number(None if behind is None else last["loss"] - behind),
+        number(last["loss_by_position"][-1]),
         number(record["recall"]["after"]),
     )
 
@@ -60,13 +65,13 @@ def _share(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> st
     if reference is None or record["variant"] == "softmax":
         return "-"
     worst, best = _stage(reference, "replaced")["perplexity"], reference["before"]["perplexity"]
-    return f"{100 * (worst - _stage(record, 'tuning')['perplexity']) / (worst - best):.0f} %" if worst > best else "-"
+    return f"{100 * (worst - _last(record)['perplexity']) / (worst - best):.0f} %" if worst > best else "-"
 
 
 def _plot(ordered: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Loss by position on the left, recall on the right."""
     lines = [("softmax, before", ordered[0]["before"], ordered[0]["recall"]["before"])]
-    lines += [(record["label"], _stage(record, "tuning"), record["recall"]["after"]) for record in ordered]
+    lines += [(record["label"], _last(record), record["recall"]["after"]) for record in ordered]
     with picture(path, (11, 4.5), columns=2) as ((by_position, recall),):
         for index, (label, line, _) in enumerate(lines):
             style = {"linewidth": 2, "label": label, "linestyle": "--" if index == 0 else "-"}

@@ -86,3 +86,17 @@ def converted(options: dict, tmp_path_factory: pytest.TempPathFactory) -> Conver
     """A conversion that nothing interrupted."""
     out = tmp_path_factory.mktemp("converted") / "out"
     return convert(ConversionConfig(**options, out=out), progress=False)
+
+
+@pytest.fixture(scope="session")
+def three_stages(options: dict) -> dict:
+    """Of a conversion with distillation between transfer and tuning."""
+    steps = {"transfer_steps": 4, "distillation_steps": 8, "tuning_steps": 4, "save_every": 3}
+    return {**options, **steps, "distillation_learning_rate": 3e-3, "eval_tokens": 640}
+
+
+@pytest.fixture(scope="session")
+def distilled(three_stages: dict, tmp_path_factory: pytest.TempPathFactory) -> ConversionResult:
+    """A conversion of three stages that nothing interrupted."""
+    out = tmp_path_factory.mktemp("distilled") / "out"
+    return convert(ConversionConfig(**three_stages, out=out), progress=False)

@@ -40,6 +40,12 @@ def stages(result) -> dict[str, dict]:
     return {line["stage"]: line for line in result.report["stages"]}
 
 
+def made(result) -> list[dict]:
+    """The lines of metrics of optimizer steps."""
+    lines = MetricsFile(result.folder / "metrics.jsonl").read()
+    return [line for line in lines if line["kind"] != "evaluation"]
+
+
 def test_the_first_figure_is_the_models_own_loss(converted, options, data):
     model = AutoModelForCausalLM.from_pretrained(options["model"])
     expected = own_loss(model, data, options["context"], options["eval_tokens"])
@@ -59,6 +65,56 @@ def test_replacing_costs_and_every_stage_regains(converted):
     assert losses[1] > losses[0] + 0.3
     assert losses[1] > losses[2] > losses[3]
     assert 0 < converted.report["regained"] <= 1.5
+
+
+def test_distillation_stands_between_transfer_and_tuning(distilled, options, data):
+    """Each stage has its steps and its own learning rates, and regains; the last figure is the saved model's."""
+    report = distilled.report["stages"]
+    assert [line["stage"] for line in report] == ["original", "replaced", "transfer", "distillation", "tuning"]
+    losses = [line["loss"] for line in report]
+    assert losses[1] > losses[2] > losses[3] > losses[4]
+    steps = [(line["kind"], line["step"]) for line in made(distilled)]
+    middle = [("distillation", 5), ("distillation", 10), ("distillation", 12)]
+    assert steps == [("transfer", 4), *middle, ("tuning", 15), ("tuning", 16)]
+    loss = own_loss(load_replaced(distilled.folder / "model"), data, options["context"], 640)
+    assert losses[4] == pytest.approx(loss, rel=1e-4)
+
+
+def test_distillation_alone_brings_the_model_nearer_to_what_it_was(options, data, tmp_path):
+    """Computed in parts it does the same up to rounding."""
+    steps = {"transfer_steps": 0, "distillation_steps": 6, "tuning_steps": 0}
+    rate = {"distillation_learning_rate": 3e-3, "eval_tokens": 640, "log_every": 1}
+    config = ConversionConfig(**{**options, **steps, **rate}, out=tmp_path / "out")
+    result = convert(config, progress=False)
+    assert list(stages(result)) == ["original", "replaced", "distillation"]
+    divergences = [line["loss"] for line in made(result)]
+    assert divergences[-1] < 0.9 * divergences[0]
+    assert stages(result)["distillation"]["loss"] < stages(result)["replaced"]["loss"]
+    loss = own_loss(load_replaced(result.folder / "model"), data, options["context"], 640)
+    assert stages(result)["distillation"]["loss"] == pytest.approx(loss, rel=1e-4)
+    parts = convert(dataclasses.replace(config, out=tmp_path / "parts", accumulation=2), progress=False)
+    assert [line["loss"] for line in made(parts)] == pytest.approx(divergences, rel=1e-3)
+
+
+def test_adapters_of_distillation_are_trained_on_in_tuning(three_stages, data, tmp_path, monkeypatch):
+    """They are one and the same, merged at the end; killed in tuning, the conversion ends alike."""
+    changes = {"tuning": "lora", "lora_rank": 2, "transfer_steps": 0, "distillation_steps": 4, "save_every": 1}
+    config = ConversionConfig(**{**three_stages, **changes}, out=tmp_path / "out", resume=True)
+    result = convert(config, progress=False)
+    original = AutoModelForCausalLM.from_pretrained(config.model).state_dict()
+    found = tensors(result.folder / "model")
+    changed = {name.split(".")[-2] for name, tensor in original.items() if not torch.equal(found[name], tensor)}
+    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert torch.linalg.matrix_rank(found[name] - original[name], rtol=1e-4) == 2
+    loss = own_loss(load_replaced(result.folder / "model"), data, config.context, config.eval_tokens)
+    assert result.report["stages"][-1]["loss"] == pytest.approx(loss, rel=1e-4)
+    again = dataclasses.replace(config, out=tmp_path / "again")
+    kill_at(monkeypatch, 6)
+    with pytest.raises(Killed):
+        convert(again, progress=False)
+    monkeypatch.undo()
+    assert_same(convert(again, progress=False).folder, result.folder)
 
 
 def test_attention_comes_nearer_in_every_layer(converted):
@@ -102,6 +158,34 @@ def test_a_killed_conversion_ends_bit_for_bit_as_one_left_alone(step, converted,
     monkeypatch.undo()
     result = convert(config, progress=False)
     assert_same(result.folder, converted.folder)
+
+
+@pytest.mark.parametrize("step", [*(pytest.param(step, marks=_FULL) for step in (0, 3, 5, 11, 14)), 4, 7, 12])
+def test_a_conversion_killed_around_distillation_ends_alike(step, distilled, three_stages, tmp_path, monkeypatch):
+    """The teacher is in no checkpoint: the model's folder has it."""
+    config = ConversionConfig(**three_stages, out=tmp_path / "out", resume=True)
+    kill_at(monkeypatch, step)
+    with pytest.raises(Killed):
+        convert(config, progress=False)
+    monkeypatch.undo()
+    assert_same(convert(config, progress=False).folder, distilled.folder)
+
+
+def test_a_conversion_begun_without_distillation_goes_on(converted, options, tmp_path, monkeypatch):
+    """By a version that did not know the stage: its options are not in the folder."""
+    config = ConversionConfig(**options, out=tmp_path / "out", resume=True)
+    kill_at(monkeypatch, 19)
+    with pytest.raises(Killed):
+        convert(config, progress=False)
+    monkeypatch.undo()
+    path = config.out / "config.json"
+    written = json.loads(path.read_text())
+    for name in ("distillation_steps", "distillation_learning_rate"):
+        del written["conversion"][name]
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="--distillation-steps was 0 and is now 3"):
+        convert(dataclasses.replace(config, distillation_steps=3), progress=False)
+    assert_same(convert(config, progress=False).folder, converted.folder)
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -205,6 +289,19 @@ def test_a_time_that_is_none_is_refused(options, tmp_path, minutes):
         ConversionConfig(**options, out=tmp_path / "out", max_minutes=minutes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"distillation_steps": -1}, "--distillation-steps: expected at least 0, found -1"),
+        ({"distillation_learning_rate": 0.0}, "--distillation-learning-rate: expected a finite number above 0"),
+        ({"transfer_steps": 0, "tuning_steps": 0}, "expected a step of one of them, found none"),
+    ],
+)
+def test_steps_and_rates_that_are_none_are_refused(options, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        ConversionConfig(**{**options, **changes}, out=tmp_path / "out")
+
+
 def test_time_that_is_up_saves_and_the_same_command_goes_on(converted, options, tmp_path):
     config = ConversionConfig(**options, out=tmp_path / "out", resume=True)
     stopped = convert(dataclasses.replace(config, max_minutes=1e-6), progress=False)
@@ -267,13 +364,15 @@ def test_a_tokenizer_of_the_same_size_with_other_ids_is_refused(options, data, t
 
 
 def test_the_command_prints_what_was_regained(options, tmp_path, capsys):
-    flags = ["--transfer-steps", "2", "--tuning-steps", "2", "--context", "64", "--eval-tokens", "640"]
+    steps = ["--transfer-steps", "2", "--distillation-steps", "2", "--tuning-steps", "2"]
+    flags = [*steps, "--context", "64", "--eval-tokens", "640"]
     chosen = ["--attention", "polysketch-paper", "--attention-options", "local_chunk=4", "sketch_size=8", "--layers=-1"]
     folders = ["convert", str(options["model"]), "--data", str(options["data"]), "--out", str(tmp_path / "out")]
     assert main([*folders, *flags, *chosen, "--json"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert "after replacing it" in printed[2]
-    assert printed[4].startswith("after fine-tuning")
+    assert printed[4].startswith("after distillation")
+    assert printed[5].startswith("after fine-tuning")
     report = json.loads(printed[-1])
     assert list(report["stages"][1]["transfer_error"]) == ["1"]
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
@@ -283,10 +382,13 @@ def test_the_command_prints_what_was_regained(options, tmp_path, capsys):
 def test_the_regained_share_is_of_the_perplexity_gap():
     figures = {
         name: {"stage": name, "loss": 0.0, "perplexity": perplexity}
-        for name, perplexity in (("original", 10.0), ("replaced", 30.0), ("transfer", 20.0), ("tuning", 12.0))
+        for name, perplexity in (
+            *(("original", 10.0), ("replaced", 30.0)),
+            *(("tuning", 12.0), ("distillation", 15.0), ("transfer", 20.0)),
+        )
     }
     report = build_report(figures)
-    assert [line["regained"] for line in report["stages"]] == [1.0, 0.0, 0.5, 0.9]
+    assert [line["regained"] for line in report["stages"]] == [1.0, 0.0, 0.5, 0.75, 0.9]
     assert report["regained"] == 0.9
     for perplexity in (9.0, 10.05, None):  # better, no worse than noise, infinite
         assert (

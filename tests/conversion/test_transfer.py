@@ -6,7 +6,8 @@ from transformers import AutoModelForCausalLM
 
 from polysketch import replace_attention
 from polysketch.conversion import AttentionTransfer
-from polysketch.conversion.stages import begin_transfer, changed_tensors
+from polysketch.conversion.stages import begin_transfer
+from polysketch.conversion.task import changed_tensors
 
 
 @pytest.fixture

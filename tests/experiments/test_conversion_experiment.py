@@ -71,15 +71,27 @@ def test_recall_counts_the_words_that_are_known(monkeypatch):
         passage_recall(Oracle(True), TOKENIZERS["bytes"](), passages, 24)
 
 
+@pytest.mark.parametrize("size", linearise.SIZES)
+def test_distilled_variants_make_as_many_steps_as_the_one_that_is_tuned(size):
+    settings = linearise.SIZES[size]
+    tuned, *others = (linearise.VARIANTS[name].steps(settings) for name in ("delta", "delta-distilled", "delta-both"))
+    assert all(sum(each.values()) == sum(tuned.values()) for each in others)
+    assert [each["tuning_steps"] for each in others] == [0, settings.tuning_steps // 2]
+    assert others[1]["distillation_steps"] > 0
+
+
 def test_everything_runs_at_the_smallest_size(tmp_path, outside_data, capsys, monkeypatch):
     from experiments.study.command import run_command
 
     flags = ["--size", "smoke", "--out", str(tmp_path), "--only", "polysketch", "delta", "window", "fresh"]
+    flags += ["delta-distilled", "delta-both"]
     assert run_command("experiments.conversion.linearise", linearise.run, flags) == 0
     printed = capsys.readouterr().out
     assert all(label in printed for label in ("polysketch, fresh attention", "polysketch", "window alone"))
     record = json.loads((tmp_path / "smoke" / "results" / "polysketch.json").read_text())
     assert [line["stage"] for line in record["report"]["stages"]] == ["original", "replaced", "transfer", "tuning"]
+    record = json.loads((tmp_path / "smoke" / "results" / "delta-distilled.json").read_text())
+    assert record["report"]["stages"][-1]["stage"] == "distillation"
     assert (tmp_path / "smoke" / "results" / "conversion.png").is_file()
     smoke = linearise.SIZES["smoke"]
     other = dataclasses.replace(smoke, teacher=dataclasses.replace(smoke.teacher, steps=3))

@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from polysketch.models import IGNORED_TARGET, cross_entropy, token_losses
+from polysketch.models import IGNORED_TARGET, output_layer, token_losses
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch):
     """Seven tokens a chunk, so that the last one is ragged."""
-    monkeypatch.setattr(cross_entropy, "_CHUNK_LOGITS", 7 * 11)
+    monkeypatch.setattr(output_layer, "_CHUNK_LOGITS", 7 * 11)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -44,8 +44,8 @@ def test_losses_and_gradients_are_those_of_plain_cross_entropy():
 @pytest.mark.usefixtures("small_chunks")
 def test_no_more_than_a_chunk_of_logits_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch):
     hidden, weight, bias, targets = inputs()
-    made, logits = [], cross_entropy._logits
-    monkeypatch.setattr(cross_entropy, "_logits", lambda *args: made.append(logits(*args)) or made[-1])
+    made, logits = [], output_layer.logits_of
+    monkeypatch.setattr(output_layer, "logits_of", lambda *args: made.append(logits(*args)) or made[-1])
     token_losses(hidden, weight, bias, targets).sum().backward()
     assert [tuple(x.shape) for x in made] == 2 * [(7, 11), (7, 11), (4, 11)]
 
@@ -93,8 +93,8 @@ DEVICES = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("chunk_tokens", [7, 2000])
 def test_losses_of_16_bit_weights_are_those_of_float64(chunk_tokens, dtype, device, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cross_entropy, "_CHUNK_LOGITS", chunk_tokens * 300)
-    monkeypatch.setattr(cross_entropy, "_BLOCK_WEIGHTS", 64 * 64)  # several blocks, and a ragged one
+    monkeypatch.setattr(output_layer, "_CHUNK_LOGITS", chunk_tokens * 300)
+    monkeypatch.setattr(output_layer, "_BLOCK_WEIGHTS", 64 * 64)  # several blocks, and a ragged one
     *tensors, targets = rounded_inputs(dtype, device)
     exact = [each.detach().double().requires_grad_() for each in tensors]
     scale = torch.rand(4, 250, dtype=torch.float64, device=device)

@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 
 from polysketch import ops
 from polysketch.models.cross_entropy import token_losses
+from polysketch.models.divergence import token_divergences
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.learned_sketch import learned_sketch
 
@@ -118,6 +119,10 @@ def _losses(x: Tensor, backend: str) -> Tensor:
     return token_losses(x[0], normal(5, 4), normal(5), torch.zeros(x.shape[1:3], dtype=torch.int64))
 
 
+def _divergences(x: Tensor, backend: str) -> Tensor:
+    return token_divergences(x[0], normal(5, 4), normal(5), normal(*x[0].shape, seed=1), normal(5, 4), normal(5))
+
+
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     ("function", "backend"),
@@ -132,6 +137,7 @@ def _losses(x: Tensor, backend: str) -> Tensor:
         (_heavy, ""),
         (_window, "native"),
         (_losses, ""),
+        (_divergences, ""),
     ],
 )
 def test_every_operator_of_ours_refuses_it(function, backend, grad):

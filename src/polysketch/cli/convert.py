@@ -21,7 +21,8 @@ _SIGNAL_STATUS = 128
 class ConvertFlags(ConversionConfig):
     """Give a softmax model of transformers another attention, and train back what that cost.
 
-    The first stage is attention transfer, layer by layer, with the model frozen. The second is fine-tuning on the text.
+    The first stage is attention transfer, layer by layer, with the model frozen. The last is fine-tuning on the text.
+    Between them may stand distillation (--distillation-steps): the model learns to give the logits that it gave before.
     Perplexity is measured before, after replacement and after each stage. The share of the gap that was regained is
     printed. A conversion may be stopped or killed at any moment: the same command with --resume goes on.
     """

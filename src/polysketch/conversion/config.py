@@ -42,12 +42,19 @@ class ConversionConfig(RunOptions):
     transfer_learning_rate: float = option(3e-3, on_resume=OnResume.REFUSED, positive=True)
     """Peak learning rate of attention transfer."""
 
+    distillation_steps: int = option(0, on_resume=OnResume.REFUSED, least=0)
+    """Steps of distillation, after the transfer: the model learns to give the next-token distribution that it gave with
+    its own attention, of which a copy is kept in memory."""
+
+    distillation_learning_rate: float = option(3e-4, on_resume=OnResume.REFUSED, positive=True)
+    """Peak learning rate of distillation."""
+
     tuning_steps: int = option(500, on_resume=OnResume.REFUSED, least=0)
-    """Steps of fine-tuning on the text itself, after the transfer."""
+    """Steps of fine-tuning on the text itself, the last stage."""
 
     tuning: Literal["all", "lora"] = option("all", on_resume=OnResume.REFUSED)
-    """What fine-tuning changes besides the mechanisms: all weights, or adapters of low rank at the projections around
-    the replaced attention, merged in the end."""
+    """What distillation and fine-tuning change besides the mechanisms: all weights, or adapters of low rank at the
+    projections around the replaced attention, merged in the end."""
 
     lora_rank: int = option(8, on_resume=OnResume.REFUSED, least=1)
     """Rank of those adapters."""
@@ -56,7 +63,7 @@ class ConversionConfig(RunOptions):
     """Peak learning rate of fine-tuning."""
 
     weight_decay: float = option(0.0, on_resume=OnResume.REFUSED, least=0.0)
-    """AdamW's weight decay in fine-tuning. Applies to matrices only."""
+    """AdamW's weight decay in distillation and fine-tuning. Applies to matrices only."""
 
     seed: int = option(0, on_resume=OnResume.REFUSED)
     """Seed of the mechanisms' initial weights and of the order of the data."""
@@ -67,9 +74,11 @@ class ConversionConfig(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps == 0:
-            raise ValueError("--transfer-steps and --tuning-steps: expected a step of either, found none of both")
+            raise ValueError(
+                "--transfer-steps, --distillation-steps and --tuning-steps: expected a step of one of them, found none"
+            )
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of both stages."""
-        return self.transfer_steps + self.tuning_steps
+        """Optimizer steps of all stages."""
+        return self.transfer_steps + self.distillation_steps + self.tuning_steps

@@ -21,7 +21,7 @@ class ConversionResult:
 
     Attributes:
         folder: the conversion's folder; the converted model is in `model` below it once it is finished.
-        step: optimizer steps made, both stages and all processes together.
+        step: optimizer steps made, all stages and processes together.
         stopped_by: `finished`, `time` (`max_minutes`) or `signal`.
         report: as `build_report` gives it, of the stages that are over.
         signal_number: the signal, or None.
@@ -38,10 +38,12 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
     """Replace a softmax model's attention and train back what that cost, or go on with a conversion.
 
     First attention transfer: with the model frozen and its own attention running, each new mechanism learns to give
-    the same output for the same queries, keys and values. Then fine-tuning on the text, of all weights or of adapters.
-    The loss on held-out text is measured before, after replacement, and after each stage. A conversion that is killed
-    at any moment and resumed ends, on the same machine and library versions, with bit for bit the same weights. The
-    converted model is in float32, whatever precision the model was saved in.
+    the same output for the same queries, keys and values. Then distillation, where it has steps: all weights, or
+    adapters, learn to give the logits of the model with its own attention, of which a copy stays in memory from the
+    start to the end. Then fine-tuning of the same weights on the text. The loss on held-out text is measured before,
+    after replacement, and after each stage. A conversion that is killed at any moment and resumed ends, on the same
+    machine and library versions, with bit for bit the same weights. The converted model is in float32, whatever
+    precision the model was saved in.
 
     Args:
         config: the options.

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, TUNING
+from polysketch.conversion.stages import DISTILLATION, ORIGINAL, REPLACED, TRANSFER, TUNING
 from polysketch.plotting import loss_by_position, picture
 
-STAGES = (ORIGINAL, REPLACED, TRANSFER, TUNING)
 _LEAST_GAP = 0.01  # nats: dividing by less would make a share of noise
-_TITLES = {
+_TITLES = {  # in their order
     ORIGINAL: "softmax attention, as it was",
     REPLACED: "after replacing it",
     TRANSFER: "after attention transfer",
+    DISTILLATION: "after distillation",
     TUNING: "after fine-tuning",
 }
 
@@ -29,7 +29,7 @@ def build_report(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         1 is all of it, more than 1 better than before; None where replacing cost less than 0.01 nats, or a perplexity
         is not finite. Fine-tuning is further training too: compare with softmax attention tuned for as long.
     """
-    stages = [dict(figures[stage]) for stage in STAGES if stage in figures]
+    stages = [dict(figures[stage]) for stage in _TITLES if stage in figures]
     for line in stages:
         line["regained"] = _regained(figures[ORIGINAL], figures[REPLACED], line)
     return {"stages": stages, "regained": stages[-1]["regained"]}

@@ -11,9 +11,10 @@ from polysketch import plotting
 from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.folder import ConversionFolder, write_report
 from polysketch.conversion.report import build_report, plot_report
-from polysketch.conversion.stages import ConversionTask, end_tuning
+from polysketch.conversion.task import ConversionTask
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.tokenization.loading import FILES_OF_FOLDERS, PAIRS
+from polysketch.integrations import lora
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
 from polysketch.integrations.transformers_folder import read_model
 from polysketch.storage import disk
@@ -37,7 +38,7 @@ def train_back(
     stop: StopRequests,
     end: float,
 ) -> tuple[str, int, dict[str, Any]]:
-    """Both stages, or what remains of them, in a folder that is claimed and locked.
+    """All stages, or what remains of them, in a folder that is claimed and locked.
 
     Args:
         config: the options.
@@ -63,7 +64,7 @@ def train_back(
     reason = loop.run(stop, end)
     report = build_report(task.figures())
     if reason == "finished":
-        end_tuning(model, config)
+        lora.merge_adapters(model)
         _write_results(folder, config, model, report)
     return reason, loop.step, report
 

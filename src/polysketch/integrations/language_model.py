@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.models import token_losses
+from polysketch.models.divergence import token_divergences
 from polysketch.models.modes import evaluation_mode
 
 _PROBE_TOKENS = 4
@@ -60,9 +61,24 @@ class HuggingFaceLM(nn.Module):
 
     def token_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """As `TransformerLM.token_losses`: (batch, length) float32, nats; the logits of all are never held."""
+        return token_losses(hidden, *self._output_weights(), targets)
+
+    def token_divergences(self, hidden: Tensor, teacher: "HuggingFaceLM", teacher_hidden: Tensor) -> Tensor:
+        """KL(teacher || self) of every token: (batch, length) float32, nats; the logits of all are never held.
+
+        Args:
+            hidden: (batch, length, hidden_size), of this model.
+            teacher: a model over the same vocabulary; it gets no gradient.
+            teacher_hidden: (batch, length, hidden_size of the teacher).
+        """
+        weights, teacher_weights = self._output_weights(), teacher._output_weights()
+        return token_divergences(hidden, *weights, teacher_hidden, *teacher_weights)
+
+    def _output_weights(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the output layer; zeros where it has no bias."""
         output = self.model.get_output_embeddings()
         bias = output.weight.new_zeros(self.config.vocab_size) if output.bias is None else output.bias
-        return token_losses(hidden, output.weight, bias, targets)
+        return output.weight, bias
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean cross-entropy (nats) of ids[:, 1:] predicted from ids[:, :-1]; a scalar."""

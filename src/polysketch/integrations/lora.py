@@ -32,16 +32,22 @@ def add_adapters(model: Any, *, rank: int) -> None:
     peft.inject_adapter_in_model(config, model)
 
 
+def has_adapters(model: Any) -> bool:
+    """Whether `add_adapters` was called, and `merge_adapters` not since."""
+    return hasattr(model, "peft_config")
+
+
 def merge_adapters(model: Any) -> None:
     """Add what the adapters learned to the projections, and remove them; nothing happens where there are none."""
+    if not has_adapters(model):
+        return
     tuners = require("peft.tuners.lora")
     for name, module in list(model.named_modules()):
         if isinstance(module, tuners.LoraLayer):
             module.merge()
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, module.get_base_layer())
-    if hasattr(model, "peft_config"):
-        del model.peft_config
+    del model.peft_config
 
 
 def _projections(model: Any) -> list[str]:
