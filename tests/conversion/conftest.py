@@ -92,7 +92,7 @@ def converted(options: dict, tmp_path_factory: pytest.TempPathFactory) -> Conver
 def three_stages(options: dict) -> dict:
     """Of a conversion with distillation between transfer and tuning."""
     steps = {"transfer_steps": 4, "distillation_steps": 8, "tuning_steps": 4, "save_every": 3}
-    return {**options, **steps, "distillation_learning_rate": 3e-3, "eval_tokens": 640}
+    return {**options, **steps, "learning_rate": 1e-3, "distillation_learning_rate": 3e-3, "eval_tokens": 640}
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,8 @@ def test_distillation_stands_between_transfer_and_tuning(distilled, options, dat
     steps = [(line["kind"], line["step"]) for line in made(distilled)]
     middle = [("distillation", 5), ("distillation", 10), ("distillation", 12)]
     assert steps == [("transfer", 4), *middle, ("tuning", 15), ("tuning", 16)]
+    rates = [line["learning_rate"] for line in made(distilled)]
+    assert rates == pytest.approx([1e-2 / 4, 3e-3, 3e-3 * 3 / 8, 3e-3 / 8, 1e-3 * 2 / 4, 1e-3 / 4])
     loss = own_loss(load_replaced(distilled.folder / "model"), data, options["context"], 640)
     assert losses[4] == pytest.approx(loss, rel=1e-4)
 

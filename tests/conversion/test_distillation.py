@@ -54,6 +54,7 @@ def test_all_weights_and_mechanisms_learn_and_the_teacher_stays_as_it_was(model,
     teacher = frozen_copy(model)
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     trained = begin_distillation(replaced(model), teacher, ConversionConfig(**options, out="out"))
+    assert model.training
     updater = Updater(trained, StepOptions(steps=4, warmup=0, learning_rate=3e-3), torch.float32)
     losses = []
     for step in range(4):
