@@ -138,15 +138,15 @@ def _equal_sums(sketch_size: int) -> int:
 
 
 VARIANTS = {
-    "polysketch": Variant("polysketch"),
-    "no-transfer": Variant("polysketch, no transfer", transfer=False),
+    "polysketch": Variant("polysketch-paper"),
+    "no-transfer": Variant("polysketch-paper, no transfer", transfer=False),
     "delta": Variant("polysketch", attention="polysketch"),
     "delta-no-transfer": Variant("polysketch, no transfer", attention="polysketch", transfer=False),
     "delta-distilled": DistilledVariant("polysketch, distilled", attention="polysketch"),
     "delta-both": DistilledVariant("polysketch, distilled and tuned", attention="polysketch", distilled=0.5),
     "local": Variant("local chunks alone", attention="local"),
     "window": Variant("window alone", attention="sliding-window", transfer=False),
-    "fresh": Variant("polysketch, fresh attention", transfer=False, fresh=True),
+    "fresh": Variant("polysketch-paper, fresh attention", transfer=False, fresh=True),
     "softmax": Variant("softmax, tuned as well", attention="softmax", transfer=False),
 }
 

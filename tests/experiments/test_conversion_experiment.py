@@ -87,7 +87,7 @@ def test_everything_runs_at_the_smallest_size(tmp_path, outside_data, capsys, mo
     flags += ["delta-distilled", "delta-both"]
     assert run_command("experiments.conversion.linearise", linearise.run, flags) == 0
     printed = capsys.readouterr().out
-    assert all(label in printed for label in ("polysketch, fresh attention", "polysketch", "window alone"))
+    assert all(label in printed for label in ("polysketch-paper, fresh attention", "polysketch", "window alone"))
     record = json.loads((tmp_path / "smoke" / "results" / "polysketch.json").read_text())
     assert [line["stage"] for line in record["report"]["stages"]] == ["original", "replaced", "transfer", "tuning"]
     record = json.loads((tmp_path / "smoke" / "results" / "delta-distilled.json").read_text())
