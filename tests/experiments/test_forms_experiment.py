@@ -70,7 +70,9 @@ def test_the_losses_of_ranges_of_positions_are_their_means():
     assert by_position(losses[:, :5]) == {"position_edges": [0, 1, 2, 3, 4, 5], "loss_by_position": [1, 2, 5, 10, 17]}
 
 
-@pytest.mark.parametrize("folder", ["forms-quick", "forms-quick-sinusoids", "forms-quick-plain", "forms-cpu-sinusoids", "forms-cpu-plain"])
+@pytest.mark.parametrize(
+    "folder", ["forms-quick", "forms-quick-sinusoids", "forms-quick-plain", "forms-cpu-sinusoids", "forms-cpu-plain"]
+)
 def test_the_records_in_the_repository_give_their_table(folder, tmp_path):
     pytest.importorskip("matplotlib")
     found = [kept.read(path) for path in sorted((RESULTS / folder).glob("*.json"))]
