@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu.cases import Bench, Cases, Labels, text_of
 from benchmarks.gpu.language_model import LARGEST, MODELS, build_model, series_of
 from polysketch.attention.key_value_state import KeyValueState
-from polysketch.benchmarking.models import append_random, decoding_floor
+from polysketch.benchmarking.models import append_random, attention_states, decoding_floor
 from polysketch.benchmarking.timing import summary
 from polysketch.benchmarking.token_steps import decode
 from polysketch.generation.captured import CapturedStep, why_no_graph
@@ -51,7 +51,7 @@ def _decode(bench: Bench, labels: Labels) -> dict[str, Any]:
     rows = _rows_that_fit(model, position) if batch == LARGEST else batch
     steps = 4 if bench.quick else _STEPS
     step, state, reason = _stepper(model, rows)
-    chunk = max(getattr(layer, "local_chunk", 0) for layer in state.layers)
+    chunk = max(getattr(layer, "local_chunk", 0) for layer in attention_states(state))
     fill(state, model, position + chunk // 2, room=steps + _WARM_UP)
     timing = summary(_step_seconds(step, rows, steps, bench.device))
     filling = None
@@ -101,7 +101,7 @@ def _filling_seconds(
 def fill(state: ModelState, model: TransformerLM, position: int, room: int) -> None:
     """Make a state one that has seen `position` tokens, at the same addresses where it has its size already."""
     rows = len(state.position)
-    for layer in state.layers:
+    for layer in attention_states(state):
         if isinstance(layer, KeyValueState):
             append_random(layer, model, rows, position + room)
             layer.length = position
