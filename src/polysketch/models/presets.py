@@ -33,7 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The paper's models: its mechanism, and nothing around it.
     **{f"{name}-paper": {**sizes, "attention": "polysketch-paper"} for name, sizes in _PAPER_SIZES.items()},
     # Heads stay 64 wide: what a head can tell apart grows with its width.
-    "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2, **_AROUND},  # bytes; 1M
+    "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2, **_AROUND},  # bytes; 0.85M
     "mini": {"vocab_size": 8_192, "num_layers": 4, "hidden_size": 384, "num_heads": 6, **_AROUND},  # 10M
     # The published configuration based-360m: 27 layers, of which the last two are convolutions; its window of 256 is
     # halved by its code, to 128 tokens and the token itself. Layer norms and GELU gates are this library's, RMS norms

@@ -97,18 +97,21 @@ def _explicit(config: TrainingConfig) -> TrainingConfig:
     """
     run = RunFolder(config.out)
     saved = run.read_config()["training"] if config.resume and run.has_run() else {}
-    given = {name: getattr(config, name) for name in _AROUND}
-    around: dict[str, Any] = {name: saved.get(name) if value is None else value for name, value in given.items()}
     attention, options = config.attention, config.attention_options
     if attention is None and not options and saved.get("attention") is not None:
         attention, options = saved["attention"], saved["attention_options"]
     if attention is None:
         attention, options = models.preset_attention(config.preset, options)
-    preset = models.preset_fields(config.preset)
-    default = {name: preset.get(name, getattr(models.ModelConfig, name)) for name in _AROUND}
-    around = {name: default[name] if value is None else value for name, value in around.items()}
+    around: dict[str, Any] = {name: _around(name, config, saved) for name in _AROUND}
     pack = _packing(config, saved)
     return dataclasses.replace(config, attention=attention, attention_options=options, pack=pack, **around)
+
+
+def _around(name: str, config: TrainingConfig, saved: Mapping[str, Any]) -> Any:
+    """What stands around attention: as given, as in the run, or as in the preset."""
+    preset = models.preset_fields(config.preset)
+    told = (getattr(config, name), saved.get(name), preset.get(name), getattr(models.ModelConfig, name))
+    return next(value for value in told if value is not None)
 
 
 def _packing(config: TrainingConfig, saved: Mapping[str, Any]) -> Any:

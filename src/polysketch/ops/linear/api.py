@@ -1,5 +1,7 @@
 """`linear_attention`: attention over features, the one op behind every linearised mechanism."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -105,24 +107,23 @@ def linear_attention(
         return_state=return_state,
         compute_chunk=compute_chunk,
     )
+    tensors = (query_features, key_features, value)
+    options: dict[str, Any] = {
+        "power": power,
+        "factors": factors,
+        "causal": causal,
+        "offset": offset,
+        "normalize": normalize,
+        "local": local,
+        "log_decay": log_decay,
+        "key_mask": key_mask,
+        "state": state,
+        "return_state": return_state,
+        "compute_chunk": compute_chunk,
+    }
     if cu_seqlens is not None:
-        return packed_attention(
-            linear_attention,
-            (query_features, key_features, value),
-            cu_seqlens,
-            power=power,
-            factors=factors,
-            causal=causal,
-            offset=offset,
-            normalize=normalize,
-            local=local,
-            log_decay=log_decay,
-            key_mask=key_mask,
-            state=state,
-            return_state=return_state,
-            compute_chunk=compute_chunk,
-            backend=backend,
-        )
+        return packed_attention(linear_attention, tensors, cu_seqlens, backend=backend, **options)
+    inputs, plan = checked(*tensors, **options)
     picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
     if backend == "auto" and picked == "triton" and not programs_agree(inputs, plan):
         picked = "chunked"
