@@ -91,22 +91,6 @@ def linear_attention(
     2 and r^2 / 4 with two factors, and 2 chunk (head_dim + value_dim) / 2 inside chunks; the backward pass about 2.5
     times the forward one. Memory beyond inputs and outputs does not grow with the length.
     """
-    inputs, plan = checked(
-        query_features,
-        key_features,
-        value,
-        power=power,
-        factors=factors,
-        causal=causal,
-        offset=offset,
-        normalize=normalize,
-        local=local,
-        log_decay=log_decay,
-        key_mask=key_mask,
-        state=state,
-        return_state=return_state,
-        compute_chunk=compute_chunk,
-    )
     tensors = (query_features, key_features, value)
     options: dict[str, Any] = {
         "power": power,
