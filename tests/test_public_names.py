@@ -32,6 +32,7 @@ PUBLIC_NAMES = {
         "delta_memory",
         "delta_memory_backend",
         "delta_memory_extend_",
+        "delta_attention",
         "delta_writes",
         "delta_writes_backend",
         "depthwise_convolution_2d",

@@ -184,8 +184,9 @@ MUTANTS = {
     ),
     "polysketch: sums only add": Mutant(
         PolysketchAttention._answers,
-        "ops.delta_writes(key_features, value, strength, factors=2, state=state)",
-        "value * strength[..., None]",
+        "ops.delta_attention(query_features, key_features, value, strength, factors=2)",
+        "ops.linear_attention(query_features, key_features, value * strength[..., None], factors=2, causal=True,"
+        " normalize=False).output",
         (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, *SKETCHED, HEADS),),
     ),
     "polysketch: decoding writes what a new sequence would": Mutant(

@@ -33,7 +33,7 @@ def state_of(factors: int, dtype: torch.dtype = torch.float64) -> ops.LinearAtte
 def one_by_one(key: Tensor, value: Tensor, strength: Tensor, factors: int, sums: Tensor | None) -> Tensor:
     """The definition: every token asks the sums for its key, and writes a share of what is missing."""
     phi = expand(key, 1, factors, query=True)
-    sums = value.new_zeros(BATCH, HEADS, phi.shape[-1], WIDTH) if sums is None else sums
+    sums = value.new_zeros(BATCH, HEADS, phi.shape[-1], value.shape[3]) if sums is None else sums
     written = []
     for token in range(key.shape[2]):
         features = phi[:, :, token, :, None]
@@ -97,6 +97,84 @@ def test_a_state_carries_what_was_written(split: list[int]):
         parts.append(ops.delta_writes(key, value, strength, factors=2, state=state))
         ops.linear_attention_extend_(key, key, parts[-1], state, factors=2, normalize=False)
     torch.testing.assert_close(torch.cat(parts, 2), whole)
+
+
+QUERY_HEADS = 6
+
+
+def queries(length: int, factors: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Two query heads for a head of keys."""
+    return torch.cat([inputs(length, factors, dtype, seed)[0] for seed in (5, 6)], 1)
+
+
+def answers_one_by_one(query: Tensor, key: Tensor, value: Tensor, strength: Tensor, factors: int) -> Tensor:
+    """The definition of `delta_attention`: each token is written, and then its queries ask the sums."""
+    written = one_by_one(key, value, strength, factors, None).repeat_interleave(2, 1)
+    phi, of_query = (expand(x, 1, factors, query=True) for x in (key.repeat_interleave(2, 1), query))
+    return (of_query @ phi.mT).tril() @ written
+
+
+# Lanes of vectors are 4, 8 or 16; the last column travels by itself where the width is one more.
+@pytest.mark.parametrize("width", [1, 5, 16, 17, 33])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("factors", [1, 2])
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+def test_answers_and_their_gradients_are_those_of_the_definition(width: int, backend: str, factors: int, length: int):
+    found = []
+    for dtype, by_definition in ((torch.float64, True), (dtype_of(backend), False)):
+        key, _, strength = inputs(length, factors, dtype)
+        generator = torch.Generator().manual_seed(8)
+        shapes = ((BATCH, HEADS, length, width), (BATCH, QUERY_HEADS, length, width))
+        value, upstream = (torch.randn(x, generator=generator, dtype=torch.float64).to(dtype) for x in shapes)
+        given = [x.requires_grad_() for x in (queries(length, factors, dtype), key, value, strength)]
+        if by_definition:
+            output = answers_one_by_one(*given, factors)
+        else:
+            output = ops.delta_attention(*given, factors=factors, backend=backend)
+        found.append((output, *torch.autograd.grad(output, given, upstream)))
+    for expected, answer in zip(*found, strict=True):
+        torch.testing.assert_close(answer, expected.to(answer.dtype), **tolerance(answer.dtype))
+
+
+def test_the_native_backend_answers_in_one_pass(monkeypatch: pytest.MonkeyPatch):
+    """Not by its two parts; the answers of strided inputs are those of contiguous ones."""
+    given = (queries(70, 2, torch.float32), *inputs(70, 2, torch.float32))
+    expected = ops.delta_attention(*given, factors=2, backend="chunked")
+    monkeypatch.setattr("polysketch.ops.delta.api.linear_attention", None)
+    torch.testing.assert_close(ops.delta_attention(*given, factors=2), expected, **tolerance(torch.float32))
+    strided = [x.movedim(2, 0).contiguous().movedim(0, 2) for x in given]
+    torch.testing.assert_close(ops.delta_attention(*strided, factors=2), expected, **tolerance(torch.float32))
+
+
+def test_the_operator_of_answers_keeps_pytorchs_rules():
+    given = [x.requires_grad_() for x in (queries(40, 2, torch.float32), *inputs(40, 2, torch.float32))]
+    operator = torch.ops.polysketch.delta_attention.default
+    torch.library.opcheck(operator, (*given, 2))
+    query, key, value, strength = (x.detach() for x in given)
+    output, errors = operator(query, key, value, strength, 2)
+    backward = torch.ops.polysketch.delta_attention_backward.default
+    torch.library.opcheck(backward, (torch.randn_like(output), errors, query, key, strength, 2))
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "message"),
+    [
+        (torch.ones(BATCH, 4, 8, FEATURES), ValueError, "a multiple of their heads"),
+        (torch.ones(BATCH, 6, 7, FEATURES), ValueError, "query_features must be"),
+        (torch.ones(BATCH, 6, 8, FEATURES).long(), TypeError, "query_features must be floating"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["native", "chunked"])
+def test_queries_that_do_not_fit_are_refused(query: Tensor, error: type[Exception], message: str, backend: str):
+    with pytest.raises(error, match=message):
+        ops.delta_attention(query, *inputs(8, 2, torch.float32), factors=2, backend=backend)
+
+
+def test_answers_to_half_precision_and_to_nothing():
+    given = [queries(40, 2, torch.bfloat16), *inputs(40, 2, torch.bfloat16)]
+    found = ops.delta_attention(*given, factors=2)
+    torch.testing.assert_close(found, ops.delta_attention(*(x.float() for x in given), factors=2))
+    assert ops.delta_attention(*(x[:0] for x in given), factors=2).shape == (0, QUERY_HEADS, 40, WIDTH)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

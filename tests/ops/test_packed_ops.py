@@ -44,6 +44,11 @@ def writes(key: Tensor, value: Tensor, strength: Tensor, **given) -> Tensor:
     return ops.delta_writes(torch.nn.functional.normalize(key, dim=-1), value, strength.sigmoid(), **given)
 
 
+def answers(query: Tensor, key: Tensor, value: Tensor, strength: Tensor, **given) -> Tensor:
+    key = torch.nn.functional.normalize(key, dim=-1)
+    return ops.delta_attention(query, key, value, strength.sigmoid(), **given)
+
+
 def memory(*tensors: Tensor, **given) -> Tensor:
     """Cells are drawn by the token's own numbers, so that documents alone have the same."""
     of_query, of_key, value, strength = tensors
@@ -66,6 +71,10 @@ CASES = {
     "linear with a local part": (linear(power=2, causal=True), lambda: [*vectors(), *vectors()[:2]]),
     "linear with all": (linear(power=2, causal=True), lambda: [*vectors(), *vectors()[:2], draw(KEY_HEADS)]),
     "delta writes": (writes, lambda: [draw(KEY_HEADS, WIDTH), draw(KEY_HEADS, 3), draw(KEY_HEADS)]),
+    "delta attention": (
+        answers,
+        lambda: [draw(HEADS, WIDTH), draw(KEY_HEADS, WIDTH), draw(KEY_HEADS, 3), draw(KEY_HEADS)],
+    ),
     "delta memory": (memory, lambda: [draw(HEADS, 4), draw(KEY_HEADS, 4), draw(KEY_HEADS, 3), draw(KEY_HEADS)]),
 }
 

@@ -77,9 +77,9 @@ class PolysketchAttention(DeltaBesideWindow):
     def _answers(
         self, query_features: Tensor, key_features: Tensor, value: Tensor, strength: Tensor, state: Any
     ) -> Tensor:
-        """By `ops.delta_writes`, and sums over what it writes."""
+        """By `ops.delta_attention`; from a state by its two parts."""
+        if state is None:
+            return ops.delta_attention(query_features, key_features, value, strength, factors=2)
         written = ops.delta_writes(key_features, value, strength, factors=2, state=state)
         options: dict[str, Any] = {"factors": 2, "normalize": False}
-        if state is None:
-            return ops.linear_attention(query_features, key_features, written, causal=True, **options).output
         return ops.linear_attention_extend_(query_features, key_features, written, state, **options).output

@@ -1,7 +1,7 @@
 """What is computed: parameter-free functions on tensors (batch, heads, length, width)."""
 
 from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
-from polysketch.ops.delta import delta_writes, delta_writes_backend
+from polysketch.ops.delta import delta_attention, delta_writes, delta_writes_backend
 from polysketch.ops.delta_memory import DeltaMemoryState, delta_memory, delta_memory_backend, delta_memory_extend_
 from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.heavy import heavy_correction, line_codes
@@ -47,6 +47,7 @@ __all__ = [
     "causal_convolution",
     "centred_convolution",
     "combine",
+    "delta_attention",
     "delta_memory",
     "delta_memory_backend",
     "delta_memory_extend_",

@@ -67,6 +67,53 @@ def delta_writes_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
         return errors * inputs.strength[..., None], errors
 
 
+def attention(query: Tensor, inputs: Inputs, factors: int) -> Tensor:
+    """What the sums answer to the queries, by the native backend, from no sums; differentiable once in all inputs."""
+    return delta_attention_operator(query, *inputs[:3], factors)[0]
+
+
+@custom_op(
+    "polysketch::delta_attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor strength, int factors) -> (Tensor, Tensor)",
+)
+def delta_attention_operator(query: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """What the sums answer to the queries; and, for the backward pass, every token's error."""
+    *tensors, factors = arguments
+    return native.attention(query, Inputs(*tensors), factors)
+
+
+@delta_attention_operator.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return value.new_empty(*query.shape[:3], value.shape[3]), value.new_empty(value.shape)
+
+
+@custom_op(
+    "polysketch::delta_attention_backward",
+    "(Tensor gradient, Tensor errors, Tensor query, Tensor key, Tensor strength, int factors) -> Tensor[]",
+)
+def delta_attention_backward_operator(gradient: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
+    """Gradients of query, key, value and strength."""
+    query, key, strength, factors = arguments
+    return native.attention_backward(query, key, strength, errors, gradient, factors)
+
+
+@delta_attention_backward_operator.register_fake
+def _(gradient: Tensor, errors: Tensor, query: Tensor, key: Tensor, strength: Tensor, *_: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (query, key, errors, strength)]
+
+
+def _setup_attention_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    query, key, _, strength, ctx.factors = inputs
+    ctx.save_for_backward(output[1], query, key, strength)
+
+
+def _attention_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return (*delta_attention_backward_operator(gradient, *ctx.saved_tensors, ctx.factors), None)
+
+
+delta_attention_operator.register_autograd(_attention_backward, setup_context=_setup_attention_context)
+
+
 @delta_writes_operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     value = arguments[1]
@@ -151,3 +198,17 @@ def _forward_operations(key: Any, value: Any, strength: Any, sums: Any, factors:
 @counts_operations_of(torch.ops.polysketch.delta_writes_backward)
 def _backward_operations(gradient: Any, written: Any, errors: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
     return 3 * _operations(key, value, rest[2])
+
+
+@counts_operations_of(torch.ops.polysketch.delta_attention)
+def _attention_operations(query: Any, key: Any, value: Any, strength: Any, factors: int, *_: Any, **__: Any) -> int:
+    products = key[0] * key[2] * expanded_size(key[3], 1, factors) * value[3]
+    return products * (4 * key[1] + 2 * query[1])
+
+
+@counts_operations_of(torch.ops.polysketch.delta_attention_backward)
+def _attention_backward_operations(
+    gradient: Any, errors: Any, query: Any, key: Any, strength: Any, factors: int, *_: Any, **__: Any
+) -> int:
+    products = key[0] * key[2] * expanded_size(key[3], 1, factors) * errors[3]
+    return products * (10 * key[1] + 4 * query[1])

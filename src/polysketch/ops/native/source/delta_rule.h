@@ -1,0 +1,71 @@
+// One call of the delta rule, and what forward and backward share. Mirrored in polysketch/ops/delta/native.py.
+//
+// 32 tokens at a time ask the sums of all tokens before them; among themselves they are taken one after another.
+#pragma once
+
+#include "sums.h"
+
+struct DeltaRuleCall {
+  int64_t heads, key_heads, tokens, features, value_width, factors;
+  Tensor key, value, strength, errors;
+  const float* sums_in;   // (batch, key_heads, expansion, value_width), contiguous; null where there are none
+  Tensor query, output;   // absent where only errors are asked for
+  // Backward only.
+  Tensor output_gradient, query_gradient, key_gradient, value_gradient, strength_gradient;
+};
+
+constexpr int64_t kPairs = kBlock * kBlock;
+
+// One key head of one batch row.
+//
+// Values are often one column wider than vectors are, by a column of ones. Then that last column travels by itself, as
+// masses do in linear attention: as a whole vector it would cost as much as 16 columns.
+struct DeltaHead {
+  DeltaHead(const DeltaRuleCall& call, int64_t unit)
+      : call(call), unit(unit), batch(unit / call.key_heads), head(unit % call.key_heads),
+        shared(call.heads / call.key_heads), has_mass(call.value_width > 1 && call.value_width % kLanes == 1),
+        width(call.value_width - has_mass), row(padded(width)), part(call.features / call.factors) {}
+
+  Rows of_key(const Tensor& x, int64_t token) const { return rows_of(x, batch, head, token); }
+  Rows of_query(const Tensor& x, int64_t query_head, int64_t token) const {
+    return rows_of(x, batch, head * shared + query_head, token);
+  }
+  int64_t count(int64_t first) const { return std::min(kBlock, call.tokens - first); }
+
+  // Values of one block: rows, and their last column where that travels by itself; zeros from `count` on.
+  void read_values(Rows from, int64_t count, float* to, float* masses) const {
+    read_rows(from, count, width, to, row);
+    zero(to + count * row, (kBlock - count) * row);
+    for (int64_t t = 0; t < kBlock; t++) masses[t] = has_mass && t < count ? from.at(t)[width] : 0.0f;
+  }
+
+  void write_values(const float* from, const float* masses, int64_t count, Rows to) const {
+    write_rows(from, row, count, width, to, false);
+    for (int64_t t = 0; t < count && has_mass; t++) to.at(t)[width] = masses[t];
+  }
+
+  // Weights between keys and queries of one block, [key][query], one factor after another: x, y are [feature][token].
+  void weigh(const float* keys, const float* queries, float* weights) const {
+    for (int64_t f = 0; f < call.factors; f++)
+      product(kBlock, kBlock, part, {keys + f * part * kBlock, 1, kBlock}, {queries + f * part * kBlock, kBlock},
+              {weights + f * kPairs, kBlock}, false);
+  }
+
+  const DeltaRuleCall& call;
+  int64_t unit, batch, head, shared;
+  bool has_mass;
+  int64_t width, row, part;
+};
+
+// [key][query] with zeros where the query comes before the key, or `strictly` where it is the key's own token too.
+static inline void keep_later(float* pairs, bool strictly) {
+  for (int64_t key = 0; key < kBlock; key++)
+    for (int64_t first = 0; first < kBlock; first += kLanes) {
+      const Integers sees = lane_numbers() + static_cast<int32_t>(first) >= static_cast<int32_t>(key + strictly);
+      store(pairs + key * kBlock + first, keep(load(pairs + key * kBlock + first), sees));
+    }
+}
+
+static inline void multiply(const float* x, const float* y, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(x + i) * load(y + i));
+}
