@@ -243,6 +243,22 @@ def test_a_run_of_an_earlier_format_goes_on_as_it_was_trained(make_config, disk,
     assert [name for name, _ in load_model(config.out)[0].config.layers()] == ["polysketch-paper"]
 
 
+@pytest.mark.parametrize("attention", [None, "polysketch"])
+def test_a_run_with_the_sketches_of_format_2_goes_on_with_them(make_config, disk, left_alone, attention):
+    """24 numbers were the default, and no option said so."""
+    options = {"window": 8}
+    config = make_config(attention="polysketch", attention_options={**options, "sketch_size": 24})
+    assert kill_at(disk, config, 70)
+    run = RunFolder(config.out)
+    saved = run.read_config()
+    for entry in (saved["training"], saved["model"]):
+        del entry["attention_options"]["sketch_size"]
+    run.write_config({**saved, "format": 2})
+    train(dataclasses.replace(config, attention=attention, attention_options={}, resume=True), progress=False)
+    model, _ = load_model(config.out)
+    assert model.config.layers() == [("polysketch", {**options, "sketch_size": 24})]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -59,7 +59,7 @@ class PolysketchAttention(DeltaBesideWindow):
         num_kv_heads: int | None = None,
         *,
         window: int = 256,
-        sketch_size: int = 24,
+        sketch_size: int = 32,
         far_bias: float = 2.0,
         hidden_size: int | None = None,
     ) -> None:

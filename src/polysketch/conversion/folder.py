@@ -10,7 +10,7 @@ from typing import Any
 from polysketch.conversion.config import ConversionConfig
 from polysketch.data.prepared import read_description, split_in
 from polysketch.integrations.transformers_folder import require_model
-from polysketch.models.former import FORMAT, attention_of_format_1
+from polysketch.models.former import FORMAT, attention_of_format
 from polysketch.storage import disk
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.options import as_json, check_changes
@@ -53,7 +53,7 @@ class ConversionFolder(LoopFolder):
                 "a training run? Give another --out"
             ) from error
         return {
-            "conversion": attention_of_format_1(options) if config.get("format", 1) == 1 else options,
+            "conversion": attention_of_format(config.get("format", 1), options),
             "sources": sources,
         }
 

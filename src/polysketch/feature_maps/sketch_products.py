@@ -29,7 +29,7 @@ class SketchProducts(FeatureMap):
 
     factors = 2
 
-    def __init__(self, head_dim: int, *, sketch_size: int = 24, num_kv_heads: int = 1) -> None:
+    def __init__(self, head_dim: int, *, sketch_size: int = 32, num_kv_heads: int = 1) -> None:
         super().__init__(head_dim, num_kv_heads=num_kv_heads, share="head")
         check_at_least_one(sketch_size=sketch_size)
         self.sketch_size, self.feature_dim = sketch_size, 2 * sketch_size

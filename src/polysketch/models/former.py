@@ -1,16 +1,18 @@
 """Configurations that earlier versions saved, in the names of today. Loads no PyTorch.
 
 In format 1 the paper's mechanism was called "polysketch", and the one of that name today "polysketch-delta". Presets
-had no convolution of projections and no norm of queries and keys.
+had no convolution of projections and no norm of queries and keys. Up to format 2 the sketches of today's "polysketch"
+had 24 numbers each where nothing was said.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 """What saved configurations say under "format"."""
 
 _NAMES = {"polysketch": "polysketch-paper", "polysketch-delta": "polysketch"}
+_OPTIONS = {"polysketch": {"sketch_size": 24}}  # up to format 2, where nothing was said
 _DEFAULTS: dict[str, Any] = {
     "projection_convolution": 0,
     "query_key_norm": False,
@@ -19,42 +21,64 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def mechanism_of_format_1(name: str) -> str:
-    """The name of today of the mechanism that format 1 called `name`."""
-    return _NAMES.get(name, name)
+def mechanism_of_format(written: int, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the options of today of a mechanism that format `written` called `name`."""
+    today = _renamed(name) if written == 1 else name
+    return today, _with_options(today, options) if written < FORMAT else dict(options)
 
 
-def attention_of_format_1(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that name mechanisms, as format 1 saved them, in the names of today.
+def attention_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that name mechanisms, as format `written` saved them, in the names of today.
 
     Args:
+        written: the format.
         fields: plain data. `attention` and `rotary` may be names or patterns of names, `attention_options` those of a
             pattern; other fields stay as they are.
     """
-    found, options = dict(fields), fields.get("attention_options")
-    for name in ("attention", "rotary"):
-        if name in fields:
-            found[name] = _renamed(fields[name])
-    if isinstance(options, Mapping) and isinstance(fields.get("attention"), list | tuple):
-        found["attention_options"] = {mechanism_of_format_1(name): value for name, value in options.items()}
-    return found
+    found = dict(fields)
+    if written == 1:
+        found |= {name: _renamed(fields[name]) for name in ("attention", "rotary") if name in fields}
+    options = found.get("attention_options")
+    if isinstance(options, Mapping) and isinstance(found.get("attention"), list | tuple) and written == 1:
+        options = {_renamed(name): value for name, value in options.items()}
+    if written < FORMAT and found.get("attention") is not None:
+        options = _options_of(found["attention"], options or {})
+    return found if options is None else {**found, "attention_options": options}
 
 
-def model_of_format_1(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a model as format 1 saved them, for today.
+def model_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a model as format `written` saved them, for today.
 
     What had another default is said: the attention where it is missing or None, and what stands around it.
     """
+    if written > 1:
+        return attention_of_format(written, fields)
     known = {name: value for name, value in fields.items() if value is not None}
-    return {**fields, **attention_of_format_1({"attention": "polysketch", **_DEFAULTS, **known})}
+    return {**fields, **attention_of_format(written, {"attention": "polysketch", **_DEFAULTS, **known})}
 
 
-def training_of_format_1(training: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a training as format 1 saved them, for today: what they left to the preset is as in its model."""
-    return {**attention_of_format_1(training), **{name: model.get(name, was) for name, was in _DEFAULTS.items()}}
+def training_of_format(written: int, training: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a training as format `written` saved them, for today.
+
+    What format 1 left to the preset is as in its model.
+    """
+    around = {name: model.get(name, was) for name, was in _DEFAULTS.items()} if written == 1 else {}
+    return {**attention_of_format(written, training), **around}
 
 
 def _renamed(names: Any) -> Any:
     if isinstance(names, list | tuple):
         return [_renamed(name) for name in names]
-    return mechanism_of_format_1(names) if isinstance(names, str) else names
+    return _NAMES.get(names, names) if isinstance(names, str) else names
+
+
+def _options_of(attention: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a name or a pattern, with the defaults of then."""
+    if isinstance(attention, str):
+        return _with_options(attention, options)
+    missing = [name for name in dict.fromkeys(attention) if name in _OPTIONS]
+    return {**options, **{name: _with_options(name, options.get(name, {})) for name in missing}}
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_OPTIONS.get(name, {}), **options}

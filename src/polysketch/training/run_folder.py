@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysketch.models.former import FORMAT, model_of_format_1, training_of_format_1
+from polysketch.models.former import FORMAT, model_of_format, training_of_format
 from polysketch.storage import disk
 from polysketch.training.checkpoint import find_checkpoint
 
@@ -112,10 +112,9 @@ class RunFolder(LoopFolder):
 
 
 def _of_today(config: dict[str, Any]) -> dict[str, Any]:
-    if config.get("format") != 1:
-        return config
-    training = training_of_format_1(config["training"], config["model"])
-    return {**config, "format": FORMAT, "training": training, "model": model_of_format_1(config["model"])}
+    written = config.get("format", FORMAT)
+    training = training_of_format(written, config["training"], config["model"])
+    return {**config, "format": FORMAT, "training": training, "model": model_of_format(written, config["model"])}
 
 
 _ENTRIES = {

@@ -98,7 +98,7 @@ def _explicit(config: TrainingConfig) -> TrainingConfig:
     run = RunFolder(config.out)
     saved = run.read_config()["training"] if config.resume and run.has_run() else {}
     attention, options = config.attention, config.attention_options
-    if attention is None and not options and saved.get("attention") is not None:
+    if attention in (None, saved.get("attention")) and not options and saved.get("attention") is not None:
         attention, options = saved["attention"], saved["attention_options"]
     if attention is None:
         attention, options = models.preset_attention(config.preset, options)

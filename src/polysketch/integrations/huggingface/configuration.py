@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from polysketch import models
 from polysketch.integrations.transformers_folder import MODEL_TYPE
-from polysketch.models.former import FORMAT, model_of_format_1
+from polysketch.models.former import FORMAT, model_of_format
 
 _MODEL_FIELDS = tuple(field.name for field in fields(models.ModelConfig))
 
@@ -82,8 +82,8 @@ class PolysketchConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As transformers has it; what an earlier version saved gets the names and the explicit defaults of today."""
-        if config_dict.get("model_format", 1) == 1:
-            config_dict = {**model_of_format_1(config_dict), "model_format": FORMAT}
+        known = model_of_format(config_dict.get("model_format", 1), config_dict)
+        config_dict = {**known, "model_format": FORMAT}
         return super().from_dict(config_dict, **kwargs)
 
     def to_model_config(self) -> models.ModelConfig:

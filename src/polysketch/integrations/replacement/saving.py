@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY, SUBMODULE
 from polysketch.integrations.replacement.locating import plain_model, replaced_layers
 from polysketch.integrations.replacement.replace import replace_attention
-from polysketch.models.former import mechanism_of_format_1
+from polysketch.models.former import mechanism_of_format
 
 VARIANT = "polysketch"
 """In the names of the files of weights, model.polysketch.safetensors: under the usual name, transformers would load
@@ -93,9 +93,12 @@ def _description(folder: Path) -> list[dict[str, Any]]:
             f"{CONFIG_KEY!r} in {file} must hold 'replaced', a list of groups of layers with "
             f"{', '.join(sorted(_GROUP_KEYS))}, got {found}; it was written by version {_version(found)} of polysketch"
         )
-    if found.get("format", 1) == 1:
-        return [{**group, "name": mechanism_of_format_1(group["name"])} for group in groups]
-    return groups
+    return [_of_today(found.get("format", 1), group) for group in groups]
+
+
+def _of_today(written: int, group: dict[str, Any]) -> dict[str, Any]:
+    name, options = mechanism_of_format(written, group["name"], group["options"])
+    return {**group, "name": name, "options": options}
 
 
 def _version(found: Any) -> str:
