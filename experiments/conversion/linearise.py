@@ -7,14 +7,14 @@ as `polysketch convert` does it, to polysketch-paper and to polysketch, beside t
 alone, no attention transfer, the same fine-tuning from fresh attention (projections drawn anew), and the same
 fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch and its own
 controls alone. `--only delta delta-distilled delta-both` compares, at equal steps, fine-tuning on the text,
-distillation (the logits of the softmax model) in its place, and half of each. For each: perplexity before, after
+distillation (the logits of the softmax model) in its place, and half of each; `delta-layers` and `delta-layers-both`
+train whole attention layers in the transfer. For each: perplexity before, after
 replacement and after each stage, the share of the gap that was regained, loss by position, and recall of passages most
 of whose answers lie further back than a local chunk or window. Everything finished is kept in --out; the same command
 goes on after an interruption. Records (JSON), the plot and table.md go to experiments/results/conversion-SIZE.
 """
 
 import dataclasses
-import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +41,7 @@ class LineariseSettings:
 
     Attributes:
         corpus, teacher: the text, and the softmax model.
-        sketch_size, local_chunk: of the mechanism; chunks shorter than the way back to an answer. Windows are as long,
-            and products of two sketches as many as the square of this one has.
+        sketch_size, local_chunk: of the mechanism; chunks shorter than the way back to an answer. Windows are as long.
         transfer_steps, tuning_steps, batch_size: of every conversion, on windows of the teacher's context. Where a
             variant distils, it is by so many of the tuning steps.
         transfer_learning_rate, learning_rate: their peaks, the second one of distillation too.
@@ -88,28 +87,29 @@ class Variant:
     Attributes:
         label: for people.
         attention: the mechanism.
-        transfer: whether attention transfer comes first.
+        transfer: whether attention transfer comes first: of "mechanisms", or of whole "layers"; empty for none.
         fresh: whether it starts from projections drawn anew.
     """
 
     label: str
     attention: str = "polysketch-paper"
-    transfer: bool = True
+    transfer: Literal["mechanisms", "layers", ""] = "mechanisms"
     fresh: bool = False
 
     def options(self, settings: LineariseSettings) -> dict[str, Any]:
         """The mechanism's options."""
         options = {
             "polysketch-paper": {"sketch_size": settings.sketch_size, "local_chunk": settings.local_chunk},
-            "polysketch": {"sketch_size": _equal_sums(settings.sketch_size), "window": settings.local_chunk},
+            "polysketch": {"sketch_size": settings.sketch_size, "window": settings.local_chunk},
             "local": {"local_chunk": settings.local_chunk},
             "sliding-window": {"window": settings.local_chunk},
         }
         return options.get(self.attention, {})
 
-    def steps(self, settings: LineariseSettings) -> dict[str, int]:
-        """The steps of its stages, as options of a conversion."""
+    def stages(self, settings: LineariseSettings) -> dict[str, Any]:
+        """Its stages, as options of a conversion."""
         return {
+            "transfer": self.transfer or "mechanisms",
             "transfer_steps": settings.transfer_steps if self.transfer else 0,
             "tuning_steps": settings.tuning_steps,
         }
@@ -125,29 +125,30 @@ class DistilledVariant(Variant):
 
     distilled: float = 1.0
 
-    def steps(self, settings: LineariseSettings) -> dict[str, int]:
+    def stages(self, settings: LineariseSettings) -> dict[str, Any]:
         """The same number of steps as without distillation."""
-        steps = super().steps(settings)
+        stages = super().stages(settings)
         distillation = round(self.distilled * settings.tuning_steps)
-        return {**steps, "distillation_steps": distillation, "tuning_steps": settings.tuning_steps - distillation}
-
-
-def _equal_sums(sketch_size: int) -> int:
-    """The size of two sketches with as many products as one of `sketch_size` has, r (r + 1) / 2."""
-    return round(math.sqrt(sketch_size * (sketch_size + 1) / 2))
+        return {**stages, "distillation_steps": distillation, "tuning_steps": settings.tuning_steps - distillation}
 
 
 VARIANTS = {
     "polysketch": Variant("polysketch-paper"),
-    "no-transfer": Variant("polysketch-paper, no transfer", transfer=False),
+    "no-transfer": Variant("polysketch-paper, no transfer", transfer=""),
     "delta": Variant("polysketch", attention="polysketch"),
-    "delta-no-transfer": Variant("polysketch, no transfer", attention="polysketch", transfer=False),
+    "delta-no-transfer": Variant("polysketch, no transfer", attention="polysketch", transfer=""),
     "delta-distilled": DistilledVariant("polysketch, distilled", attention="polysketch"),
     "delta-both": DistilledVariant("polysketch, distilled and tuned", attention="polysketch", distilled=0.5),
+    "delta-layers": DistilledVariant(
+        "polysketch, layers transferred, distilled", attention="polysketch", transfer="layers"
+    ),
+    "delta-layers-both": DistilledVariant(
+        "polysketch, layers transferred, distilled and tuned", attention="polysketch", transfer="layers", distilled=0.5
+    ),
     "local": Variant("local chunks alone", attention="local"),
-    "window": Variant("window alone", attention="sliding-window", transfer=False),
-    "fresh": Variant("polysketch-paper, fresh attention", transfer=False, fresh=True),
-    "softmax": Variant("softmax, tuned as well", attention="softmax", transfer=False),
+    "window": Variant("window alone", attention="sliding-window", transfer=""),
+    "fresh": Variant("polysketch-paper, fresh attention", transfer="", fresh=True),
+    "softmax": Variant("softmax, tuned as well", attention="softmax", transfer=""),
 }
 
 
@@ -159,8 +160,8 @@ class LineariseFlags:
     """smoke: seconds, to see that everything runs. cpu: about an hour."""
 
     only: tuple[str, ...] = tuple(VARIANTS)
-    """Conversions to run: polysketch, no-transfer, delta, delta-no-transfer, delta-distilled, delta-both, local,
-    window, fresh, softmax."""
+    """Conversions to run: polysketch, no-transfer, delta, delta-no-transfer, delta-distilled, delta-both, delta-layers,
+    delta-layers-both, local, window, fresh, softmax."""
 
     out: Path = Path("runs/conversion")
     """Folder of the prepared text, the softmax model and the conversions."""
@@ -236,7 +237,7 @@ def _conversion(
         attention_options=variant.options(settings),
         context=settings.teacher.context,
         batch_size=settings.batch_size,
-        **variant.steps(settings),
+        **variant.stages(settings),
         transfer_learning_rate=settings.transfer_learning_rate,
         distillation_learning_rate=settings.learning_rate,
         learning_rate=settings.learning_rate,

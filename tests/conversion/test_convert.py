@@ -119,6 +119,23 @@ def test_adapters_of_distillation_are_trained_on_in_tuning(three_stages, data, t
     assert_same(convert(again, progress=False).folder, result.folder)
 
 
+def test_whole_layers_come_nearer_than_mechanisms_and_a_kill_changes_nothing(three_stages, tmp_path, monkeypatch):
+    """Projections learn in the transfer too; what is reported is the error of the layers' outputs."""
+    changes = {"transfer": "layers", "transfer_steps": 6, "tuning_steps": 2, "distillation_steps": 0, "save_every": 1}
+    config = ConversionConfig(**{**three_stages, **changes}, out=tmp_path / "out", resume=True)
+    result = convert(config, progress=False)
+    before, after = (stages(result)[stage]["transfer_error"] for stage in ("replaced", "transfer"))
+    assert before.keys() == {"0", "1"}
+    assert all(after[layer] < 0.9 * before[layer] for layer in before)
+    for step in (3, 7):
+        again = dataclasses.replace(config, out=tmp_path / str(step))
+        kill_at(monkeypatch, step)
+        with pytest.raises(Killed):
+            convert(again, progress=False)
+        monkeypatch.undo()
+        assert_same(convert(again, progress=False).folder, result.folder)
+
+
 def test_attention_comes_nearer_in_every_layer(converted):
     before, after = (stages(converted)[stage]["transfer_error"] for stage in ("replaced", "transfer"))
     assert before.keys() == {"0", "1"}
@@ -297,6 +314,7 @@ def test_a_time_that_is_none_is_refused(options, tmp_path, minutes):
         ({"distillation_steps": -1}, "--distillation-steps: expected at least 0, found -1"),
         ({"distillation_learning_rate": 0.0}, "--distillation-learning-rate: expected a finite number above 0"),
         ({"transfer_steps": 0, "tuning_steps": 0}, "expected a step of one of them, found none"),
+        ({"transfer": "layers", "tuning": "lora"}, "--transfer layers: expected --tuning all, found lora"),
     ],
 )
 def test_steps_and_rates_that_are_none_are_refused(options, tmp_path, changes, message):

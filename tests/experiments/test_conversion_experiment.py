@@ -74,9 +74,12 @@ def test_recall_counts_the_words_that_are_known(monkeypatch):
 @pytest.mark.parametrize("size", linearise.SIZES)
 def test_distilled_variants_make_as_many_steps_as_the_one_that_is_tuned(size):
     settings = linearise.SIZES[size]
-    tuned, *others = (linearise.VARIANTS[name].steps(settings) for name in ("delta", "delta-distilled", "delta-both"))
-    assert all(sum(each.values()) == sum(tuned.values()) for each in others)
-    assert [each["tuning_steps"] for each in others] == [0, settings.tuning_steps // 2]
+    names = ("delta", "delta-distilled", "delta-both", "delta-layers", "delta-layers-both")
+    tuned, *others = (linearise.VARIANTS[name].stages(settings) for name in names)
+    steps = [sum(each[name] for name in each if name.endswith("_steps")) for each in (tuned, *others)]
+    assert len(set(steps)) == 1
+    assert [each["transfer"] for each in others] == ["mechanisms", "mechanisms", "layers", "layers"]
+    assert [each["tuning_steps"] for each in others] == [0, settings.tuning_steps // 2] * 2
     assert others[1]["distillation_steps"] > 0
 
 
@@ -84,7 +87,7 @@ def test_everything_runs_at_the_smallest_size(tmp_path, outside_data, capsys, mo
     from experiments.study.command import run_command
 
     flags = ["--size", "smoke", "--out", str(tmp_path), "--only", "polysketch", "delta", "window", "fresh"]
-    flags += ["delta-distilled", "delta-both"]
+    flags += ["delta-distilled", "delta-layers-both"]
     assert run_command("experiments.conversion.linearise", linearise.run, flags) == 0
     printed = capsys.readouterr().out
     assert all(label in printed for label in ("polysketch-paper, fresh attention", "polysketch", "window alone"))

@@ -8,15 +8,15 @@ from polysketch.lazy import on_demand
 if TYPE_CHECKING:
     from polysketch.conversion.procedure import ConversionResult, convert
     from polysketch.conversion.report import report_table
-    from polysketch.conversion.transfer import AttentionTransfer
+    from polysketch.conversion.transfer import AttentionTransfer, LayerTransfer
 else:
     __getattr__, __dir__ = on_demand(
         __name__,
         {
             "procedure": ["ConversionResult", "convert"],
             "report": ["report_table"],
-            "transfer": ["AttentionTransfer"],
+            "transfer": ["AttentionTransfer", "LayerTransfer"],
         },
     )
 
-__all__ = ["AttentionTransfer", "ConversionConfig", "ConversionResult", "convert", "report_table"]
+__all__ = ["AttentionTransfer", "ConversionConfig", "ConversionResult", "LayerTransfer", "convert", "report_table"]

@@ -36,8 +36,12 @@ class ConversionConfig(RunOptions):
     sliding_window: Literal["refuse", "ignore"] = option("refuse", on_resume=OnResume.REFUSED)
     """What to do with layers whose window is shorter than the context: refuse, or let the mechanism see everything."""
 
+    transfer: Literal["mechanisms", "layers"] = option("mechanisms", on_resume=OnResume.REFUSED)
+    """What learns in attention transfer: the mechanisms alone, on the queries, keys and values of the model; or whole
+    attention layers, projections included, by their outputs. The second keeps a copy of the model in memory."""
+
     transfer_steps: int = option(500, on_resume=OnResume.REFUSED, least=0)
-    """Steps of attention transfer: the mechanism of every layer learns to give what softmax attention gives."""
+    """Steps of attention transfer: the mechanism, or the layer, learns to give what softmax attention gave."""
 
     transfer_learning_rate: float = option(3e-3, on_resume=OnResume.REFUSED, positive=True)
     """Peak learning rate of attention transfer."""
@@ -77,6 +81,16 @@ class ConversionConfig(RunOptions):
             raise ValueError(
                 "--transfer-steps, --distillation-steps and --tuning-steps: expected a step of one of them, found none"
             )
+
+        if self.transfer == "layers" and self.transfer_steps and self.tuning == "lora":
+            raise ValueError(
+                "--transfer layers: expected --tuning all, found lora, whose adapters begin from fixed projections"
+            )
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a stage learns from a copy of the model with its own attention."""
+        return self.distillation_steps > 0 or (self.transfer == "layers" and self.transfer_steps > 0)
 
     @property
     def steps(self) -> int:

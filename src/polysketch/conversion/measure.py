@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from polysketch.conversion.config import ConversionConfig
-from polysketch.conversion.transfer import AttentionTransfer
+from polysketch.conversion.transfer import AttentionTransfer, LayerTransfer
 from polysketch.data import PreparedData
 from polysketch.evaluation import evaluate
 from polysketch.integrations.language_model import HuggingFaceLM
@@ -40,10 +40,12 @@ def measure(model: Any, data: PreparedData, config: ConversionConfig) -> dict[st
     return figures(result) | by_position
 
 
-def transfer_error(model: Any, data: PreparedData, config: ConversionConfig) -> dict[str, float]:
-    """Layer -> relative squared error of its mechanism against softmax attention, on one validation window."""
+def transfer_error(
+    transfer: AttentionTransfer | LayerTransfer, model: Any, data: PreparedData, config: ConversionConfig
+) -> dict[str, float]:
+    """Layer -> its relative squared error in a transfer that the model takes part in, on one validation window."""
     window = np.asarray(data.split(_SPLIT).tokens[: config.context], dtype=np.int64)
     ids = torch.from_numpy(window)[None].to(next(model.parameters()).device)
     with evaluation_mode(model), torch.inference_mode():
-        errors = AttentionTransfer(model).errors(ids)
+        errors = transfer.errors(ids)
     return {str(layer): float(error) for layer, error in errors.items()}

@@ -38,7 +38,8 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
     """Replace a softmax model's attention and train back what that cost, or go on with a conversion.
 
     First attention transfer: with the model frozen and its own attention running, each new mechanism learns to give
-    the same output for the same queries, keys and values. Then distillation, where it has steps: all weights, or
+    the same output for the same queries, keys and values; or each attention layer, projections included, for the same
+    input (`transfer="layers"`). Then distillation, where it has steps: all weights, or
     adapters, learn to give the logits of the model with its own attention, of which a copy stays in memory from the
     start to the end. Then fine-tuning of the same weights on the text. The loss on held-out text is measured before,
     after replacement, and after each stage. A conversion that is killed at any moment and resumed ends, on the same

@@ -8,7 +8,7 @@ from torch import nn
 
 from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.distillation import Distillation
-from polysketch.conversion.transfer import AttentionTransfer
+from polysketch.conversion.transfer import AttentionTransfer, LayerTransfer
 from polysketch.integrations import lora
 from polysketch.integrations.language_model import HuggingFaceLM
 from polysketch.integrations.replacement import replaced_mechanisms
@@ -42,11 +42,17 @@ def build_stages(config: ConversionConfig, model: Any, teacher: Any) -> tuple[St
     Args:
         config: the options.
         model: the transformers model, whose attention is replaced when the first stage begins.
-        teacher: a frozen copy of it with its own attention; None where no distillation is asked for.
+        teacher: a frozen copy of it with its own attention; None where no stage asks for one.
     """
     decay = config.weight_decay
     stages = (
-        Stage(TRANSFER, config.transfer_steps, config.transfer_learning_rate, 0.0, begin=lambda: begin_transfer(model)),
+        Stage(
+            TRANSFER,
+            config.transfer_steps,
+            config.transfer_learning_rate,
+            0.0,
+            begin=lambda: begin_transfer(transfer_of(model, teacher, config), model),
+        ),
         Stage(
             DISTILLATION,
             config.distillation_steps,
@@ -59,11 +65,15 @@ def build_stages(config: ConversionConfig, model: Any, teacher: Any) -> tuple[St
     return tuple(stage for stage in stages if stage.steps)
 
 
-def begin_transfer(model: Any) -> nn.Module:
-    """Freeze all but the mechanisms; returns the module to train, whose loss is their error."""
+def transfer_of(model: Any, teacher: Any, config: ConversionConfig) -> AttentionTransfer | LayerTransfer:
+    """The error that attention transfer lessens, of mechanisms or of layers as the options say."""
+    return LayerTransfer(model, teacher) if config.transfer == "layers" else AttentionTransfer(model)
+
+
+def begin_transfer(transfer: nn.Module, model: Any) -> nn.Module:
+    """Freeze all of the model but what learns in the transfer, which is returned."""
     model.eval().requires_grad_(False)
-    _train_mechanisms(model)
-    return AttentionTransfer(model)
+    return transfer.requires_grad_(True)
 
 
 def begin_distillation(model: Any, teacher: Any, config: ConversionConfig) -> nn.Module:

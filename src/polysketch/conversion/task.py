@@ -11,7 +11,7 @@ from torch import Tensor
 from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.distillation import frozen_copy
 from polysketch.conversion.measure import measure, transfer_error
-from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, build_stages
+from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, build_stages, transfer_of
 from polysketch.data import PreparedData, TrainingWindows
 from polysketch.integrations.replacement import replace_attention, replaced_mechanisms, restore_attention
 from polysketch.training.environment import resolve_dtype
@@ -43,7 +43,8 @@ class ConversionTask(Task):
 
     def __init__(self, config: ConversionConfig, model: Any, data: PreparedData, reporter: Reporter) -> None:
         self.windows = TrainingWindows(data.split("train").tokens, config.context, config.seed)
-        self._stages = build_stages(config, model, frozen_copy(model) if config.distillation_steps else None)
+        self._teacher = frozen_copy(model) if config.needs_teacher else None
+        self._stages = build_stages(config, model, self._teacher)
         self.ends = tuple(itertools.accumulate(stage.steps for stage in self._stages))
         self._config, self._model, self._data, self._reporter = config, model, data, reporter
 
@@ -77,10 +78,12 @@ class ConversionTask(Task):
 
     def _require_something_to_transfer(self) -> None:
         mechanisms = replaced_mechanisms(self._model).values()
+        if self._config.transfer == "layers":
+            return
         if self._config.transfer_steps and not any(True for each in mechanisms for _ in each.parameters()):
             raise ValueError(
                 f"attention mechanism {self._config.attention!r} has no parameters that attention transfer could "
-                "train: leave the stage out by --transfer-steps 0"
+                "train: leave the stage out by --transfer-steps 0, or train whole layers by --transfer layers"
             )
 
     def enter(self, step: int) -> None:
@@ -113,7 +116,8 @@ class ConversionTask(Task):
         with unchanged_randomness():
             figures = measure(self._model, self._data, self._config)
             if stage in (REPLACED, TRANSFER):
-                figures["transfer_error"] = transfer_error(self._model, self._data, self._config)
+                transfer = transfer_of(self._model, self._teacher, self._config)
+                figures["transfer_error"] = transfer_error(transfer, self._model, self._data, self._config)
         self._reporter.write({"kind": "evaluation", "step": step, "stage": stage} | figures)
         self._reporter.say(f"{stage}: perplexity {figures['perplexity']:.3f} (loss {figures['loss']:.4f})")
 

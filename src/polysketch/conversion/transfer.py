@@ -1,11 +1,19 @@
-"""Attention transfer: a mechanism learns to give what softmax attention gives on the same queries, keys and values."""
+"""Attention transfer: a mechanism, or a whole attention layer, learns to give what softmax attention gave."""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polysketch.integrations.replacement import AttentionCall, observing_attention, replaced_mechanisms
+from polysketch.integrations.replacement import (
+    AttentionCall,
+    attention_layers,
+    observing_attention,
+    replaced_layers,
+    replaced_mechanisms,
+)
 
 
 class AttentionTransfer(nn.Module):
@@ -55,7 +63,71 @@ class AttentionTransfer(nn.Module):
         return errors
 
 
+class LayerTransfer(nn.Module):
+    """The error of every replaced layer, projections included, against the layer it was, as a loss to train on.
+
+    Step 1 of RADLADS (Goldstein et al., 2025): what is compared is the layer's output, behind its last projection, so
+    that the projections of queries, keys, values and outputs learn too. Every layer is given what the teacher's was.
+
+    Args:
+        model: a transformers model with replaced attention, see `replace_attention`.
+        teacher: a frozen copy of it with its own attention, see `frozen_copy`.
+
+    Attributes:
+        layers: the replaced attention layers by their numbers; the only parameters of this module.
+    """
+
+    def __init__(self, model: Any, teacher: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(layer): each for layer, each in replaced_layers(model).items()})
+        self._models = (model, teacher)  # in a tuple, so that their weights are not this module's
+
+    def loss(self, ids: Tensor) -> Tensor:
+        """The sum of the layers' errors on ids[:, :-1], the tokens that fine-tuning would read; a scalar."""
+        return torch.stack(list(self.errors(ids[:, :-1]).values())).sum()
+
+    def errors(self, ids: Tensor) -> dict[int, Tensor]:
+        """Layer -> |its output - the teacher's|² / |the teacher's|² of a row, the mean of the rows.
+
+        Args:
+            ids: (batch, length) int64.
+
+        Returns:
+            Scalars, float32; 0 is a perfect copy, and 1 is no better than an output of zeros.
+        """
+        (model, teacher), wanted, errors = self._models, dict[int, Tensor](), dict[int, Tensor]()
+
+        def compare(layer: int, found: Tensor) -> Tensor:
+            errors[layer] = _relative_error(found, wanted[layer])
+            return wanted[layer]  # the next layer is given what the teacher's is
+
+        with torch.no_grad(), _outputs_go_through(attention_layers(teacher), wanted.__setitem__):
+            teacher.base_model(input_ids=ids, use_cache=False)
+        with _outputs_go_through(replaced_layers(model), compare):
+            model.base_model(input_ids=ids, use_cache=False)
+        return errors
+
+
+@contextmanager
+def _outputs_go_through(
+    layers: Mapping[int, nn.Module], function: Callable[[int, Tensor], Tensor | None]
+) -> Iterator[None]:
+    """Within it, `function` is given each layer's number and output; what it returns, if anything, takes its place."""
+
+    def hook(layer: int) -> Callable[[nn.Module, Any, Any], Any]:
+        def give(_: nn.Module, __: Any, output: Any) -> Any:
+            other = function(layer, output[0])
+            return None if other is None else (other, *output[1:])
+
+        return give
+
+    with ExitStack() as hooks:
+        for number, layer in layers.items():
+            hooks.callback(layer.register_forward_hook(hook(number)).remove)
+        yield
+
+
 def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
-    wanted = wanted.float()
-    squares = wanted.square().sum((1, 2, 3)).clamp_min(torch.finfo(torch.float32).tiny)  # silence is no reason for NaN
-    return ((found.float() - wanted).square().sum((1, 2, 3)) / squares).mean()
+    wanted, all_but_rows = wanted.float(), tuple(range(1, wanted.dim()))
+    squares = wanted.square().sum(all_but_rows).clamp_min(torch.finfo(torch.float32).tiny)  # silence: no NaN
+    return ((found.float() - wanted).square().sum(all_but_rows) / squares).mean()
