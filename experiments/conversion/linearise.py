@@ -8,7 +8,8 @@ alone, no attention transfer, the same fine-tuning from fresh attention (project
 fine-tuning of softmax attention itself. `--only delta delta-no-transfer window softmax` has polysketch and its own
 controls alone. `--only delta delta-distilled delta-both` compares, at equal steps, fine-tuning on the text,
 distillation (the logits of the softmax model) in its place, and half of each; `delta-layers` and `delta-layers-both`
-train whole attention layers in the transfer. For each: perplexity before, after
+train whole attention layers in the transfer, `delta-dropout` besides with windows dropped in half of the first steps.
+For each: perplexity before, after
 replacement and after each stage, the share of the gap that was regained, loss by position, and recall of passages most
 of whose answers lie further back than a local chunk or window. Everything finished is kept in --out; the same command
 goes on after an interruption. Records (JSON), the plot and table.md go to experiments/results/conversion-SIZE.
@@ -89,12 +90,14 @@ class Variant:
         attention: the mechanism.
         transfer: whether attention transfer comes first: of "mechanisms", or of whole "layers"; empty for none.
         fresh: whether it starts from projections drawn anew.
+        window_dropout: share of the first steps of transfer and distillation that see little of the window.
     """
 
     label: str
     attention: str = "polysketch-paper"
     transfer: Literal["mechanisms", "layers", ""] = "mechanisms"
     fresh: bool = False
+    window_dropout: float = 0.0
 
     def options(self, settings: LineariseSettings) -> dict[str, Any]:
         """The mechanism's options."""
@@ -112,6 +115,7 @@ class Variant:
             "transfer": self.transfer or "mechanisms",
             "transfer_steps": settings.transfer_steps if self.transfer else 0,
             "tuning_steps": settings.tuning_steps,
+            "window_dropout": self.window_dropout,
         }
 
 
@@ -145,6 +149,12 @@ VARIANTS = {
     "delta-layers-both": DistilledVariant(
         "polysketch, layers transferred, distilled and tuned", attention="polysketch", transfer="layers", distilled=0.5
     ),
+    "delta-dropout": DistilledVariant(
+        "polysketch, layers transferred, distilled, windows dropped",
+        attention="polysketch",
+        transfer="layers",
+        window_dropout=0.5,
+    ),
     "local": Variant("local chunks alone", attention="local"),
     "window": Variant("window alone", attention="sliding-window", transfer=""),
     "fresh": Variant("polysketch-paper, fresh attention", transfer="", fresh=True),
@@ -161,7 +171,7 @@ class LineariseFlags:
 
     only: tuple[str, ...] = tuple(VARIANTS)
     """Conversions to run: polysketch, no-transfer, delta, delta-no-transfer, delta-distilled, delta-both, delta-layers,
-    delta-layers-both, local, window, fresh, softmax."""
+    delta-layers-both, delta-dropout, local, window, fresh, softmax."""
 
     out: Path = Path("runs/conversion")
     """Folder of the prepared text, the softmax model and the conversions."""

@@ -46,6 +46,10 @@ class ConversionConfig(RunOptions):
     transfer_learning_rate: float = option(3e-3, on_resume=OnResume.REFUSED, positive=True)
     """Peak learning rate of attention transfer."""
 
+    window_dropout: float = option(0.0, on_resume=OnResume.REFUSED, least=0.0)
+    """Share of the steps of transfer and distillation that see an eighth of the window of a mechanism that has one, and
+    with the rest of it must do by what lies beyond; it falls to zero at the end of each stage."""
+
     distillation_steps: int = option(0, on_resume=OnResume.REFUSED, least=0)
     """Steps of distillation, after the transfer: the model learns to give the next-token distribution that it gave with
     its own attention, of which a copy is kept in memory."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.distillation import frozen_copy
 from polysketch.conversion.measure import measure, transfer_error
-from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, build_stages, transfer_of
+from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, TUNING, build_stages, transfer_of
+from polysketch.conversion.window_dropout import WindowDropout
 from polysketch.data import PreparedData, TrainingWindows
 from polysketch.integrations.replacement import replace_attention, replaced_mechanisms, restore_attention
 from polysketch.training.environment import resolve_dtype
@@ -91,7 +92,7 @@ class ConversionTask(Task):
         config = self._config
         index = min(bisect.bisect(self.ends, step), len(self.ends) - 1)
         stage = self._stages[index]
-        self.stage, self.first_step = stage.name, self.ends[index] - stage.steps
+        self.stage, self.first_step, self._stage_steps = stage.name, self.ends[index] - stage.steps, stage.steps
         options = StepOptions(
             steps=stage.steps,
             warmup=stage.steps // 10,
@@ -101,10 +102,17 @@ class ConversionTask(Task):
             accumulation=config.accumulation,
         )
         dtype = resolve_dtype(config.dtype, next(self._model.parameters()).device)
+        self._window_dropout = WindowDropout(self._model, config.window_dropout, config.seed)
         self.updater = Updater(stage.begin(), options, dtype)
+
+    def begin_step(self, step: int) -> None:
+        """Drop windows where the options say so."""
+        if self.stage != TUNING:
+            self._window_dropout.begin_step(step, (step - self.first_step) / self._stage_steps)
 
     def end_step(self, step: int, reporter: Reporter) -> None:
         """At the end of a stage, measure the model and begin the next stage."""
+        self._window_dropout.end_step()
         if step in self.ends:
             self._measure(self.stage, step)
             if step < self._config.steps:
