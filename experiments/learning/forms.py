@@ -44,7 +44,7 @@ FORMS = {
         Form("softmax", "softmax over all tokens", "softmax"),
         Form("window", "softmax in the window alone", "sliding-window", _WINDOW),
         Form("paper", "the paper's: aligned chunks, one denominator", "polysketch-paper", {"local_chunk": None}),
-        Form("delta", "window + delta rule", "polysketch", {**_WINDOW, "sketch_size": 24}),
+        Form("delta", "window + delta rule, 24 x 24", "polysketch", {**_WINDOW, "sketch_size": 24}),
         Form("delta-wide", "window + delta rule, 32 x 32", "polysketch", {**_WINDOW, "sketch_size": 32}),
         Form("memory", "window + sparse memory", "polysketch-memory", _WINDOW),
         Form("codes", "window + products of codes", *_CODES),
@@ -56,9 +56,9 @@ FORMS = {
         Form("based", "based and windows in turn", ("based", "sliding-window"), {"sliding-window": _WINDOW}),
         Form(
             "mixture",
-            "three layers of window + codes, one of softmax",
-            ("polysketch-window", "polysketch-window", "polysketch-window", "softmax"),
-            {"polysketch-window": _CODES[1]},
+            "three layers of window + delta rule, one of softmax",
+            ("polysketch", "polysketch", "polysketch", "softmax"),
+            {"polysketch": _WINDOW},
         ),
     )
 }
