@@ -30,6 +30,7 @@ PUBLIC_NAMES = {
         "centred_convolution",
         "combine",
         "delta_memory",
+        "delta_memory_after",
         "delta_memory_backend",
         "delta_memory_extend_",
         "delta_attention",
@@ -92,6 +93,7 @@ PUBLIC_NAMES = {
         "Mechanism",
         "PackedDocuments",
         "RecentTokens",
+        "SpanState",
         "advance_positions",
         "build",
         "check_options",
@@ -126,6 +128,7 @@ PUBLIC_NAMES = {
         "prepare",
         "require_same_tokenizer",
     ],
+    "distributed": ["ContextGroup", "ContextPlan", "copies"],
     "training": ["RunDescription", "TrainingConfig", "TrainingResult", "load_model", "train"],
     "evaluation": [
         "AttentionInputs",

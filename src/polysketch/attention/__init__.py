@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from polysketch.attention.recent_tokens import RecentTokens
     from polysketch.attention.sliding_window import SlidingWindowAttention as SlidingWindowAttention
     from polysketch.attention.softmax import SoftmaxAttention as SoftmaxAttention
+    from polysketch.attention.span_state import SpanState
     from polysketch.attention.squared_polynomial import SquaredPolynomialAttention as SquaredPolynomialAttention
     from polysketch.attention.symmetric_power import SymmetricPowerAttention as SymmetricPowerAttention
     from polysketch.ops import PackedDocuments
@@ -53,6 +54,7 @@ else:
             "linearized": ["LinearizedAttention"],
             "positions": ["advance_positions"],
             "recent_tokens": ["RecentTokens"],
+            "span_state": ["SpanState"],
             **_CLASSES,
         },
     )
@@ -66,6 +68,7 @@ __all__ = [
     "Mechanism",
     "PackedDocuments",
     "RecentTokens",
+    "SpanState",
     "advance_positions",
     "build",
     "check_options",

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polysketch.attention.span_state import SpanState
 from polysketch.ops import PackedDocuments
 from polysketch.ops.arguments import check_at_least_one
 
@@ -183,6 +184,55 @@ class Mechanism(nn.Module):
             The output for the new tokens, and the same state.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
+
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """The state before the first span of a sequence, of a size that does not depend on the sequence.
+
+        Args:
+            batch_size, device, dtype, value_dim: as for `init_state`.
+
+        Raises:
+            NotImplementedError: a mechanism that needs all tokens before a span, not a state of constant size.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no state of constant size to pass from one span of a sequence to the next: give"
+            " it whole sequences, or take a mechanism that has one"
+        )
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """`forward`, causal, of a later part of a sequence, given the state of the part before it.
+
+        Where `extend` decodes, this trains: gradients pass through the output and through both states, which are
+        values. Over the spans of any split of a sequence it gives what `forward` gives of the whole, gradients too.
+
+        Args:
+            query, key, value, hidden: of the tokens of the span, shaped as for `forward`; none is padding.
+            state: from `init_span` or of the span before.
+
+        Returns:
+            The output of the span, and the state after it.
+
+        Raises:
+            NotImplementedError: as for `init_span`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no state of constant size to pass from one span of a sequence to the next"
+        )
 
     def why_not_captured(self, state: Any) -> str | None:
         """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.

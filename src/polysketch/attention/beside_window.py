@@ -12,6 +12,7 @@ from polysketch.attention.base import Mechanism
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import in_range, widened
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.span_state import Following, SpanState, sum_tensors, sums_of
 from polysketch.attention.unit_scale import UnitScale
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
@@ -117,8 +118,8 @@ class BesideWindow(Mechanism):
             left: what was kept of the tokens that leave, each when its query comes; zeros where none does.
             value: of those tokens.
             log_decay: as `_log_decay` gives it.
-            state: sums over the tokens that left before, from `_empty_sums`, which move on in place. None for a whole
-                sequence, and then everything is differentiable.
+            state: sums over the tokens that left before, which move on: in place where they are from `_empty_sums`.
+                None for a whole sequence, and then, as of a `Following`, everything is differentiable.
         """
         raise NotImplementedError(f"{type(self).__name__} recalls nothing")
 
@@ -131,6 +132,14 @@ class BesideWindow(Mechanism):
             *rows, self.feature_map.feature_dim, value_dim, **sizes, device=device, dtype=dtype
         )
 
+    def _sum_tensors(self, sums: Any) -> dict[str, Tensor]:
+        """The tensors of such sums, by name."""
+        return sum_tensors(sums)
+
+    def _sums_of(self, state: SpanState) -> Any:
+        """The sums among the tensors of a span's state."""
+        return sums_of(state, power=self.feature_map.power, factors=self.feature_map.factors)
+
     def _log_decay(self, hidden: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
         """(batch, num_kv_heads, length), by how much the sums decay at every token; None for not at all."""
         return None
@@ -139,6 +148,11 @@ class BesideWindow(Mechanism):
     def sums_width(self) -> int:
         """By how much values in the sums are wider than values."""
         return 0
+
+    @property
+    def kept_width(self) -> int:
+        """The width of what is kept of a key for the sums."""
+        return self.feature_map.feature_dim
 
     @property
     def has_prefix(self) -> bool:
@@ -259,6 +273,58 @@ class BesideWindow(Mechanism):
         )
         return near.to(value.dtype), state
 
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """As `Mechanism.init_span`: the tokens of the window, zeros where there are none yet, and sums."""
+        state = self.init_state(batch_size, device, dtype, value_dim=value_dim)
+        like, width = self.unit_scale.log_scale, self.head_dim if value_dim is None else value_dim
+        nothing = like.new_zeros(batch_size, self.num_kv_heads, self.window, 0, device=device, dtype=dtype)
+        widths = {"key": self.head_dim, "kept": self.kept_width, "value": width}
+        recent = {name: F.pad(nothing, (0, width)) for name, width in widths.items()}
+        return SpanState(0, {**recent, **self._sum_tensors(state.far)})
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+        unrotated: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """As `Mechanism.forward_span`: tokens that leave the window are added to the sums.
+
+        Args:
+            query, key, value, state, hidden: as there.
+            unrotated: as for `forward`.
+        """
+        self.check_inputs(query, key, value)
+        far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, None)
+        query_features, kept = self._features(unrotated or (query, key), in_range(value).dtype, None, hidden)
+        query, key = self.unit_scale(query, key, value.dtype)
+        new = {"key": key, "kept": kept, "value": value}
+        seen = {name: state.followed_by(name, x) for name, x in new.items()}
+        left, leaving = (self._leaving(seen[name], value.shape[2]) for name in ("kept", "value"))
+        far = Following(self._sums_of(state))
+        beside = self._beside(*self._recall(query_features, left, in_range(leaving), log_decay, far), far_logit)
+        near = ops.sliding_window_attention_with_cache(
+            query, seen["key"], seen["value"], window=self.window, beside=beside
+        )
+        recent = {name: state.kept_after(name, x) for name, x in new.items()}
+        after = SpanState(state.position + value.shape[2], {**recent, **self._sum_tensors(far.state)})
+        return near.to(value.dtype), after
+
+    def _leaving(self, seen: Tensor, new: int) -> Tensor:
+        """The tokens that leave the window, one for each new one, zeros while it is not full."""
+        return F.pad(seen, (0, 0, max(0, new + self.window - seen.shape[2]), 0))[:, :, :new]
+
     def extra_repr(self) -> str:
         """Sizes and options."""
         removed = ", prefix removed" if self.prefix_removed else ""
@@ -305,9 +371,7 @@ class BesideWindow(Mechanism):
             return recent.slots(kept, value), leaving
         rows, values, mask = recent.followed_by(kept, value, key_mask)
         recent.append(kept, value, key_mask)
-        missing, new = kept.shape[2] + self.window - rows.shape[2], kept.shape[2]
-        left, leaving_values = (F.pad(x, (0, 0, missing, 0))[:, :, :new] for x in (rows, values))
-        return (rows, values, mask), (left, leaving_values)
+        return (rows, values, mask), (self._leaving(rows, kept.shape[2]), self._leaving(values, kept.shape[2]))
 
     def _far(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.linearized import LinearizedAttention, widened
+from polysketch.attention.span_state import SpanState, causal_linear_attention, sum_tensors
 from polysketch.attention.token_convolution import TokenConvolution
 
 MEAN_EPSILON = 1e-6
@@ -160,6 +161,39 @@ class ConvolvedAttention(LinearizedAttention):
         state.count.copy_(count[:, -1])
         output = self.finish(self._means(sums, count, value.shape[3]), convolved, hidden)
         return output.to(value.dtype), state
+
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """As `Mechanism.init_span`: sums, and the last values."""
+        state = self.init_state(batch_size, device, dtype, value_dim=value_dim)
+        return SpanState(0, {**sum_tensors(state.attention), "tail": state.tail})
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """As `Mechanism.forward_span`."""
+        self._expect_causal()
+        self.check_inputs(query, key, value)
+        wide, sums = widened(value), self.following(state)
+        convolved, tail = self.convolution.extend(wide, state.tensors["tail"])
+        operands, options = self._summands(query, key, wide, hidden)
+        numerators = causal_linear_attention(*operands, sums, **options).output
+        count = state.position + _keys_seen(wide, None)
+        output = self.finish(self._means(numerators, count, value.shape[3]), convolved, hidden)
+        after = SpanState(state.position + value.shape[2], {**sum_tensors(sums.state), "tail": tail})
+        return output.to(value.dtype), after
 
     def features_of_parts(self, query_features: Tensor, key_features: Tensor) -> tuple[Tensor, Tensor]:
         """Features with heads for every part: all heads of the first part, then all of the second."""

@@ -65,6 +65,11 @@ class DeltaBesideWindow(BesideWindow):
         """Behind every value stands a one."""
         return 1
 
+    @property
+    def kept_width(self) -> int:
+        """Behind the features stands the strength of writing."""
+        return super().kept_width + 1
+
     def _features(
         self,
         vectors: tuple[Tensor, Tensor],

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from polysketch.attention.base import Mechanism
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.span_state import SpanState
 
 
 class KeptTokensAttention(Mechanism):
@@ -90,7 +91,7 @@ class AllTokensAttention(KeptTokensAttention):
 
 
 class RecentTokensAttention(KeptTokensAttention):
-    """Attention whose state is the last keys and values; a subclass gives `reach` and two more formulas."""
+    """Attention whose state is the last keys and values; a subclass gives `reach` and three more formulas."""
 
     @property
     def reach(self) -> int:
@@ -106,6 +107,42 @@ class RecentTokensAttention(KeptTokensAttention):
     ) -> Tensor:
         """The output of tokens that follow those of the state, which does not hold them yet."""
         raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+        """The output of prepared queries, the last of those of `keys`; the first one stands at `position`."""
+        raise NotImplementedError(f"{type(self).__name__} has no formula")
+
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """As `Mechanism.init_span`: the last prepared keys and values, zeros where there are none yet."""
+        widths = {"key": self.head_dim, "value": self.head_dim if value_dim is None else value_dim}
+        shape = (batch_size, self.num_kv_heads, self.reach)
+        zeros = {name: torch.zeros(*shape, width, device=device, dtype=dtype) for name, width in widths.items()}
+        return SpanState(0, zeros)
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """As `Mechanism.forward_span`."""
+        self.check_inputs(query, key, value)
+        query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
+        new = {"key": key, "value": value}
+        keys, values = (state.followed_by(name, x) for name, x in new.items())
+        output = self.attend_behind(query.to(keys.dtype), keys, values, state.position)
+        kept = {name: state.kept_after(name, x) for name, x in new.items()}
+        return output.to(value.dtype), SpanState(state.position + value.shape[2], kept)
 
     def init_state(
         self,

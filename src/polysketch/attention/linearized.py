@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.base import Mechanism
+from polysketch.attention.span_state import Following, SpanState, causal_linear_attention, sum_tensors, sums_of
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.linear.decode import why_not_captured
 
@@ -109,6 +110,37 @@ class LinearizedAttention(Mechanism):
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options).output
         return output.to(value.dtype), state
+
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """As `Mechanism.init_span`: the tensors of `init_state`."""
+        return SpanState(0, sum_tensors(self.init_state(batch_size, device, dtype, value_dim=value_dim)))
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """As `Mechanism.forward_span`."""
+        self.check_inputs(query, key, value)
+        wide, sums = in_range(value), self.following(state)
+        features, options = self.operands(query, key, wide.dtype, hidden)
+        output = causal_linear_attention(*features, wide, sums, **options).output
+        return output.to(value.dtype), SpanState(state.position + value.shape[2], sum_tensors(sums.state))
+
+    def following(self, state: SpanState) -> Following:
+        """The sums of a span's state, to move on."""
+        return Following(sums_of(state, power=self.feature_map.power, factors=self.feature_map.factors))
 
     def why_not_captured(self, state: ops.LinearAttentionState) -> str | None:
         """As `Mechanism.why_not_captured`; a subclass with an `extend` of its own speaks for itself."""

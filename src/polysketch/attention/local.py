@@ -1,6 +1,7 @@
 """Exact polynomial attention inside aligned chunks: polysketch without its sketched prefix."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
@@ -95,6 +96,13 @@ class LocalAttention(RecentTokensAttention):
         opened = ops.OpenChunk(keys, values, state.position) if bool(state.position.any()) else None
         query, key, value = query.to(keys.dtype), key.to(keys.dtype), value.to(values.dtype)
         return self.attend(query, key, value, causal=True, key_mask=key_mask, opened=opened)
+
+    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+        """From the boundary of their chunk on, with queries of zeros for its tokens before them."""
+        length, opened = query.shape[2], position % self.local_chunk
+        keys, values = (x[:, :, x.shape[2] - length - opened :] for x in (keys, values))
+        query = F.pad(query, (0, 0, opened, 0))
+        return self.attend(query, keys, values, causal=True, key_mask=None)[:, :, opened:]
 
     def extra_repr(self) -> str:
         """Sizes and options."""

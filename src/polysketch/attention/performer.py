@@ -8,6 +8,7 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.prefix_gain import mean_share
+from polysketch.attention.span_state import Following, SpanState, causal_linear_attention, sum_tensors
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.local_softmax import RemainingSums, local_softmax_attention
@@ -162,6 +163,24 @@ class PerformerAttention(LinearizedAttention):
             output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state)
         return output.to(value.dtype), state
 
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """As `Mechanism.forward_span`."""
+        if self.local_chunk is None:
+            output, after = super().forward_span(query, key, widened(value), state)
+            return output.to(value.dtype), after
+        self.check_inputs(query, key, value)
+        sums = self.following(state)
+        output, _ = self._attend_locally(query, key, value, causal=True, key_mask=None, state=sums)
+        return output.to(value.dtype), SpanState(state.position + value.shape[2], sum_tensors(sums.state))
+
     def _attend_locally(
         self,
         query: Tensor,
@@ -170,15 +189,16 @@ class PerformerAttention(LinearizedAttention):
         *,
         causal: bool,
         key_mask: Tensor | None,
-        state: ops.LinearAttentionState | None = None,
+        state: ops.LinearAttentionState | Following | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The output and the prefix's share of the mass of every token; a state moves on in place."""
+        """The output and the prefix's share of the mass of every token; a state moves on."""
         query, key, value = (widened(x) for x in (query, key, value))
         value = torch.cat([value, torch.ones_like(key[..., :1])], -1)
         value = value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)
         opened = None
-        if state is not None:  # copies, for the state moves on before they are used
-            opened = ops.OpenChunk(state.open_key.clone(), state.open_value.clone(), state.position.clone())
+        before = state.state if isinstance(state, Following) else state
+        if before is not None:  # copies, for the state moves on before they are used
+            opened = ops.OpenChunk(before.open_key.clone(), before.open_value.clone(), before.position.clone())
         sums = self._prefix_sums(query, key, value, causal, key_mask, state)
         return local_softmax_attention(
             query * self.head_dim**-0.5,
@@ -198,14 +218,14 @@ class PerformerAttention(LinearizedAttention):
         value: Tensor,
         causal: bool,
         key_mask: Tensor | None,
-        state: ops.LinearAttentionState | None,
+        state: ops.LinearAttentionState | Following | None,
     ) -> Tensor:
         """Numerators over all chunks but a token's own: inside it, powers of queries of zeros stand for its weights."""
         features, chunk = self.feature_map.map_both(query, key), self.local_chunk or 0
         options: dict[str, Any] = {"normalize": False, "key_mask": key_mask}
         if state is not None:
             local = ops.LocalPolynomial(torch.zeros_like(query), key, 2, chunk)
-            return ops.linear_attention_extend_(*features, value, state, local=local, **options).output
+            return causal_linear_attention(*features, value, state, local=local, **options).output
         local = ops.LocalPolynomial(torch.zeros_like(query[..., :1]), key[..., :1], 2, chunk)
         return ops.linear_attention(*features, value, causal=causal, local=local, **options).output
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.delta_beside_window import DeltaBesideWindow
+from polysketch.attention.span_state import Following, causal_linear_attention
 from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
 
@@ -80,6 +81,6 @@ class PolysketchAttention(DeltaBesideWindow):
         """By `ops.delta_attention`; from a state by its two parts."""
         if state is None:
             return ops.delta_attention(query_features, key_features, value, strength, factors=2)
-        written = ops.delta_writes(key_features, value, strength, factors=2, state=state)
-        options: dict[str, Any] = {"factors": 2, "normalize": False}
-        return ops.linear_attention_extend_(query_features, key_features, written, state, **options).output
+        before = state.state if isinstance(state, Following) else state
+        written = ops.delta_writes(key_features, value, strength, factors=2, state=before)
+        return causal_linear_attention(query_features, key_features, written, state, factors=2, normalize=False).output

@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
+from polysketch.attention.base import Mechanism
 from polysketch.attention.heavy_state import HeavyState, Tokens
 from polysketch.attention.linearized import widened
 from polysketch.attention.polysketch_paper import PolysketchPaperAttention
+from polysketch.attention.span_state import SpanState
 from polysketch.feature_maps.random_sketch import draw_normal_
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes
@@ -160,6 +162,29 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         correction = self._corrected_(query, key, wide, features, options["local"], state, key_mask)
         sums = ops.linear_attention_extend_(*features, wide, state.attention, key_mask=key_mask, **options).output
         return self._quotient(sums + correction, value.dtype), state
+
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """Refused: no gradient passes to the remembered keys of a part of the sequence before."""
+        return Mechanism.init_span(self, batch_size, device, dtype, value_dim=value_dim)
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """Refused, as `init_span`."""
+        return Mechanism.forward_span(self, query, key, value, state, hidden=hidden)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

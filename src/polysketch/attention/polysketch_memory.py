@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.delta_beside_window import DeltaBesideWindow
+from polysketch.attention.span_state import Following, SpanState
 from polysketch.feature_maps import SparseSketches
 
 
@@ -88,7 +89,21 @@ class PolysketchMemoryAttention(DeltaBesideWindow):
         query, key = _unpacked(query_features), _unpacked(key_features)
         if state is None:
             return ops.delta_memory(*query, *key, value, strength, size=self.feature_map.sketch_size)
+        if isinstance(state, Following):
+            recalled, state.state = ops.delta_memory_after(*query, *key, value, strength, state.state)
+            return recalled
         return ops.delta_memory_extend_(*query, *key, value, strength, state)
+
+    @property
+    def kept_width(self) -> int:
+        """Cells and weights of both sketches, and the strength of writing."""
+        return 4 * self.feature_map.kept + 1
+
+    def _sum_tensors(self, sums: Any) -> dict[str, Tensor]:
+        return {"sums": sums.sums}
+
+    def _sums_of(self, state: SpanState) -> Any:
+        return ops.DeltaMemoryState(state.tensors["sums"], self.feature_map.sketch_size)
 
     def _empty_sums(
         self, rows: tuple[int, int], value_dim: int, *, device: torch.device | str, dtype: torch.dtype

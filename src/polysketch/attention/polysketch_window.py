@@ -9,6 +9,7 @@ from polysketch import ops
 from polysketch.attention.beside_window import BesideWindow, delayed, without_masked
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import in_range
+from polysketch.attention.span_state import Following, causal_linear_attention
 from polysketch.attention.unit_scale import unit
 from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch, SoftCodes
 from polysketch.ops.arguments import check_at_least_one
@@ -154,7 +155,7 @@ class PolysketchWindowAttention(BesideWindow):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | None,
+        state: ops.LinearAttentionState | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """The mean of far values by their weights, and the logarithm of the weights' sum."""
         return _mean(*self._sums(query_features, left, value, log_decay, state))
@@ -165,7 +166,7 @@ class PolysketchWindowAttention(BesideWindow):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | None,
+        state: ops.LinearAttentionState | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """Sums over all tokens before the window, of weights times values and of weights.
 
@@ -173,10 +174,7 @@ class PolysketchWindowAttention(BesideWindow):
         """
         options: dict[str, Any] = {"power": self.feature_map.power, "factors": self.feature_map.factors}
         options.update(normalize=False, log_decay=log_decay)
-        if state is None:
-            found = ops.linear_attention(query_features, left, value, causal=True, **options)
-        else:
-            found = ops.linear_attention_extend_(query_features, left, value, state, **options)
+        found = causal_linear_attention(query_features, left, value, state, **options)
         return found.output, found.denominator
 
 

@@ -50,6 +50,10 @@ class SlidingWindowAttention(RecentTokensAttention):
         query = query.to(keys.dtype)
         return ops.sliding_window_attention_with_cache(query, keys, values, window=self.window, key_mask=mask)
 
+    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+        """Over what is kept and themselves."""
+        return ops.sliding_window_attention_with_cache(query, keys, values, window=self.window)
+
     def extra_repr(self) -> str:
         """Sizes and options."""
         return f"{super().extra_repr()}, window={self.window}"

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.base import head_norm
+from polysketch.attention.base import Mechanism, head_norm
 from polysketch.attention.kept_tokens import AllTokensAttention
 from polysketch.attention.linearized import LinearizedAttention, widened
+from polysketch.attention.span_state import SpanState
 from polysketch.feature_maps import SymmetricPowers
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.polynomial import check_coefficients
@@ -144,6 +145,32 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         if not self.linear:
             return super().extend(query, key, value, state, key_mask=key_mask)
         output, state = LinearizedAttention.extend(self, query, key, widened(value), state, key_mask=key_mask)
+        return output.to(value.dtype), state
+
+    def init_span(
+        self,
+        batch_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        value_dim: int | None = None,
+    ) -> SpanState:
+        """As `Mechanism.init_span`; the quadratic form has no such state."""
+        form = LinearizedAttention if self.linear else Mechanism
+        return form.init_span(self, batch_size, device, dtype, value_dim=value_dim)
+
+    def forward_span(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: SpanState,
+        *,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, SpanState]:
+        """As `Mechanism.forward_span`; the quadratic form has no such state."""
+        form = LinearizedAttention if self.linear else Mechanism
+        output, state = form.forward_span(self, query, key, widened(value), state)
         return output.to(value.dtype), state
 
     def extra_repr(self) -> str:

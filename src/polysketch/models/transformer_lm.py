@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polysketch.attention import Mechanism, advance_positions
+from polysketch.attention import Mechanism, SpanState, advance_positions
+from polysketch.distributed import ContextGroup
 from polysketch.models.config import ModelConfig
 from polysketch.models.cross_entropy import IGNORED_TARGET, token_losses
+from polysketch.models.over_ranks import loss_over_ranks
 from polysketch.models.state import ModelState
 from polysketch.nn import Rotation, TransformerBlock, build_mixer, rotation_at, sinusoidal_positions
 from polysketch.ops import PackedDocuments
@@ -103,7 +105,12 @@ class TransformerLM(nn.Module):
         return token_losses(hidden, self.embedding.weight, self.output_bias, targets)
 
     def loss(
-        self, ids: Tensor, targets: Tensor | None = None, cu_seqlens: Tensor | PackedDocuments | None = None
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        cu_seqlens: Tensor | PackedDocuments | None = None,
+        *,
+        context: ContextGroup | None = None,
     ) -> Tensor:
         """Mean cross-entropy in nats; a scalar.
 
@@ -112,13 +119,19 @@ class TransformerLM(nn.Module):
             targets: (batch, length) int64, what each token is to predict; -100 for nothing, and the mean is over the
                 others. When None, tokens predict the next one: ids[:, 1:] from ids[:, :-1], of each document by itself.
             cu_seqlens: as for `forward`, documents in a single row.
+            context: the processes that share every row, each of which computes a span of it and is given the whole;
+                not beside `cu_seqlens`. The gradients of a process are then those of its span: their sum is the
+                gradient (`ContextGroup.sum_gradients`).
 
         Raises:
+            NotImplementedError: `context`, and a layer that has no state of constant size.
             TypeError: as for `forward`.
             ValueError: as for `forward`; targets of another shape or beyond the vocabulary, or nothing to predict:
                 fewer than two tokens a row, documents of one token alone, or targets of -100 alone. Targets on a GPU
                 are not read for this, and give NaN where nothing is to be predicted.
         """
+        if context is not None:
+            return self._loss_over_ranks(ids, targets, cu_seqlens, context)
         documents = None if cu_seqlens is None else self._documents(ids, cu_seqlens)
         if targets is None:
             if documents is None:
@@ -127,6 +140,36 @@ class TransformerLM(nn.Module):
         self._check_targets(ids, targets)
         losses = self.token_losses(self.hidden_states(ids, cu_seqlens=documents), targets)
         return losses.sum() / (targets != IGNORED_TARGET).sum()
+
+    def init_spans(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> list[SpanState]:
+        """The states of all layers before the first span of a sequence; device and dtype are the model's where None.
+
+        Raises:
+            NotImplementedError: a layer without a state of constant size, by its number.
+        """
+        device = self.output_bias.device if device is None else device
+        dtype = self.output_bias.dtype if dtype is None else dtype
+        states = []
+        for index, block in enumerate(self.blocks):
+            try:
+                states.append(block.attention.init_span(batch_size, device, dtype))
+            except NotImplementedError as error:
+                raise NotImplementedError(f"layer {index}: {error}") from None
+        return states
+
+    def begin_span(self, ids: Tensor, position: int) -> tuple[Tensor, Rotation]:
+        """(batch, length) ids that begin at `position` -> what the first block takes, and the rotation there."""
+        return self._embed(ids, torch.arange(position, position + ids.shape[1], device=ids.device))
+
+    def end_span(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """What the last block gave, and (batch, length) targets -> (batch, length) losses, as `token_losses`."""
+        return self.token_losses(self.final_norm(hidden), targets.contiguous())
 
     def init_state(
         self,
@@ -268,6 +311,26 @@ class TransformerLM(nn.Module):
             raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
         self._check_ids(ids)
         return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
+
+    def _loss_over_ranks(
+        self,
+        ids: Tensor,
+        targets: Tensor | None,
+        cu_seqlens: Tensor | PackedDocuments | None,
+        context: ContextGroup,
+    ) -> Tensor:
+        if cu_seqlens is not None:
+            raise ValueError(
+                "documents of cu_seqlens in rows that several processes share cannot be computed yet: give every "
+                "process rows of its own, or windows in place of packed documents"
+            )
+        if targets is None:
+            if ids.dim() != 2 or ids.shape[1] < 2:
+                raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
+            ids, targets = ids[:, :-1], ids[:, 1:]
+        self._check_ids(ids)
+        self._check_targets(ids, targets)
+        return loss_over_ranks(self, ids, targets, context)
 
     def _documents(
         self, ids: Tensor, cu_seqlens: Tensor | PackedDocuments, key_mask: Tensor | None = None

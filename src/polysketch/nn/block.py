@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polysketch.attention import Mechanism
+from polysketch.attention import Mechanism, SpanState
 from polysketch.nn.glu import GatedLinearUnit
 from polysketch.nn.mixer import TokenMixer
 from polysketch.nn.multihead import MechanismInputs, MultiHeadAttention
@@ -69,6 +69,14 @@ class TransformerBlock(nn.Module):
         """The block for new tokens that follow those in `state`, which is updated in place."""
         normalized = self.attention_norm(hidden)
         mixed, state = self.attention.extend(normalized, state, self._own(rotation), key_mask=key_mask)
+        hidden = hidden + mixed
+        return hidden + self.feedforward(self.feedforward_norm(hidden)), state
+
+    def forward_span(
+        self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None
+    ) -> tuple[Tensor, SpanState]:
+        """The block for a later part of a sequence, as `TokenMixer.forward_span`."""
+        mixed, state = self.attention.forward_span(self.attention_norm(hidden), state, self._own(rotation))
         hidden = hidden + mixed
         return hidden + self.feedforward(self.feedforward_norm(hidden)), state
 

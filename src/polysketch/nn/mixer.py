@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polysketch.attention import SpanState
 from polysketch.nn.rope import Rotation
 from polysketch.ops import PackedDocuments
 
@@ -56,6 +57,31 @@ class TokenMixer(nn.Module):
     ) -> tuple[Tensor, Any]:
         """Mix new tokens with all tokens so far: arguments as for `forward`, and a state, which is updated in place."""
         raise NotImplementedError(f"{type(self).__name__} has no extend")
+
+    def init_span(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SpanState:
+        """The state before the first span of a sequence, of a size that does not depend on the sequence.
+
+        Raises:
+            NotImplementedError: a layer whose mechanism has no such state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state to pass from one span to the next")
+
+    def forward_span(
+        self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None
+    ) -> tuple[Tensor, SpanState]:
+        """Mix a later part of a sequence, causally, given the state of the part before it; gradients pass to both.
+
+        Args:
+            hidden: (batch, tokens of the span, hidden_size).
+            state: from `init_span` or of the span before.
+            rotation: of the positions of these tokens.
+
+        Returns:
+            What `forward` of the whole gives in these places, and the state after them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state to pass from one span to the next")
 
     def why_not_captured(self, state: Any) -> str | None:
         """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polysketch.attention import Mechanism
+from polysketch.attention import Mechanism, SpanState
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.head_gate import HeadGate
 from polysketch.nn.joined_linear import JoinedLinear
@@ -14,6 +14,9 @@ from polysketch.nn.projection_convolution import ProjectionConvolution, Projecti
 from polysketch.nn.query_key_norm import QueryKeyNorm
 from polysketch.nn.rope import Rotation, apply_rotation
 from polysketch.ops import PackedDocuments
+
+_PROJECTED = "projected"
+"""The name, in a span's state, of the last projections before the convolution."""
 
 
 class MechanismInputs(NamedTuple):
@@ -135,6 +138,29 @@ class MultiHeadAttention(TokenMixer):
         )
         state.tail.copy_(tail.detach())
         return self._finish(attended, hidden), state
+
+    def init_span(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SpanState:
+        """The mechanism's; with a convolution, the last projections too."""
+        state = self.mechanism.init_span(batch_size, device, dtype)
+        if self.convolution is None:
+            return state
+        tail = self.convolution.init_tail(batch_size, device, dtype)
+        return SpanState(state.position, {_PROJECTED: tail, **state.tensors})
+
+    def forward_span(
+        self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None
+    ) -> tuple[Tensor, SpanState]:
+        """As `TokenMixer.forward_span`."""
+        projected, own = self.query_key_value(hidden), {}
+        if self.convolution is not None:
+            before = state.tensors[_PROJECTED]
+            projected, tail = self.convolution(projected, tail=before.to(projected.dtype))
+            own = {_PROJECTED: tail.to(before.dtype)}
+        query, key, value, given = self._heads(projected, rotation, hidden)
+        attended, after = self.mechanism.forward_span(query, key, value, state, **given)
+        return self._finish(attended, hidden), SpanState(after.position, {**own, **after.tensors})
 
     def why_not_captured(self, state: Any) -> str | None:
         """The mechanism's own answer: a convolution does the same at every position."""

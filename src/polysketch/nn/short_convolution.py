@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention import advance_positions
+from polysketch.attention import SpanState, advance_positions
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.joined_linear import JoinedLinear
 from polysketch.nn.mixer import TokenMixer
@@ -136,6 +136,20 @@ class ShortConvolution(TokenMixer):
         else:
             _, state.position = advance_positions(state.position, hidden.shape[1], key_mask)
         return output, state
+
+    def init_span(
+        self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SpanState:
+        """As `TokenMixer.init_span`: the last inputs of the filter."""
+        return SpanState(0, {"tail": self.init_state(batch_size, device, dtype).tail})
+
+    def forward_span(
+        self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None
+    ) -> tuple[Tensor, SpanState]:
+        """As `TokenMixer.forward_span`."""
+        before = state.tensors["tail"]
+        output, tail = self._mix(hidden, None, before)
+        return output, SpanState(state.position + hidden.shape[1], {"tail": tail.to(before.dtype)})
 
     def why_not_captured(self, state: ShortConvolutionState) -> str | None:
         """As `TokenMixer.why_not_captured`: nothing depends on the position."""

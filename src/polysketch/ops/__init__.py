@@ -2,7 +2,13 @@
 
 from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
 from polysketch.ops.delta import delta_attention, delta_writes, delta_writes_backend
-from polysketch.ops.delta_memory import DeltaMemoryState, delta_memory, delta_memory_backend, delta_memory_extend_
+from polysketch.ops.delta_memory import (
+    DeltaMemoryState,
+    delta_memory,
+    delta_memory_after,
+    delta_memory_backend,
+    delta_memory_extend_,
+)
 from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.heavy import heavy_correction, line_codes
 from polysketch.ops.hyper import gray_rank, hash_codes, hyper_attention
@@ -49,6 +55,7 @@ __all__ = [
     "combine",
     "delta_attention",
     "delta_memory",
+    "delta_memory_after",
     "delta_memory_backend",
     "delta_memory_extend_",
     "delta_writes",

@@ -73,6 +73,36 @@ def delta_memory(
         return (reference if picked == "reference" else chunked).recall(inputs, size)[0]
 
 
+def delta_memory_after(
+    query_cells: Tensor,
+    query_weights: Tensor,
+    key_cells: Tensor,
+    key_weights: Tensor,
+    value: Tensor,
+    strength: Tensor,
+    state: DeltaMemoryState,
+) -> tuple[Tensor, DeltaMemoryState]:
+    """`delta_memory` of a later part of a sequence: gradients pass to the memory before it, and from that after it.
+
+    Args:
+        query_cells, query_weights, key_cells, key_weights, value, strength: as for `delta_memory`.
+        state: of the tokens before these, treated as a value.
+
+    Returns:
+        As `delta_memory`, by the chunked backend; and the state after the last token.
+
+    Raises:
+        ValueError, TypeError: as there, or the state is of other sizes.
+
+    Cost: as there, and for the backward pass a memory of size^2 value_dim numbers for every 32 tokens.
+    """
+    inputs = _checked(Inputs(query_cells, query_weights, key_cells, key_weights, value, strength), state.size)
+    _check_state(inputs, state)
+    with torch.autocast(value.device.type, enabled=False):
+        recalled, _, sums = chunked.recall(inputs, state.size, state.sums)
+    return recalled, DeltaMemoryState(sums, state.size)
+
+
 @torch.no_grad()
 def delta_memory_extend_(
     query_cells: Tensor,
@@ -98,13 +128,7 @@ def delta_memory_extend_(
         ValueError, TypeError, RuntimeError: as there, or the state is of other sizes; the state is then as it was.
     """
     inputs = _checked(Inputs(query_cells, query_weights, key_cells, key_weights, value, strength), state.size)
-    expected = (*value.shape[:2], state.size**2, value.shape[3])
-    if tuple(state.sums.shape) != expected or state.sums.dtype != inputs.value.dtype:
-        raise ValueError(
-            f"the state does not fit: expected sums {expected} in {inputs.value.dtype}, got "
-            f"{tuple(state.sums.shape)} in {state.sums.dtype}"
-        )
-    check_devices(value=value, state=state.sums)
+    _check_state(inputs, state)
     if delta_memory_backend(inputs.value, backend=backend) == "native":
         return native.recall(inputs, state.size, state.sums)[0]
     recalled, _, sums = chunked.recall(inputs, state.size, state.sums)
@@ -139,6 +163,17 @@ def _checked(inputs: Inputs, size: int) -> Inputs:
         _check_cells(name, getattr(inputs, name), size)
     dtype = torch.promote_types(inputs.value.dtype, torch.float32)
     return Inputs(*(x if x.dtype == torch.int32 else x.to(dtype) for x in inputs))
+
+
+def _check_state(inputs: Inputs, state: DeltaMemoryState) -> None:
+    value = inputs.value
+    expected = (*value.shape[:2], state.size**2, value.shape[3])
+    if tuple(state.sums.shape) != expected or state.sums.dtype != value.dtype:
+        raise ValueError(
+            f"the state does not fit: expected sums {expected} in {value.dtype}, got "
+            f"{tuple(state.sums.shape)} in {state.sums.dtype}"
+        )
+    check_devices(value=value, state=state.sums)
 
 
 def _check_dtypes(inputs: Inputs) -> None:

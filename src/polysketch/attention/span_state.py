@@ -1,0 +1,89 @@
+"""What one span of a sequence leaves to the next one, as values that gradients pass through."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polysketch import ops
+
+
+@dataclass(frozen=True)
+class SpanState:
+    """Everything that a span needs of the tokens before it, of a size that does not depend on their number.
+
+    Attributes:
+        position: tokens before the span, the same in every row.
+        tensors: by name, each (batch, ...).
+    """
+
+    position: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def at(self, position: int) -> "SpanState":
+        """The same tensors before a span that begins at `position`."""
+        return SpanState(position, self.tensors)
+
+    def detach(self) -> "SpanState":
+        """The same numbers, through which no gradient passes."""
+        return SpanState(self.position, {name: tensor.detach() for name, tensor in self.tensors.items()})
+
+    def followed_by(self, name: str, new: Tensor) -> Tensor:
+        """The tokens that are kept under `name`, those there are, and then new ones (batch, heads, length, width)."""
+        kept = self.tensors[name]
+        seen = min(self.position, kept.shape[2])
+        return torch.cat([kept[:, :, kept.shape[2] - seen :].to(new.dtype), new], 2)
+
+    def kept_after(self, name: str, new: Tensor) -> Tensor:
+        """What is kept under `name` after new tokens: the last ones, as many as were kept before."""
+        kept = self.tensors[name]
+        capacity, length = kept.shape[2], new.shape[2]
+        if length >= capacity:
+            return new[:, :, length - capacity :].to(kept.dtype, copy=True)  # a view would keep all of `new` alive
+        return torch.cat([kept[:, :, length:], new.to(kept.dtype)], 2)
+
+
+class Following:
+    """Sums before a span, in whose place stand those after it once they have been attended to.
+
+    Attributes:
+        state: `ops.LinearAttentionState` or `ops.DeltaMemoryState`, treated as a value.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+def causal_linear_attention(
+    query_features: Tensor, key_features: Tensor, value: Tensor, state: Any, **options: Any
+) -> ops.LinearAttentionResult:
+    """Causal `ops.linear_attention` of a whole sequence, of a span of one, or of new tokens in decoding.
+
+    Args:
+        query_features, key_features, value: as there.
+        state: None for a whole sequence; a `Following`, which moves on and through which gradients pass; or an
+            `ops.LinearAttentionState`, which moves on in place, without gradients.
+        **options: of the op.
+    """
+    tensors = (query_features, key_features, value)
+    if state is None:
+        return ops.linear_attention(*tensors, causal=True, **options)
+    if not isinstance(state, Following):
+        return ops.linear_attention_extend_(*tensors, state, **options)
+    found = ops.linear_attention(*tensors, causal=True, state=state.state, return_state=True, **options)
+    state.state = found.state
+    return found
+
+
+def sum_tensors(state: ops.LinearAttentionState) -> dict[str, Tensor]:
+    """The tensors of sums, by name, without the positions."""
+    return {name: tensor for name, tensor in state.tensors().items() if name != "position"}
+
+
+def sums_of(state: SpanState, *, power: int, factors: int) -> ops.LinearAttentionState:
+    """The sums among the tensors of a span's state."""
+    names = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
+    tensors = {name: state.tensors[name] for name in names}
+    position = torch.full((tensors["sums"].shape[0],), state.position, device="cpu")
+    return ops.LinearAttentionState(**tensors, position=position, power=power, factors=factors)

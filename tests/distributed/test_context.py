@@ -1,0 +1,205 @@
+"""Rows shared by 2 and 4 processes: the bits of one process, constant traffic, and mistakes that are seen."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+
+from attention.mutation import Mutant, apply
+from distributed.ranks import run_on_ranks
+from polysketch.distributed import ContextGroup
+from polysketch.models import ModelConfig, TransformerLM
+
+RANKS, LAYERS, TILES = 4, 2, 4
+KINDS: dict[str, dict[str, Any]] = {
+    "polysketch": {"attention_options": {"window": 6, "sketch_size": 4, "far_bias": 1.0}, "projection_convolution": 4},
+    "polysketch-paper": {
+        "attention": "polysketch-paper",
+        "attention_options": {"sketch_size": 6, "local_chunk": 8, "decay_gate": True},
+    },
+    "hybrid": {
+        "attention": ("short-convolution", "sliding-window"),
+        "attention_options": {"sliding-window": {"window": 5}},
+    },
+}
+"""A state by the delta rule, sums with decay behind open chunks, and states of tokens alone."""
+
+WRONG = {
+    "a missed state": Mutant(
+        ContextGroup.receive, "return anchor, tensors", "return anchor, [x * 0 for x in tensors]", ()
+    ),
+    "no gradient to the ranks before": Mutant(
+        ContextGroup.receive, "return anchor, tensors", "return anchor, [x.detach() for x in tensors]", ()
+    ),
+    "another order of a sum": Mutant(
+        ContextGroup._sum,
+        "folded(parts.unflatten(0, (self.ranks, -1)).unbind(0))",
+        "sum(parts.unflatten(0, (self.ranks, -1)).unbind(0))",
+        (),
+    ),
+}
+
+
+def build(kind: str, dtype: torch.dtype = torch.float32) -> TransformerLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 23, "num_layers": LAYERS, "hidden_size": 16, "num_heads": 2}
+    model = TransformerLM(ModelConfig(**{**sizes, **KINDS[kind]}))
+    for parameter in model.parameters():  # nothing stays zero or the identity
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+class Step(nn.Module):
+    """A model's loss as a call, which `CommDebugMode` asks for."""
+
+    def __init__(self, model: TransformerLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, context: ContextGroup) -> torch.Tensor:
+        return self.model.loss(ids, context=context)
+
+
+def tokens(length: int, batch: int = 2) -> torch.Tensor:
+    return torch.randint(0, 23, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def gradients(model: TransformerLM, context: ContextGroup | None, length: int = 132) -> list[torch.Tensor]:
+    """Loss and the gradients of all ranks together."""
+    model.zero_grad()
+    loss = model.loss(tokens(length), context=context)
+    loss.backward()
+    if context is not None:
+        context.sum_gradients(model.parameters())
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def groups() -> dict[int, dist.ProcessGroup]:
+    """All ranks, and the first two."""
+    return {4: dist.group.WORLD, 2: dist.new_group([0, 1])}
+
+
+def bits() -> dict[str, Any]:
+    """Of each kind, ranks and whether inside of blocks is computed again: whether the bits are those of one process."""
+    found, of = {}, groups()
+    for kind in KINDS:
+        model = build(kind)
+        expected = gradients(model, ContextGroup(tiles=TILES))
+        for ranks, group in of.items():
+            for again in (False, True):
+                model.activation_checkpointing = again
+                if dist.get_rank() < ranks:
+                    context = ContextGroup(group, tiles=TILES)
+                    found[f"{kind}, {ranks} ranks, {again}"] = same_bits(gradients(model, context), expected)
+    return found
+
+
+def wrong_bits() -> dict[str, Any]:
+    """With each mistake: whether loss and gradients still are those of one process."""
+    model, found = build("polysketch"), {}
+    expected = gradients(model, ContextGroup(tiles=TILES))
+    for name, mutant in WRONG.items():
+        with pytest.MonkeyPatch.context() as patch:
+            apply(mutant, patch)
+            wrong = gradients(model, ContextGroup(dist.group.WORLD))
+        found[name] = [bool(torch.equal(wrong[0], expected[0])), same_bits(wrong[1:], expected[1:])]
+    return found
+
+
+def difference() -> dict[str, Any]:
+    """The largest difference to the gradients of whole rows by one process, in float64; and with unlike rows."""
+    model = build("polysketch", torch.float64)
+    pairs = zip(gradients(model, ContextGroup(dist.group.WORLD)), gradients(model, None), strict=True)
+    return {"largest": max(float((one - other).abs().max() / other.abs().max()) for one, other in pairs)}
+
+
+def traffic() -> dict[str, Any]:
+    """Messages, bytes and collectives of a step at two lengths, and what `CommDebugMode` sees of it."""
+    model, found = build("polysketch"), {}
+    for length in (65, 257):
+        context = ContextGroup(dist.group.WORLD)
+        with warnings.catch_warnings(), CommDebugMode() as seen:
+            warnings.simplefilter("ignore")  # of its own hooks on modules that are given tokens
+            Step(model)(tokens(length), context).backward()
+        counts = {str(name): count for name, count in seen.get_comm_counts().items()}
+        found[str(length)] = [context.traffic.messages, context.traffic.bytes, counts]
+    return found
+
+
+def unlike() -> dict[str, Any]:
+    """What is said to rows that differ, and what becomes of a rank that has nothing to predict."""
+    model, ids = build("polysketch"), tokens(64)
+    mine = ids.clone()
+    mine[0, 40] += int(dist.get_rank() == 2) * (1 if ids[0, 40] < 22 else -1)
+    context = ContextGroup(dist.group.WORLD)
+    try:
+        model.loss(mine, context=context)
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+    targets = ids.roll(-1, 1)
+    targets[:, 48:] = -100
+    loss = model.loss(ids, targets, context=context)
+    loss.backward()
+    return {"said": said, "loss": float(loss.detach()), "whole": float(model.loss(ids, targets).detach())}
+
+
+SCENES: tuple[Callable[[], dict[str, Any]], ...] = (bits, wrong_bits, difference, traffic, unlike)
+
+
+def all_scenes() -> dict[str, Any]:
+    """Everything by one start of the processes."""
+    return {scene.__name__: scene() for scene in SCENES}
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return run_on_ranks(RANKS, all_scenes)
+
+
+def test_outputs_and_gradients_have_the_bits_of_one_process(found):
+    of_all = [one for each in found for one in each["bits"].items()]
+    assert len(of_all) == len(KINDS) * 2 * (4 + 2)
+    assert all(same for _, same in of_all), [name for name, same in of_all if not same]
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_is_seen(found, mistake: str):
+    losses, grads = zip(*(each["wrong_bits"][mistake] for each in found), strict=True)
+    assert not any(grads)
+    assert all(losses) == (mistake != "a missed state")  # a loss does not show the others
+
+
+def test_gradients_are_those_of_whole_rows(found):
+    assert max(each["difference"]["largest"] for each in found) < 1e-10
+
+
+def test_what_a_layer_sends_does_not_depend_on_the_length(found):
+    for rank, each in enumerate(found):
+        short, long = each["traffic"].values()
+        assert short == long
+        forward, backward = int(rank < RANKS - 1), int(rank > 0)
+        assert short[0] == LAYERS * (forward + backward)
+        assert (short[1] > 0) == bool(short[0])
+        # The rows' digests and the loss: `CommDebugMode` sees collectives, not messages.
+        assert short[2] == {"c10d.allgather_": 2}
+
+
+def test_rows_that_differ_are_refused_on_every_rank(found):
+    for each in found:
+        assert "ids and targets must be the same on all 4 ranks" in each["unlike"]["said"]
+        assert "on rank 2" in each["unlike"]["said"]
+
+
+def test_a_rank_without_anything_to_predict_takes_part(found):
+    for each in found:
+        assert each["unlike"]["loss"] == pytest.approx(each["unlike"]["whole"], rel=1e-6)

@@ -1,0 +1,67 @@
+"""A language model over rows that are cut into tiles: what it gives for whole rows, gradients too; here by one process.
+
+tests/distributed has several.
+"""
+
+import pytest
+import torch
+
+from models.test_transformer_lm import MODELS, SHOWN, build, tokens
+from polysketch.distributed import ContextGroup
+from polysketch.models import TransformerLM
+
+EXACT = {"softmax", "polynomial", "squared-polynomial", "hyper", "polysketch-heavy", "mixed", "around-softmax"}
+KINDS = sorted(set(MODELS) - EXACT)
+
+
+def gradients(model: TransformerLM, **options) -> list[torch.Tensor]:
+    """Loss and all gradients."""
+    loss = model.loss(tokens(2, 30), **options)
+    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(x, marks=[pytest.mark.full] * (x not in SHOWN.split())) for x in KINDS])
+def test_tiles_give_what_whole_rows_give(kind: str):
+    model = build(kind)
+    expected = gradients(model)
+    for tiles in (1, 3):
+        for one, other in zip(gradients(model, context=ContextGroup(tiles=tiles)), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("tiles", [1, 4])
+def test_activation_checkpointing_changes_no_bit(tiles: int):
+    model = build("around")
+    expected = gradients(model, context=ContextGroup(tiles=tiles))
+    model.activation_checkpointing = True
+    for one, other in zip(gradients(model, context=ContextGroup(tiles=tiles)), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_model_that_is_not_trained_is_evaluated():
+    model = build("polysketch")
+    with torch.no_grad():
+        loss = model.loss(tokens(2, 30), context=ContextGroup(tiles=2))
+    torch.testing.assert_close(loss, model.loss(tokens(2, 30)))
+
+
+def test_targets_are_weighed_as_in_whole_rows():
+    model, ids = build("polysketch"), tokens(2, 30)
+    targets = ids.roll(-1, 1)
+    targets[0, :17] = targets[1, 20:] = -100
+    torch.testing.assert_close(model.loss(ids, targets, context=ContextGroup(tiles=5)), model.loss(ids, targets))
+
+
+def test_a_layer_without_a_state_of_constant_size_is_named():
+    with pytest.raises(NotImplementedError, match="layer 0: SoftmaxAttention has no state of constant size"):
+        build("mixed").loss(tokens(2, 30), context=ContextGroup(tiles=2))
+
+
+def test_what_cannot_be_cut_is_refused():
+    model, ids = build("polysketch"), tokens(1, 12)
+    with pytest.raises(ValueError, match="packed documents"):
+        model.loss(ids, ids, torch.tensor([0, 5, 12], dtype=torch.int32), context=ContextGroup(tiles=2))
+    with pytest.raises(ValueError, match="11 tokens cannot be cut into 12 tiles"):
+        model.loss(ids, context=ContextGroup(tiles=12))
+    with pytest.raises(ValueError, match="at least 2 tokens"):
+        model.loss(ids[:, :1], context=ContextGroup())
