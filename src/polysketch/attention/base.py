@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
 from polysketch.ops import PackedDocuments
 from polysketch.ops.arguments import check_at_least_one
@@ -51,6 +52,11 @@ class Mechanism(nn.Module):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether queries may be of another sequence than keys: of another length, at places that do not correspond."""
+        return self.is_bidirectional
 
     @property
     def has_prefix(self) -> bool:
@@ -233,6 +239,44 @@ class Mechanism(nn.Module):
         raise NotImplementedError(
             f"{type(self).__name__} has no state of constant size to pass from one span of a sequence to the next"
         )
+
+    @torch.no_grad()
+    def read_source(self, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Any:
+        """Read a sequence that the queries of another one will ask, as cross-attention does; no gradient.
+
+        `ask_source` of what this returns is `forward` with `causal=False`, for any number of queries at a time. A
+        source is read once. What is kept of it has a constant size in mechanisms on features, and else grows with it.
+
+        Args:
+            key: (batch, num_kv_heads, source length, head_dim).
+            value: (batch, num_kv_heads, source length, value_dim).
+            key_mask: (batch, source length) bool, True for a real token; None when all are real.
+
+        Returns:
+            What is kept, with `.nbytes` and `.reorder(indices)`; nothing changes it.
+
+        Raises:
+            ValueError: the mechanism needs queries and keys of the same tokens (`is_cross`).
+        """
+        self._require_cross()
+        return KeptSource(key, value, key_mask)
+
+    @torch.no_grad()
+    def ask_source(self, query: Tensor, source: Any) -> Tensor:
+        """The answers to (batch, num_heads, any length, head_dim) queries, in the dtype of the source's values.
+
+        Args:
+            query: of the sequence that asks.
+            source: from `read_source`.
+        """
+        return self(query, source.key, source.value, causal=False, key_mask=source.key_mask)
+
+    def _require_cross(self) -> None:
+        if not self.is_cross:
+            raise ValueError(
+                f"{type(self).__name__} needs queries and keys of the same tokens, so it cannot attend to another "
+                "sequence"
+            )
 
     def why_not_captured(self, state: Any) -> str | None:
         """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.

@@ -165,6 +165,11 @@ class BesideWindow(Mechanism):
         return self.far_logit.reads_hidden
 
     @property
+    def is_cross(self) -> bool:
+        """A window has the key's tokens around the query's."""
+        return False
+
+    @property
     def reads_unrotated(self) -> bool:
         """Features are taken of what rotary positions have not turned."""
         return True

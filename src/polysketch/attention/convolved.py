@@ -83,6 +83,11 @@ class ConvolvedAttention(LinearizedAttention):
         self.convolution = TokenConvolution(head_dim, convolution_size, grid)
         self.is_causal = grid is None
 
+    @property
+    def is_cross(self) -> bool:
+        """Values are convolved at the place of each query."""
+        return False
+
     def forward(
         self,
         query: Tensor,

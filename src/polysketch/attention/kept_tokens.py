@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from polysketch.attention.base import Mechanism
 from polysketch.attention.key_value_state import KeyValueState
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
 
 
@@ -53,6 +54,26 @@ class KeptTokensAttention(Mechanism):
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         return self.attend(query, key, value, causal=causal, key_mask=key_mask)
 
+    @torch.no_grad()
+    def read_source(self, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Any:
+        """As `Mechanism.read_source`: keys are prepared once.
+
+        Args:
+            key, value, key_mask: as there.
+        """
+        self._require_cross()
+        return KeptSource(self.prepare_key(key, value.dtype), value, key_mask)
+
+    @torch.no_grad()
+    def ask_source(self, query: Tensor, source: KeptSource) -> Tensor:
+        """As `Mechanism.ask_source`.
+
+        Args:
+            query, source: as there.
+        """
+        query, (key, value) = self.prepare_query(query, source.value.dtype), (source.key, source.value)
+        return self.attend(query, key, value, causal=False, key_mask=source.key_mask)
+
 
 class AllTokensAttention(KeptTokensAttention):
     """Attention whose state is every key and value; a subclass gives `attend_to_cache` too."""
@@ -97,6 +118,11 @@ class RecentTokensAttention(KeptTokensAttention):
     def reach(self) -> int:
         """As `Mechanism.reach`: the tokens of a row to keep."""
         raise NotImplementedError(f"{type(self).__name__} does not say how many tokens it keeps")
+
+    @property
+    def is_cross(self) -> bool:
+        """The tokens nearby are those around the query's own place."""
+        return False
 
     def attend_to_kept(self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens) -> Tensor:
         """The output of one token of every row, which the state holds already."""

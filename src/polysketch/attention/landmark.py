@@ -24,6 +24,11 @@ class LandmarkAttention(Mechanism):
         check_at_least_one(num_landmarks=num_landmarks)
         self.num_landmarks = num_landmarks
 
+    @property
+    def is_cross(self) -> bool:
+        """Landmarks are taken from queries and keys of the same tokens."""
+        return False
+
     def forward(
         self,
         query: Tensor,

@@ -142,6 +142,43 @@ class LinearizedAttention(Mechanism):
         """The sums of a span's state, to move on."""
         return Following(sums_of(state, power=self.feature_map.power, factors=self.feature_map.factors))
 
+    @property
+    def is_cross(self) -> bool:
+        """Without chunks of tokens, which queries and keys would have to share."""
+        return self.is_bidirectional and self.local_chunk is None
+
+    @torch.no_grad()
+    def read_source(self, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Any:
+        """As `Mechanism.read_source`: sums over the source, of a size that does not depend on its length.
+
+        Args:
+            key, value, key_mask: as there.
+        """
+        self._require_cross()
+        wide = in_range(value)
+        nobody = key.new_zeros(key.shape[0], self.num_heads, *key.shape[2:])
+        (query_features, key_features), options = self.operands(nobody, key, wide.dtype, None)
+        state = self.init_state(key.shape[0], key.device, value.dtype, value_dim=value.shape[3])
+        ops.linear_attention_extend_(
+            torch.zeros_like(query_features), key_features, wide, state, key_mask=key_mask, **options
+        )
+        return state
+
+    @torch.no_grad()
+    def ask_source(self, query: Tensor, source: ops.LinearAttentionState) -> Tensor:
+        """As `Mechanism.ask_source`, by the sums alone: keys without features stand where none are given.
+
+        Args:
+            query, source: as there.
+        """
+        nothing = query.new_zeros(query.shape[0], self.num_kv_heads, *query.shape[2:])
+        wide = source.sums.dtype
+        (query_features, key_features), options = self.operands(query, nothing, wide, None)
+        value = source.sums.new_zeros(*nothing.shape[:3], source.sums.shape[3])
+        silent = torch.zeros_like(key_features)
+        found = ops.linear_attention(query_features, silent, value, causal=True, state=source, **options).output
+        return found.to(query.dtype)
+
     def why_not_captured(self, state: ops.LinearAttentionState) -> str | None:
         """As `Mechanism.why_not_captured`; a subclass with an `extend` of its own speaks for itself."""
         if type(self).extend is not LinearizedAttention.extend:

@@ -98,6 +98,11 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         self.register_buffer("hyperplanes", torch.empty(head_dim, hash_bits))
         self.resample()
 
+    @property
+    def is_cross(self) -> bool:
+        """Buckets are made of chunks of tokens that queries and keys share."""
+        return False
+
     @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw other hyperplanes, from the default generator when none is given."""

@@ -118,6 +118,26 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         output = LinearizedAttention.forward(self, query, key, widened(value), causal=causal, key_mask=key_mask)
         return output.to(value.dtype)
 
+    @torch.no_grad()
+    def read_source(self, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Any:
+        """Normed keys and values; in the linear form sums.
+
+        Args:
+            key, value, key_mask: as for `Mechanism.read_source`.
+        """
+        form = LinearizedAttention if self.linear else AllTokensAttention
+        return form.read_source(self, key, value, key_mask=key_mask)
+
+    @torch.no_grad()
+    def ask_source(self, query: Tensor, source: Any) -> Tensor:
+        """As `Mechanism.ask_source`.
+
+        Args:
+            query, source: as there.
+        """
+        form = LinearizedAttention if self.linear else AllTokensAttention
+        return form.ask_source(self, query, source)
+
     def init_state(
         self,
         batch_size: int,

@@ -16,6 +16,7 @@ from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
     from polysketch.data.document_rows import DocumentRows
+    from polysketch.data.masking import mask_tokens
     from polysketch.data.packed_batch import PackedBatch
     from polysketch.data.windows import TrainingWindows
 else:
@@ -23,6 +24,7 @@ else:
         __name__,
         {  # tensors: preparing needs no torch
             "document_rows": ["DocumentRows"],
+            "masking": ["mask_tokens"],
             "packed_batch": ["PackedBatch"],
             "windows": ["TrainingWindows"],
         },
@@ -41,6 +43,7 @@ __all__ = [
     "TokenizerLike",
     "TrainingWindows",
     "load_tokenizer",
+    "mask_tokens",
     "prepare",
     "require_same_tokenizer",
 ]

@@ -8,6 +8,9 @@ from polysketch.models.presets import PRESETS, preset, preset_attention, preset_
 if TYPE_CHECKING:
     from polysketch.models.config import ModelConfig
     from polysketch.models.cross_entropy import IGNORED_TARGET, token_losses
+    from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TransformerEncoder
+    from polysketch.models.encoder_config import EncoderConfig
+    from polysketch.models.encoder_decoder import EncoderDecoderConfig, GivenSource, TransformerEncoderDecoder
     from polysketch.models.state import ModelState
     from polysketch.models.transformer_lm import TransformerLM
 else:
@@ -16,6 +19,9 @@ else:
         {
             "config": ["ModelConfig"],
             "cross_entropy": ["IGNORED_TARGET", "token_losses"],
+            "encoder": ["MaskedLanguageModel", "SequenceClassifier", "TransformerEncoder"],
+            "encoder_config": ["EncoderConfig"],
+            "encoder_decoder": ["EncoderDecoderConfig", "GivenSource", "TransformerEncoderDecoder"],
             "state": ["ModelState"],
             "transformer_lm": ["TransformerLM"],
         },
@@ -24,8 +30,15 @@ else:
 __all__ = [
     "IGNORED_TARGET",
     "PRESETS",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
+    "GivenSource",
+    "MaskedLanguageModel",
     "ModelConfig",
     "ModelState",
+    "SequenceClassifier",
+    "TransformerEncoder",
+    "TransformerEncoderDecoder",
     "TransformerLM",
     "preset",
     "preset_attention",

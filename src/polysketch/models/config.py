@@ -72,7 +72,7 @@ class ModelConfig:
         for name in ("attention", "attention_options", "rotary"):
             self._set(name, _frozen(getattr(self, name)))
         for layer, options in self.layers():
-            check_layer(layer, options)
+            self._check_layer(layer, options)
         self._check_positions()
         self._check_around_attention()
 
@@ -105,6 +105,9 @@ class ModelConfig:
         if missing:
             raise ValueError(f"a model configuration needs {', '.join(missing)}")
         return cls(**values)
+
+    def _check_layer(self, name: str, options: Mapping[str, Any]) -> None:
+        check_layer(name, options)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the class is frozen for everyone else

@@ -8,11 +8,13 @@ from torch.utils.checkpoint import checkpoint
 
 from polysketch.attention import Mechanism, SpanState, advance_positions
 from polysketch.distributed import ContextGroup
+from polysketch.models.blocks import build_block
 from polysketch.models.config import ModelConfig
 from polysketch.models.cross_entropy import IGNORED_TARGET, token_losses
 from polysketch.models.over_ranks import loss_over_ranks
 from polysketch.models.state import ModelState
-from polysketch.nn import Rotation, TransformerBlock, build_mixer, rotation_at, sinusoidal_positions
+from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
+from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
 from polysketch.ops import PackedDocuments
 
 
@@ -43,7 +45,7 @@ class TransformerLM(nn.Module):
         self.config = config
         self.activation_checkpointing = False
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(_build_block(config, name, options) for name, options in config.layers())
+        self.blocks = nn.ModuleList(build_block(config, name, options) for name, options in config.layers())
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self._initialize()
@@ -81,7 +83,7 @@ class TransformerLM(nn.Module):
         """(batch, length, hidden_size) after the final norm; arguments as for `forward`."""
         documents = None if cu_seqlens is None else self._documents(ids, cu_seqlens, key_mask)
         if documents is None:
-            hidden, rotation = self._embed(ids, self._positions(ids, key_mask))
+            hidden, rotation = self._embed(ids, positions_of(ids, key_mask))
         else:
             hidden, rotation = self._embed_packed(ids, documents)
         for block in self.blocks:
@@ -137,9 +139,9 @@ class TransformerLM(nn.Module):
             if documents is None:
                 return self._loss_of_rows(ids)
             targets = _next_tokens(ids, documents)
-        self._check_targets(ids, targets)
+        check_targets(ids, targets, self.config.vocab_size)
         losses = self.token_losses(self.hidden_states(ids, cu_seqlens=documents), targets)
-        return losses.sum() / (targets != IGNORED_TARGET).sum()
+        return mean_loss(losses, targets)
 
     def init_spans(
         self,
@@ -240,7 +242,7 @@ class TransformerLM(nn.Module):
         Args:
             ids: (batch, length) int64, text like that of training; longer than one local chunk.
         """
-        hidden, rotation = self._embed(ids, self._positions(ids, None))
+        hidden, rotation = self._embed(ids, positions_of(ids, None))
         for block in self.blocks:
             if block.mechanism is not None:
                 query, key, _, given = block.attention_inputs(hidden, rotation)
@@ -257,7 +259,7 @@ class TransformerLM(nn.Module):
         Returns:
             Layer index -> (num_heads,) shares, for layers with an exact local part and a sketched prefix.
         """
-        hidden, rotation = self._embed(ids, self._positions(ids, None))
+        hidden, rotation = self._embed(ids, positions_of(ids, None))
         shares = {}
         for index, block in enumerate(self.blocks):
             if _has_prefix(block):
@@ -296,15 +298,6 @@ class TransformerLM(nn.Module):
         for block in self.blocks:
             block.reset_parameters(residual_scale=(2 * self.config.num_layers) ** -0.5)
 
-    def _positions(self, ids: Tensor, key_mask: Tensor | None) -> Tensor:
-        """(length,) positions, or (batch, length) where padding makes rows differ."""
-        if key_mask is None:
-            return torch.arange(ids.shape[-1], device=ids.device)
-        positions, _ = advance_positions(
-            torch.zeros(ids.shape[0], dtype=torch.int64, device="cpu"), ids.shape[1], key_mask
-        )
-        return positions.to(ids.device)
-
     def _loss_of_rows(self, ids: Tensor) -> Tensor:
         """Of ids[:, 1:] from ids[:, :-1]."""
         if ids.dim() != 2 or ids.shape[1] < 2:
@@ -329,7 +322,7 @@ class TransformerLM(nn.Module):
                 raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
             ids, targets = ids[:, :-1], ids[:, 1:]
         self._check_ids(ids)
-        self._check_targets(ids, targets)
+        check_targets(ids, targets, self.config.vocab_size)
         return loss_over_ranks(self, ids, targets, context)
 
     def _documents(
@@ -357,35 +350,7 @@ class TransformerLM(nn.Module):
         return rotation_at(positions, self.config.head_dim, self.config.rope_base)
 
     def _check_ids(self, ids: Tensor) -> None:
-        if ids.dim() != 2 or ids.shape[1] == 0 or ids.dtype != torch.int64:
-            raise ValueError(f"ids must be int64 of shape (batch, length), got {ids.dtype} of {tuple(ids.shape)}")
-        if ids.device != self.output_bias.device:
-            raise ValueError(f"ids are on {ids.device} but the model is on {self.output_bias.device}: move one of them")
-        # On a GPU this would wait for the device; there the embedding's own assertion has to do.
-        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"ids must lie in [0, {self.config.vocab_size}), got {low} to {high};"
-                    " was the text encoded with another tokenizer?"
-                )
-
-    def _check_targets(self, ids: Tensor, targets: Tensor) -> None:
-        if targets.shape != ids.shape or targets.dtype != torch.int64:
-            raise ValueError(
-                f"targets must be int64 of the shape of ids, {tuple(ids.shape)}, got {targets.dtype} of "
-                f"{tuple(targets.shape)}"
-            )
-        # As for ids: on a GPU this would wait for the device.
-        if targets.device.type == "cpu" and not torch.compiler.is_compiling():
-            predicted = targets[targets != IGNORED_TARGET]
-            if predicted.numel() == 0:
-                raise ValueError(f"nothing is to be predicted: all targets are {IGNORED_TARGET}")
-            if predicted.min() < 0 or predicted.max() >= self.config.vocab_size:
-                raise ValueError(
-                    f"targets must be {IGNORED_TARGET} or lie in [0, {self.config.vocab_size}), got "
-                    f"{int(predicted.min())} to {int(predicted.max())}"
-                )
+        check_ids(ids, self.config.vocab_size, self.output_bias.device)
 
     def _run(
         self,
@@ -420,24 +385,3 @@ def _next_positions(state: ModelState, length: int, key_mask: Tensor | None) -> 
 
 def _has_prefix(block: Any) -> bool:
     return block.mechanism is not None and block.mechanism.has_prefix
-
-
-def _build_block(config: ModelConfig, name: str, options: dict[str, Any]) -> TransformerBlock:
-    mixer = build_mixer(
-        name,
-        options,
-        hidden_size=config.hidden_size,
-        num_heads=config.num_heads,
-        head_dim=config.head_dim,
-        num_kv_heads=config.num_kv_heads,
-        projection_convolution=config.projection_convolution,
-        query_key_norm=config.query_key_norm,
-        head_gate=config.head_gate,
-    )
-    return TransformerBlock(
-        config.hidden_size,
-        mixer,
-        feedforward_size=config.feedforward_size,
-        norm_epsilon=config.norm_epsilon,
-        rotary=config.rotates(name),
-    )

@@ -7,6 +7,7 @@ from polysketch.nn.names import SHORT_CONVOLUTION
 
 if TYPE_CHECKING:
     from polysketch.nn.block import TransformerBlock
+    from polysketch.nn.cross_attention import CrossAttention
     from polysketch.nn.embedding import sinusoidal_positions
     from polysketch.nn.glu import GatedLinearUnit, gated_width
     from polysketch.nn.head_gate import HeadGate
@@ -22,6 +23,7 @@ else:
         __name__,
         {
             "block": ["TransformerBlock"],
+            "cross_attention": ["CrossAttention"],
             "embedding": ["sinusoidal_positions"],
             "glu": ["GatedLinearUnit", "gated_width"],
             "head_gate": ["HeadGate"],
@@ -37,6 +39,7 @@ else:
 
 __all__ = [
     "SHORT_CONVOLUTION",
+    "CrossAttention",
     "GatedLinearUnit",
     "HeadGate",
     "MultiHeadAttention",

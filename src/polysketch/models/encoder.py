@@ -1,0 +1,187 @@
+"""The bidirectional encoder, for every mechanism that sees both sides, and what stands on top of it."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from polysketch.feature_maps.initialization import lecun_normal_
+from polysketch.models.blocks import build_block
+from polysketch.models.cross_entropy import token_losses
+from polysketch.models.encoder_config import EncoderConfig
+from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
+from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
+
+
+class TransformerEncoder(nn.Module):
+    """Token ids -> a vector for each token, which sees the whole sequence.
+
+    The blocks are those of `TransformerLM`, without the causal mask: embedded tokens times sqrt(hidden_size), positions
+    (learned, sinusoidal or rotary, as the configuration says), pre-norm blocks, a final norm. Weights begin as there.
+
+    Args:
+        config: sizes and mechanisms.
+
+    Attributes:
+        config: as given.
+        activation_checkpointing: recompute each block in backward instead of keeping what is inside it; False at
+            first.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.activation_checkpointing = False
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        positions = config.learned_positions
+        self.positions = nn.Embedding(positions, config.hidden_size) if positions else None
+        self.blocks = nn.ModuleList(build_block(config, name, options) for name, options in config.layers())
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self._initialize()
+
+    def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """The last layer's vectors, after the final norm.
+
+        Args:
+            ids: (batch, length) int64.
+            key_mask: (batch, length) bool, True for a real token; rows may be padded on either side. What stands at
+                padding changes nothing, and what comes out there means nothing.
+
+        Returns:
+            (batch, length, hidden_size).
+
+        Raises:
+            ValueError: ids that are no tokens, or more of them than there are learned positions.
+        """
+        hidden, rotation = self._embed(ids, key_mask)
+        for block in self.blocks:
+            hidden = self._run(block, hidden, rotation, key_mask)
+        return self.final_norm(hidden)
+
+    def _initialize(self) -> None:
+        nn.init.normal_(self.embedding.weight, std=self.config.hidden_size**-0.5)
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
+        for block in self.blocks:
+            block.reset_parameters(residual_scale=(2 * self.config.num_layers) ** -0.5)
+
+    def _embed(self, ids: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Rotation]:
+        config = self.config
+        check_ids(ids, config.vocab_size, self.final_norm.weight.device)
+        positions = positions_of(ids, key_mask)
+        hidden = self.embedding(ids) * config.hidden_size**0.5
+        if config.input_positions:
+            hidden = hidden + sinusoidal_positions(positions, config.hidden_size).to(hidden.dtype)
+        if self.positions is not None:
+            self._require_position(ids.shape[1])
+            hidden = hidden + self.positions(positions)
+        return hidden, rotation_at(positions, config.head_dim, config.rope_base)
+
+    def _require_position(self, length: int) -> None:
+        if length > self.config.learned_positions:
+            raise ValueError(
+                f"expected at most {self.config.learned_positions} tokens, which have learned positions, got {length}"
+            )
+
+    def _run(self, block: nn.Module, hidden: Tensor, rotation: Rotation, key_mask: Tensor | None) -> Tensor:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, hidden, rotation, causal=False, key_mask=key_mask, use_reentrant=False)
+        return block(hidden, rotation, causal=False, key_mask=key_mask)
+
+
+class MaskedLanguageModel(nn.Module):
+    """An encoder that predicts tokens from both sides: the embedding again as output layer, with a bias.
+
+    Args:
+        config: of the encoder.
+
+    Attributes:
+        encoder: the `TransformerEncoder`.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.encoder = TransformerEncoder(config)
+        self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """(batch, length) int64 -> logits (batch, length, vocab_size); prefer `loss` for training."""
+        hidden = self.encoder(ids, key_mask=key_mask)
+        return nn.functional.linear(hidden, self.encoder.embedding.weight, self.output_bias)
+
+    def loss(self, ids: Tensor, targets: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats of the tokens that are to be predicted; a scalar. The logits are never all held.
+
+        Args:
+            ids: (batch, length) int64, some of them masked (`data.mask_tokens`).
+            targets: (batch, length) int64, the tokens that stood there; -100 where nothing is to be predicted.
+            key_mask: as for `TransformerEncoder.forward`.
+
+        Raises:
+            ValueError: as for `TransformerEncoder.forward`; targets of another shape or beyond the vocabulary, or none.
+        """
+        check_targets(ids, targets, self.encoder.config.vocab_size)
+        hidden = self.encoder(ids, key_mask=key_mask)
+        return mean_loss(token_losses(hidden, self.encoder.embedding.weight, self.output_bias, targets), targets)
+
+
+class SequenceClassifier(nn.Module):
+    """An encoder that gives each sequence one of several classes.
+
+    Args:
+        config: of the encoder.
+        num_classes: at least 2.
+        pooling: "mean" of the vectors of real tokens, or that of the "first" real token.
+
+    Attributes:
+        encoder: the `TransformerEncoder`.
+        output: from a pooled vector to logits.
+
+    Raises:
+        ValueError: fewer than two classes, or another pooling.
+    """
+
+    def __init__(self, config: EncoderConfig, num_classes: int, *, pooling: Literal["mean", "first"] = "mean") -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        if pooling not in ("mean", "first"):
+            raise ValueError(f"pooling must be 'mean' or 'first', got {pooling!r}")
+        self.encoder, self.pooling = TransformerEncoder(config), pooling
+        self.output = nn.Linear(config.hidden_size, num_classes)
+        lecun_normal_(self.output.weight, config.hidden_size)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """(batch, length) int64 -> logits (batch, num_classes).
+
+        Args:
+            ids, key_mask: as for `TransformerEncoder.forward`; every row needs a real token.
+        """
+        return self.output(self._pooled(self.encoder(ids, key_mask=key_mask), key_mask))
+
+    def loss(self, ids: Tensor, labels: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats; a scalar.
+
+        Args:
+            ids, key_mask: as for `forward`.
+            labels: (batch,) int64, from 0 to num_classes - 1.
+
+        Raises:
+            ValueError: labels of another shape or out of range.
+        """
+        classes = self.output.out_features
+        if labels.shape != ids.shape[:1] or labels.dtype != torch.int64:
+            raise ValueError(f"labels must be int64 of shape ({ids.shape[0]},), got {labels.dtype} {labels.shape}")
+        if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ValueError(f"labels must lie in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
+        return nn.functional.cross_entropy(self(ids, key_mask=key_mask).float(), labels)
+
+    def _pooled(self, hidden: Tensor, key_mask: Tensor | None) -> Tensor:
+        if key_mask is None:
+            return hidden.mean(1) if self.pooling == "mean" else hidden[:, 0]
+        if self.pooling == "first":
+            return hidden[torch.arange(hidden.shape[0], device=hidden.device), key_mask.int().argmax(1)]
+        real = hidden.masked_fill(~key_mask[..., None], 0.0)
+        return real.sum(1) / key_mask.sum(1, keepdim=True).to(hidden.dtype)

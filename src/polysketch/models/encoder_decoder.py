@@ -1,0 +1,268 @@
+"""An encoder and a decoder that reads it: sequence to sequence, for every mechanism."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polysketch import attention
+from polysketch.models.blocks import build_block
+from polysketch.models.config import ModelConfig
+from polysketch.models.cross_entropy import token_losses
+from polysketch.models.encoder import TransformerEncoder
+from polysketch.models.encoder_config import EncoderConfig
+from polysketch.models.state import ModelState
+from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
+from polysketch.nn import Rotation, TransformerBlock, rotation_at, sinusoidal_positions
+from polysketch.nn.cross_attention import CrossAttention
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """Sizes and mechanisms of a `TransformerEncoderDecoder`.
+
+    Attributes:
+        encoder: reads the source.
+        decoder: writes the target; causal.
+        cross: the mechanism by which every layer of the decoder attends to the encoded source. Not every one can:
+            docs/choosing.md has the table.
+        cross_options: its options.
+    """
+
+    encoder: EncoderConfig
+    decoder: ModelConfig
+    cross: str = "softmax"
+    cross_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DecoderBlock(nn.Module):
+    """A transformer block with cross-attention in the middle: x + cross(norm(x), source) behind self-attention.
+
+    Args:
+        config: of the whole model.
+        name, options: of the layer's self-attention.
+
+    Attributes:
+        block: self-attention and the feed-forward layer, with their norms.
+        cross_norm, cross: what stands between the two.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig, name: str, options: dict[str, Any]) -> None:
+        super().__init__()
+        decoder = config.decoder
+        self.block = build_block(decoder, name, options)
+        self.cross_norm = nn.LayerNorm(decoder.hidden_size, eps=decoder.norm_epsilon)
+        sizes = {"num_heads": decoder.num_heads, "head_dim": decoder.head_dim, "num_kv_heads": decoder.num_kv_heads}
+        mechanism = attention.build(config.cross, **sizes, **config.cross_options)
+        self.cross = CrossAttention(
+            decoder.hidden_size, config.encoder.hidden_size, mechanism, query_key_norm=decoder.query_key_norm
+        )
+
+    def reset_parameters(self, residual_scale: float) -> None:
+        """Initialise the projections; outputs added to the residual stream are scaled by `residual_scale`."""
+        self.block.reset_parameters(residual_scale)
+        self.cross.reset_parameters(residual_scale)
+
+    def forward(
+        self, hidden: Tensor, source: Tensor, rotation: Rotation, *, source_mask: Tensor | None = None
+    ) -> Tensor:
+        """(batch, length, hidden_size) -> the same.
+
+        Args:
+            hidden: of the target.
+            source: (batch, source length, width of the encoder).
+            rotation: of the target's positions.
+            source_mask: (batch, source length) bool, True for a real token.
+        """
+        block = self.block
+        hidden = hidden + block.attention(block.attention_norm(hidden), _own(block, rotation))
+        hidden = hidden + self.cross(self.cross_norm(hidden), source, source_mask=source_mask)
+        return hidden + block.feedforward(block.feedforward_norm(hidden))
+
+    def extend(
+        self, hidden: Tensor, state: Any, source: Any, rotation: Rotation, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """The block for new tokens that follow those in `state`, which is updated in place.
+
+        Args:
+            hidden: of the new tokens.
+            state: of self-attention.
+            source: from `cross.read_source`.
+            rotation: of the new tokens' positions.
+            key_mask: (batch, new tokens) bool, True for a real token.
+        """
+        block = self.block
+        normed = block.attention_norm(hidden)
+        mixed, state = block.attention.extend(normed, state, _own(block, rotation), key_mask=key_mask)
+        hidden = hidden + mixed
+        hidden = hidden + self.cross.ask_source(self.cross_norm(hidden), source)
+        return hidden + block.feedforward(block.feedforward_norm(hidden)), state
+
+
+class TransformerEncoderDecoder(nn.Module):
+    """A source of token ids, and a target of which every token sees those before it and the whole source.
+
+    The source is read by a `TransformerEncoder`; the decoder's blocks are those of a `TransformerLM` with
+    cross-attention between self-attention and the feed-forward layer. Each side has its own embedding; the decoder's is
+    its output layer too, with a bias.
+
+    Args:
+        config: sizes and mechanisms.
+
+    Attributes:
+        config: as given.
+        encoder: the `TransformerEncoder`.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config, decoder = config, config.decoder
+        self.encoder = TransformerEncoder(config.encoder)
+        self.embedding = nn.Embedding(decoder.vocab_size, decoder.hidden_size)
+        self.blocks = nn.ModuleList(DecoderBlock(config, name, options) for name, options in decoder.layers())
+        self.final_norm = nn.LayerNorm(decoder.hidden_size, eps=decoder.norm_epsilon)
+        self.output_bias = nn.Parameter(torch.zeros(decoder.vocab_size))
+        nn.init.normal_(self.embedding.weight, std=decoder.hidden_size**-0.5)
+        for block in self.blocks:
+            block.reset_parameters((3 * decoder.num_layers) ** -0.5)  # three additions a block
+
+    def forward(self, source: Tensor, ids: Tensor, *, source_mask: Tensor | None = None) -> Tensor:
+        """Logits of every target token's successor.
+
+        Args:
+            source: (batch, source length) int64.
+            ids: (batch, length) int64, the target from its start token on.
+            source_mask: (batch, source length) bool, True for a real token, padded on either side.
+
+        Returns:
+            (batch, length, vocab_size). Prefer `loss` for training: it never holds all of these.
+        """
+        return self.logits(self._hidden_states(source, ids, source_mask))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., hidden_size) after the final norm -> (..., vocab_size)."""
+        return nn.functional.linear(hidden, self.embedding.weight, self.output_bias)
+
+    def loss(self, source: Tensor, ids: Tensor, targets: Tensor, *, source_mask: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats; a scalar.
+
+        Args:
+            source, ids, source_mask: as for `forward`.
+            targets: (batch, length) int64, what each token of `ids` is to predict; -100 for nothing.
+
+        Raises:
+            ValueError: ids that are no tokens, targets of another shape or beyond the vocabulary, or none.
+        """
+        check_targets(ids, targets, self.config.decoder.vocab_size)
+        hidden = self._hidden_states(source, ids, source_mask)
+        return mean_loss(token_losses(hidden, self.embedding.weight, self.output_bias, targets), targets)
+
+    @torch.no_grad()
+    def given(self, source: Tensor, *, source_mask: Tensor | None = None) -> "GivenSource":
+        """The decoder as a language model whose source is fixed: what `generation.generate` continues prompts with.
+
+            generate(model.given(source), [[start]] * len(source), max_new_tokens=50, stop=end)
+
+        Args:
+            source, source_mask: as for `forward`. The source is read once.
+        """
+        return GivenSource(self, self.encoder(source, key_mask=source_mask), source_mask)
+
+    def _hidden_states(self, source: Tensor, ids: Tensor, source_mask: Tensor | None) -> Tensor:
+        encoded = self.encoder(source, key_mask=source_mask)
+        hidden, rotation = self.embed(ids, positions_of(ids, None))
+        for block in self.blocks:
+            hidden = block(hidden, encoded, rotation, source_mask=source_mask)
+        return self.final_norm(hidden)
+
+    def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        """Embedded target tokens at these positions, and their rotation."""
+        config = self.config.decoder
+        check_ids(ids, config.vocab_size, self.output_bias.device)
+        hidden = self.embedding(ids) * config.hidden_size**0.5
+        if config.input_positions:
+            hidden = hidden + sinusoidal_positions(positions, config.hidden_size).to(hidden.dtype)
+        return hidden, rotation_at(positions, config.head_dim, config.rope_base)
+
+
+class GivenSource(nn.Module):
+    """A decoder whose source is fixed, as a language model; from `TransformerEncoderDecoder.given`.
+
+    Args:
+        model: the encoder and decoder.
+        encoded: (batch, source length, width of the encoder).
+        source_mask: (batch, source length) bool, True for a real token.
+
+    Attributes:
+        config: of the decoder.
+        sources: what each layer has read of the source.
+    """
+
+    def __init__(self, model: TransformerEncoderDecoder, encoded: Tensor, source_mask: Tensor | None) -> None:
+        super().__init__()
+        self.config, self._model = model.config.decoder, model
+        self.sources = [block.cross.read_source(encoded, source_mask=source_mask) for block in model.blocks]
+        self._rows = encoded.shape[0]
+
+    @property
+    def output_bias(self) -> Tensor:
+        """The decoder's."""
+        return self._model.output_bias
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of what was read of the source: constant for cross-attention on features, and else as the source."""
+        return sum(source.nbytes for source in self.sources)
+
+    def init_state(
+        self, batch_size: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before the first token of the target, without the source, which does not change.
+
+        Args:
+            batch_size: as many rows as the source has.
+            device, dtype: the model's where they are None.
+
+        Raises:
+            ValueError: another number of rows.
+        """
+        if batch_size != self._rows:
+            raise ValueError(f"the source has {self._rows} rows, got {batch_size}")
+        bias = self.output_bias
+        device, dtype = bias.device if device is None else device, bias.dtype if dtype is None else dtype
+        layers = [block.block.attention.init_state(batch_size, device, dtype) for block in self._model.blocks]
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device="cpu"), device)
+
+    def why_not_captured(self, state: ModelState) -> str | None:
+        """Why a device's graph of a step would not serve every token."""
+        return "a graph of a step that reads a source is not made"
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `TransformerEncoderDecoder.logits`."""
+        return self._model.logits(hidden)
+
+    @torch.no_grad()
+    def extend(self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """Logits for new tokens that follow those in `state`; as `TransformerLM.extend`."""
+        hidden, state = self.extend_hidden(ids, state, key_mask=key_mask)
+        return self.logits(hidden), state
+
+    @torch.no_grad()
+    def extend_hidden(
+        self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """As `TransformerLM.extend_hidden`."""
+        positions, moved = attention.advance_positions(state.position, ids.shape[1], key_mask)
+        hidden, rotation = self._model.embed(ids, positions.to(ids.device))
+        for index, block in enumerate(self._model.blocks):
+            hidden, state.layers[index] = block.extend(
+                hidden, state.layers[index], self.sources[index], rotation, key_mask=key_mask
+            )
+        state.move_to_(moved)
+        return self._model.final_norm(hidden), state
+
+
+def _own(block: TransformerBlock, rotation: Rotation) -> Rotation | None:
+    return rotation if block.rotary else None

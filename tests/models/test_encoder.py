@@ -1,0 +1,198 @@
+"""Encoders: they see both sides, padding changes nothing, and they learn what needs both sides."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from polysketch import attention
+from polysketch.data import mask_tokens
+from polysketch.models import EncoderConfig, MaskedLanguageModel, SequenceClassifier, TransformerEncoder
+
+VOCAB, LENGTH = 23, 30
+SIZES = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 16, "num_heads": 2}
+OPTIONS = {
+    "polysketch-paper": {"sketch_size": 6, "local_chunk": 8},
+    "polysketch-heavy": {"sketch_size": 6, "local_chunk": 8, "heavy_size": 2, "hash_bits": 2},
+    "polysketch-window": {"window": 6, "sketch_size": 6},
+    "sliding-window": {"window": 6},
+    "local": {"local_chunk": 8},
+    "nystrom": {"num_landmarks": 5},
+    "skyformer": {"num_landmarks": 5},
+}
+BOTH_SIDES = [name for name, mechanism in attention.MECHANISMS.items() if mechanism.is_bidirectional]
+
+
+def config(name: str = "linear", **changes) -> EncoderConfig:
+    return EncoderConfig(**{**SIZES, "attention": name, "attention_options": OPTIONS.get(name, {}), **changes})
+
+
+def encoder(name: str = "linear", **changes) -> TransformerEncoder:
+    torch.manual_seed(0)
+    return TransformerEncoder(config(name, **changes)).double()
+
+
+def tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> Tensor:
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", BOTH_SIDES)
+def test_the_first_token_sees_the_second(name: str):
+    model, ids = encoder(name), tokens()
+    changed = ids.clone()
+    changed[:, 1] = (changed[:, 1] + 1) % VOCAB
+    assert (model(ids) - model(changed))[:, 0].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("positions", [{}, {"input_positions": True}, {"learned_positions": LENGTH}, {"rotary": False}])
+@pytest.mark.parametrize("name", ["linear", "softmax", "polysketch-paper", "performer"])
+def test_padding_on_either_side_changes_nothing(name: str, positions: dict):
+    """Positions count from a row's first real token."""
+    model, ids = encoder(name, **positions), tokens(length=LENGTH - 7)
+    alone = model(ids)
+    padded = torch.cat([tokens(length=3, seed=1), ids, tokens(length=4, seed=2)], 1)
+    real = torch.zeros(2, LENGTH, dtype=torch.bool)
+    real[:, 3:-4] = True
+    torch.testing.assert_close(model(padded, key_mask=real)[:, 3:-4], alone, rtol=1e-9, atol=1e-10)
+
+
+def test_positions_are_told_apart_by_each_kind_of_them():
+    """Two tokens that stand in each other's place; without positions a mechanism without chunks cannot tell."""
+    ids = tokens()
+    swapped = ids.clone()
+    swapped[:, [2, 9]] = ids[:, [9, 2]]
+    assert (ids != swapped).any(1).all()
+    kinds = [{"rotary": True}, {"rotary": False, "input_positions": True}, {"rotary": False, "learned_positions": 40}]
+    for kind in kinds:
+        model = encoder(**kind)
+        assert (model(ids) - model(swapped))[:, 0].abs().max() > 1e-6
+    model = encoder(rotary=False)
+    torch.testing.assert_close(model(ids)[:, 0], model(swapped)[:, 0])
+
+
+def test_checkpointed_blocks_give_the_same_gradients():
+    model, ids = encoder("polysketch-paper"), tokens()
+    found = []
+    for model.activation_checkpointing in (False, True):
+        found.append(torch.autograd.grad(model(ids).square().sum(), list(model.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "polysketch"}, "causal only, and an encoder sees both sides; mechanisms for it: based"),
+        ({"attention": "short-convolution"}, "causal only"),
+        ({"attention": "nope"}, "nope"),
+        ({"attention_options": {"nope": 1}}, "nope"),
+        ({"projection_convolution": 4}, "projection_convolution is causal only"),
+        ({"learned_positions": -1}, "learned_positions must be"),
+    ],
+)
+def test_what_cannot_encode_is_refused(changes: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        EncoderConfig(**{**SIZES, "attention": "linear", **changes})
+
+
+def test_more_tokens_than_learned_positions_are_refused():
+    with pytest.raises(ValueError, match="at most 10 tokens, which have learned positions, got 30"):
+        encoder(learned_positions=10)(tokens())
+
+
+def test_a_configuration_can_be_stored():
+    for each in (config(), config(learned_positions=7, attention=("linear", "softmax"), attention_options={})):
+        assert EncoderConfig.from_dict(each.to_dict()) == each
+
+
+class TestMaskedLanguageModel:
+    def test_the_loss_is_that_of_the_chosen_tokens(self):
+        torch.manual_seed(0)
+        model, ids = MaskedLanguageModel(config()).double(), tokens()
+        targets = torch.full_like(ids, -100)
+        targets[0, 3], targets[1, 5] = 7, 11
+        log_shares = model(ids).log_softmax(-1)
+        expected = -(log_shares[0, 3, 7] + log_shares[1, 5, 11]) / 2
+        torch.testing.assert_close(model.loss(ids, targets).double(), expected)
+        for wrong, message in (
+            (targets[:, 1:], "shape"),
+            (targets + VOCAB + 100, "lie in"),
+            (ids * 0 - 100, "nothing"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                model.loss(ids, wrong)
+
+    def test_it_learns_what_only_the_right_side_tells(self):
+        """Every second token repeats the one behind it: what is masked can be read off there."""
+        torch.manual_seed(0)
+        model = MaskedLanguageModel(config("softmax"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(150):
+            ids = torch.randint(1, VOCAB, (32, 8), generator=generator).repeat_interleave(2, 1)
+            masked, targets = ids.clone(), torch.full_like(ids, -100)
+            masked[:, 0::4], targets[:, 0::4] = 0, ids[:, 0::4]
+            optimizer.zero_grad()
+            loss = model.loss(masked, targets)
+            loss.backward()
+            optimizer.step()
+        assert loss < 0.1  # without the right side: log(22) = 3.1
+
+
+def test_masked_tokens_are_chosen_and_hidden_in_their_shares():
+    generator = torch.Generator().manual_seed(0)
+    ids, real = torch.full((100, 1000), 5), torch.ones(100, 1000, dtype=torch.bool)
+    real[:, 900:] = False
+    masked, targets = mask_tokens(ids, vocab_size=1000, mask_id=9, share=0.3, generator=generator, key_mask=real)
+    chosen = targets != -100
+    assert (targets[chosen] == 5).all()
+    assert not chosen[:, 900:].any()
+    assert torch.equal(masked[~chosen], ids[~chosen])
+    assert chosen[:, :900].float().mean().item() == pytest.approx(0.3, abs=0.01)
+    hidden = [(masked[chosen] == 9).float().mean().item(), (masked[chosen] == 5).float().mean().item()]
+    assert hidden == pytest.approx([0.8, 0.1], abs=0.01)
+    for wrong in ({"share": 0.0}, {"mask_id": 1000}):
+        with pytest.raises(ValueError, match=r"share must be|mask_id must"):
+            mask_tokens(ids, **{"vocab_size": 1000, "mask_id": 9, **wrong})
+
+
+class TestSequenceClassifier:
+    @pytest.mark.parametrize("pooling", ["mean", "first"])
+    def test_padding_changes_nothing(self, pooling):
+        torch.manual_seed(0)
+        model = SequenceClassifier(config(), 3, pooling=pooling).double()
+        ids = tokens(length=LENGTH - 7)
+        padded = torch.cat([tokens(length=3, seed=1), ids, tokens(length=4, seed=2)], 1)
+        real = torch.zeros(2, LENGTH, dtype=torch.bool)
+        real[:, 3:-4] = True
+        torch.testing.assert_close(model(padded, key_mask=real), model(ids))
+        first, second = SequenceClassifier(config(), 3), SequenceClassifier(config(), 3, pooling="first")
+        second.load_state_dict(first.state_dict())
+        assert (first(ids) - second(ids)).abs().max() > 1e-3
+
+    def test_it_learns_whether_a_token_occurs(self):
+        torch.manual_seed(0)
+        model = SequenceClassifier(config("softmax"), 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(100):
+            ids = torch.randint(1, VOCAB, (32, LENGTH), generator=generator)
+            labels = torch.randint(2, (32,), generator=generator)
+            ids[torch.arange(32), torch.randint(LENGTH, (32,), generator=generator)] *= 1 - labels
+            optimizer.zero_grad()
+            loss = model.loss(ids, labels)
+            loss.backward()
+            optimizer.step()
+        assert loss < 0.1
+
+    def test_labels_that_do_not_fit_are_refused(self):
+        model = SequenceClassifier(config(), 3)
+        for labels, message in (
+            (torch.tensor([0, 3]), "lie in"),
+            (torch.tensor([0]), "shape"),
+            (torch.ones(2), "int64"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                model.loss(tokens(), labels)
+        for wrong in ({"num_classes": 1}, {"num_classes": 2, "pooling": "last"}):
+            with pytest.raises(ValueError, match="must be"):
+                SequenceClassifier(config(), **wrong)
