@@ -125,6 +125,8 @@ PUBLIC_NAMES = {
         "PackedBatch",
         "PreparedData",
         "ReadOptions",
+        "ShardDescription",
+        "ShardedTokens",
         "Split",
         "SplitDescription",
         "TOKENIZERS",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polysketch.data import DataDescription, PreparedData, ReadOptions, TrainingWindows, preparation, prepare
+from polysketch.data import DataDescription, PreparedData, ReadOptions, TrainingWindows, encoding, prepare
 from polysketch.data.tokenization import BpeTokenizer
 from polysketch.data.writer import SplitWriter, token_dtype
 from polysketch.storage import disk, folders, whole_folder
@@ -68,7 +68,7 @@ def test_preparing_twice_gives_the_same_files(corpus_folder, tmp_path, tokenizer
 
 def test_the_size_of_a_batch_changes_nothing(corpus_folder, tmp_path, monkeypatch):
     prepare(corpus_folder, "bpe:400", tmp_path / "a", **SHARES)
-    monkeypatch.setattr(preparation, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(encoding, "BATCH_BYTES", 1000)
     prepare(corpus_folder, "bpe:400", tmp_path / "b", **SHARES)
     assert contents_of(tmp_path / "a") == contents_of(tmp_path / "b")
 
@@ -181,6 +181,13 @@ def fail_at(monkeypatch, owner, name: str, call: int, error: BaseException) -> N
     monkeypatch.setattr(owner, name, failing)
 
 
+@pytest.fixture
+def single_documents(monkeypatch):
+    """Every document is a batch of its own."""
+    monkeypatch.setattr(encoding, "BATCH_DOCUMENTS", 1)
+
+
+@pytest.mark.usefixtures("single_documents")
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Fault(), RuntimeError()], ids=["interrupt", "signal", "bug"])
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
@@ -188,10 +195,12 @@ def fail_at(monkeypatch, owner, name: str, call: int, error: BaseException) -> N
         (SplitWriter, "write", 0),
         (SplitWriter, "write", 37),
         (SplitWriter, "close", 1),
+        (SplitWriter, "finish", 2),
         (DataDescription, "write", 0),
         (os, "fsync", 0),
         (os, "fsync", 3),
         (disk, "rename", 0),
+        (disk, "rename", 3),
     ],
 )
 def test_an_interrupted_prepare_leaves_nothing(corpus_folder, tmp_path, monkeypatch, owner, name, call, error):
@@ -202,6 +211,7 @@ def test_an_interrupted_prepare_leaves_nothing(corpus_folder, tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
 
 
+@pytest.mark.usefixtures("single_documents")
 def test_a_full_disk_is_named_and_leaves_nothing(corpus_folder, tmp_path, monkeypatch):
     fail_at(monkeypatch, SplitWriter, "write", 20, OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(OSError, match=r"expected room for .*out.*disk full.*--out on another disk") as caught:
@@ -212,11 +222,12 @@ def test_a_full_disk_is_named_and_leaves_nothing(corpus_folder, tmp_path, monkey
 
 KILLED = """
 import os, signal, sys
-from polysketch.data import prepare
+from polysketch.data import encoding, prepare, unfinished
 from polysketch.data.writer import SplitWriter
+encoding.BATCH_DOCUMENTS = 1
 write = SplitWriter.write
-def killed(self, ids, num_bytes):
-    write(self, ids, num_bytes)
+def killed(self, *arguments):
+    write(self, *arguments)
     if self.documents == 10:
         os.kill(os.getpid(), signal.SIGKILL)
 SplitWriter.write = killed
@@ -229,7 +240,7 @@ def test_a_killed_prepare_leaves_nothing_that_looks_finished_and_can_be_repeated
     finished = subprocess.run([sys.executable, "-c", KILLED, str(corpus_folder), str(out)], check=False)
     assert finished.returncode == -signal.SIGKILL
     assert not out.exists()
-    assert (tmp_path / "out.partial" / "train.bin").exists()
+    assert (tmp_path / "out.partial" / "train-00000.bin").exists()
     with pytest.raises(FileNotFoundError):
         PreparedData.open(tmp_path / "out.partial")
     prepare(corpus_folder, "bytes", out, **SHARES).verify()

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from polysketch.data import PreparedData, ReadOptions, load_tokenizer, prepare
 from polysketch.data.corpus import RECIPES, Corpus, Selection
 from polysketch.data.corpus import hub as hub_module
-from polysketch.data.preparation import BATCH_BYTES
+from polysketch.data.encoding import BATCH_BYTES
 from polysketch.data.splits import SplitRule
 
 # The files of each dataset's repository, by split, and the columns beside the text.

@@ -34,7 +34,8 @@ class PrepareFlags:
     """Files, folders, pg19, wiki40b, c4, fineweb-edu, and hf:NAME[:CONFIG]."""
 
     out: Path
-    """Folder to make. It appears when everything is written; an interrupted prepare leaves none."""
+    """Folder to make. It appears when everything is written. Until then OUT.partial holds what is done: after a kill,
+    Ctrl-C or a full disk the same command goes on from the last half minute, and gives the same bytes."""
 
     tokenizer: str = "bytes"
     """A tokenizer to train: bytes, bpe:N or sentencepiece:N, with N ids. Or the path of one: a tokenizer.json, GPT-2's
@@ -85,6 +86,12 @@ class PrepareFlags:
     tokenizer_text_bytes: int = 500_000_000
     """Train the tokenizer on at most this much text."""
 
+    shard_tokens: int = 100_000_000
+    """Most tokens of a file. A split of more is in several files, which are read as one."""
+
+    workers: int = 1
+    """Processes that turn text into tokens, while this one reads and writes. The result is the same, byte for byte."""
+
     progress: bool = True
     """Show a progress bar."""
 
@@ -102,7 +109,7 @@ def run(flags: PrepareFlags) -> int:
         Exit status 0.
 
     Raises:
-        ValueError, OSError, ImportError: As ``polysketch.data.prepare``.
+        ValueError, OSError, RuntimeError, ImportError: As ``polysketch.data.prepare``.
     """
     from polysketch.data import ReadOptions, prepare
 
@@ -122,6 +129,8 @@ def run(flags: PrepareFlags) -> int:
         mirror=flags.mirror,
         tokenizer_text_bytes=flags.tokenizer_text_bytes,
         end_of_text=flags.end_of_text,
+        shard_tokens=flags.shard_tokens,
+        workers=flags.workers,
         progress=flags.progress,
     )
     for line in summary_lines(data, time.perf_counter() - started):

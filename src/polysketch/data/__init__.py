@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from polysketch.data.corpus import ReadOptions
-from polysketch.data.description import DataDescription, SplitDescription, TokenizerDescription
+from polysketch.data.description import DataDescription, ShardDescription, SplitDescription, TokenizerDescription
 from polysketch.data.preparation import prepare
 from polysketch.data.prepared import PreparedData, Split
 from polysketch.data.tokenization import (
@@ -12,6 +12,7 @@ from polysketch.data.tokenization import (
     load_tokenizer,
     require_same_tokenizer,
 )
+from polysketch.data.tokens import ShardedTokens
 from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ __all__ = [
     "PackedBatch",
     "PreparedData",
     "ReadOptions",
+    "ShardDescription",
+    "ShardedTokens",
     "Split",
     "SplitDescription",
     "TokenizerDescription",

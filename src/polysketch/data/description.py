@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 DESCRIPTION_FILE = "description.json"
 FORMAT = "polysketch-data"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 has one file for each split, and is still written where one file is enough
+READABLE_VERSIONS = (1, 2)
 SPLITS = ("train", "validation", "test")
 
 
@@ -38,22 +40,63 @@ class TokenizerDescription:
 
 
 @dataclass(frozen=True)
-class SplitDescription:
+class ShardDescription:
     """One file of tokens.
 
     Attributes:
         file: File in the folder: token ids one after another, little-endian.
-        tokens: Number of ids, ends of text included.
-        documents: Number of documents, each ended by an end of text.
-        bytes: Number of bytes of UTF-8 text, ends of text not included.
+        tokens: Number of ids.
         sha256: Of the file.
     """
 
     file: str
     tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitDescription:
+    """The tokens of one split, in one file or in several that are read one after the other.
+
+    Attributes:
+        tokens: Number of ids, ends of text included.
+        documents: Number of documents, each ended by an end of text.
+        bytes: Number of bytes of UTF-8 text, ends of text not included.
+        shards: The files in their order. A document may begin in one and end in the next.
+    """
+
+    tokens: int
     documents: int
     bytes: int
-    sha256: str
+    shards: tuple[ShardDescription, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of the tokens: of the only file its sha256, of several the sha256 of theirs in a row."""
+        if len(self.shards) == 1:
+            return self.shards[0].sha256
+        return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values; a split of one file as version 1 of the format has it."""
+        counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
+        if len(self.shards) == 1:
+            return {"file": self.shards[0].file} | counts | {"sha256": self.shards[0].sha256}
+        return counts | {"shards": [dataclasses.asdict(shard) for shard in self.shards]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SplitDescription:
+        """The inverse of ``to_dict``.
+
+        Raises:
+            KeyError, TypeError: Something is missing, or there is more.
+        """
+        counts = dict(values)
+        if "shards" in counts:
+            shards = [ShardDescription(**shard) for shard in counts.pop("shards")]
+        else:
+            shards = [ShardDescription(counts.pop("file"), counts["tokens"], counts.pop("sha256"))]
+        return cls(**counts, shards=tuple(shards))
 
 
 @dataclass(frozen=True)
@@ -87,8 +130,10 @@ class DataDescription:
         return self.tokenizer.end_of_text
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values, with the format's name and version."""
-        return {"format": FORMAT, "version": FORMAT_VERSION} | dataclasses.asdict(self)
+        """As plain JSON values, with the format's name and the first of its versions that can say this."""
+        splits = {name: split.to_dict() for name, split in self.splits.items()}
+        version = FORMAT_VERSION if any("shards" in split for split in splits.values()) else 1
+        return {"format": FORMAT, "version": version} | dataclasses.asdict(self) | {"splits": splits}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], origin: str = DESCRIPTION_FILE) -> DataDescription:
@@ -103,17 +148,17 @@ class DataDescription:
         """
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"expected a description of prepared data in {origin}, found other JSON")
-        if values.get("version") != FORMAT_VERSION:
+        if values.get("version") not in READABLE_VERSIONS:
             raise ValueError(
-                f"expected version {FORMAT_VERSION} of prepared data in {origin}, found {values.get('version')}: "
-                "it was written by another version of polysketch; prepare again"
+                f"expected version {' or '.join(map(str, READABLE_VERSIONS))} of prepared data in {origin}, found "
+                f"{values.get('version')}: it was written by another version of polysketch; prepare again"
             )
         fields = {key: value for key, value in values.items() if key not in ("format", "version")}
         try:
             fields["tokenizer"] = TokenizerDescription(**fields["tokenizer"])
-            fields["splits"] = {name: SplitDescription(**split) for name, split in fields["splits"].items()}
+            fields["splits"] = {name: SplitDescription.from_dict(split) for name, split in fields["splits"].items()}
             return cls(**fields | {"sources": tuple(fields.get("sources", ()))})
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"expected a complete description of prepared data in {origin}, found {error}") from error
 
     def write(self, path: Path) -> None:

@@ -11,6 +11,7 @@ from polysketch.data.best_fit import RowKind, best_fit_decreasing
 from polysketch.data.documents import DocumentPieces
 from polysketch.data.packed_batch import NO_TARGET, PackedBatch
 from polysketch.data.permutation import KeyedPermutation, KeyedPermutations
+from polysketch.data.tokens import Tokens
 
 
 class DocumentRows:
@@ -35,13 +36,13 @@ class DocumentRows:
         padding_share: Share of padding in an epoch.
     """
 
-    def __init__(self, tokens: np.ndarray, context_length: int, seed: int, end_of_text: int) -> None:
+    def __init__(self, tokens: Tokens, context_length: int, seed: int, end_of_text: int) -> None:
         """Find the documents and pack them; keeps a reference to the tokens.
 
         Cost: two passes over the tokens, and memory as ``DocumentPieces``.
 
         Args:
-            tokens: Ids, one-dimensional, of any integer type; usually the memory map of ``Split.tokens``.
+            tokens: Ids, one-dimensional, of any integer type; usually ``Split.tokens``.
             context_length: At least 1.
             seed: Another seed gives another order.
             end_of_text: The id that ends a document.

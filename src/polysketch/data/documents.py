@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from polysketch.data.tokens import Tokens
+
 # Tokens looked at in one go. What a go needs besides is largest for documents of one token each: about 300 MB.
 TOKENS_AT_A_TIME = 2**22
 # Pieces whose places are held in memory: 128 MB. Those of more pieces lie in a temporary file.
@@ -29,11 +31,11 @@ class DocumentPieces:
         num_tokens: Tokens in all pieces.
     """
 
-    def __init__(self, tokens: np.ndarray, end_of_text: int, longest: int) -> None:
+    def __init__(self, tokens: Tokens, end_of_text: int, longest: int) -> None:
         """Find the pieces.
 
         Args:
-            tokens: Ids, one-dimensional, of any integer type; usually the memory map of ``Split.tokens``.
+            tokens: Ids, one-dimensional, of any integer type; usually ``Split.tokens``.
             end_of_text: The id that ends a document. What follows the last of them is a document too.
             longest: Most tokens of a piece, at least 1.
         """
@@ -64,7 +66,7 @@ class DocumentPieces:
         return np.asarray(self._starts[self._first[lengths] + ordinals])
 
 
-def _pieces(tokens: np.ndarray, end_of_text: int, longest: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pieces(tokens: Tokens, end_of_text: int, longest: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """First positions and lengths of pieces, in the order of the file, many at a time."""
     for starts, ends in _documents(tokens, end_of_text):
         pieces = -(-(ends - starts) // longest)
@@ -73,7 +75,7 @@ def _pieces(tokens: np.ndarray, end_of_text: int, longest: int) -> Iterator[tupl
         yield first, np.minimum(np.repeat(ends, pieces) - first, longest)
 
 
-def _documents(tokens: np.ndarray, end_of_text: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _documents(tokens: Tokens, end_of_text: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """First and last position of documents, in the order of the file, many at a time."""
     start = 0
     for begin in range(0, len(tokens), TOKENS_AT_A_TIME):

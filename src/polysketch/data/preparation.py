@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 
-import numpy as np
-
-from polysketch.data.corpus import Corpus, Document, ReadOptions, Selection
+from polysketch.data.corpus import BEGINNING, Corpus, Document, Place, ReadOptions, Selection
 from polysketch.data.description import (
     DESCRIPTION_FILE,
     SPLITS,
@@ -17,16 +17,24 @@ from polysketch.data.description import (
     SplitDescription,
     TokenizerDescription,
 )
-from polysketch.data.prepared import PreparedData
+from polysketch.data.encoding import batches
+from polysketch.data.prepared import PreparedData, sha256_of
 from polysketch.data.progress import byte_progress
 from polysketch.data.splits import SplitRule, SplitTable
-from polysketch.data.tokenization import TokenizerLike, build_tokenizer, parse_specification
+from polysketch.data.tokenization import (
+    TokenizerLike,
+    build_tokenizer,
+    described_tokenizer,
+    load_tokenizer,
+    parse_specification,
+)
+from polysketch.data.unfinished import RECORD_FILE, Keeper, Record, read_record
+from polysketch.data.workers import EncodeInOrder, encoding_workers
 from polysketch.data.writer import SplitWriter, token_dtype
 from polysketch.storage import whole_folder
 
-# Text encoded in one call: enough to keep all cores busy, little enough that memory stays small.
-BATCH_BYTES = 4_000_000
-BATCH_DOCUMENTS = 4096
+# 200 MB of uint16: few files, and little to copy again when one is damaged.
+SHARD_TOKENS = 100_000_000
 
 
 def prepare(
@@ -45,6 +53,8 @@ def prepare(
     mirror: str | Path | None = None,
     tokenizer_text_bytes: int = 500_000_000,
     end_of_text: str | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    workers: int = 1,
     progress: bool = True,
 ) -> PreparedData:
     """Turn text into memory-mapped tokens with a tokenizer, a split and a description.
@@ -52,7 +62,11 @@ def prepare(
     Each document, in the order of the sources, is encoded and ended with an end-of-text token. Its split comes from the
     split table, else from the split subfolders or splits of its source, else from a hash of the seed and its text. A
     tokenizer that is trained sees the training split only. The same sources and arguments give the same files, byte for
-    byte. Memory is bounded by the longest document, twice a batch of 4 MB, and what training the tokenizer needs.
+    byte, with any number of workers. Memory is bounded by the longest document, twice a batch of 4 MB for each worker,
+    and what training the tokenizer needs.
+
+    Twice a minute it is recorded in ``OUT.partial`` how far the work is. However it ends before it is whole, the same
+    call goes on from there and gives the same bytes as if nothing had happened.
 
     Args:
         sources: Files, folders, names of ``polysketch.data.corpus.RECIPES`` such as ``pg19``, and ``hf:NAME[:CONFIG]``.
@@ -71,6 +85,9 @@ def prepare(
         tokenizer_text_bytes: Train the tokenizer on at most this much text, from the beginning.
         end_of_text: The token of a tokenizer file that ends a document; None for the one its folder declares, or the
             one of a usual name.
+        shard_tokens: Most tokens of a file. A split of more is in several, a document perhaps in two of them.
+        workers: Processes that encode, while this one reads and writes. With more than one, a program that calls this
+            needs ``if __name__ == "__main__":``, as for every use of ``multiprocessing``.
         progress: Show a progress bar on standard error.
 
     Returns:
@@ -78,32 +95,66 @@ def prepare(
 
     Raises:
         FileNotFoundError: A source, the table or the tokenizer file is missing.
-        FileExistsError: ``out`` holds something.
+        FileExistsError: ``out`` holds something, or ``OUT.partial`` what another call left unfinished.
         ValueError: A source is empty, damaged or undecodable, or a split is empty.
+        RuntimeError: The workers end again and again.
         OSError: The disk is full.
         ImportError: An extra is missing.
     """
-    if tokenizer_text_bytes < 1:
-        raise ValueError(f"expected tokenizer_text_bytes of at least 1, found {tokenizer_text_bytes}")
+    _require_positive(tokenizer_text_bytes=tokenizer_text_bytes, shard_tokens=shard_tokens, workers=workers)
     names = [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
     rule = SplitRule(validation_share, test_share, seed)
     table = None if split_table is None else SplitTable(split_table)
-    if isinstance(tokenizer, str):
-        kind, _ = parse_specification(tokenizer, end_of_text)  # a misspelling shows before anything is read
-        _require_text_to_train_on(tokenizer, kind, splits)
-    with whole_folder(Path(out)) as folder:
-        selection = Selection(max_text_bytes, max_documents, None if splits is None else tuple(splits))
-        place = None if mirror is None else Path(mirror)
-        corpus = Corpus(names, options or ReadOptions(), rule, table=table, selection=selection, mirror=place)
+    selection = Selection(max_text_bytes, max_documents, None if splits is None else tuple(splits))
+    options = options or ReadOptions()
+    place = None if mirror is None else Path(mirror)
+    tokenizer = _known(tokenizer, end_of_text, splits)
+    job = {
+        "sources": names,
+        "shares": asdict(rule),
+        "options": asdict(options),
+        "selection": asdict(selection),
+        "split_table": None if table is None else sha256_of(table.path),
+        "mirror": None if mirror is None else str(mirror),
+        "tokenizer": tokenizer if isinstance(tokenizer, str) else tokenizer.sha256,
+        "tokenizer_text_bytes": tokenizer_text_bytes,
+        "shard_tokens": shard_tokens,
+    }
+    with whole_folder(Path(out), record=RECORD_FILE) as folder:
+        corpus = Corpus(names, options, rule, table=table, selection=selection, mirror=place)
+        record = read_record(folder, job, corpus)
         if isinstance(tokenizer, str):
             texts = _TrainingTexts(corpus, tokenizer_text_bytes, progress)
-            tokenizer = build_tokenizer(tokenizer, lambda: texts, end_of_text)
-        written = _write_tokens(corpus, tokenizer, folder, rule, selection, progress)
-        described = _describe_tokenizer(tokenizer, tokenizer.save(folder))
+            tokenizer = _trained(tokenizer, texts) if record is None else described_tokenizer(folder, record.tokenizer)
+        described = _describe_tokenizer(tokenizer, tokenizer.save(folder)) if record is None else record.tokenizer
+        work = _Work(folder, corpus, tokenizer, Keeper(folder, job, described), progress)
+        writers = work.written(shard_tokens, workers, record)
+        kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule)
         dtype = token_dtype(tokenizer.vocab_size).name
-        description = DataDescription(described, dtype, written, tuple(names), seed, dict(corpus.skipped))
+        description = DataDescription(described, dtype, kept, tuple(names), seed, dict(corpus.skipped))
         description.write(folder / DESCRIPTION_FILE)
     return PreparedData.open(out)
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"expected {name} of at least 1, found {value}")
+
+
+def _known(
+    tokenizer: str | TokenizerLike, end_of_text: str | None, splits: Sequence[str] | None
+) -> str | TokenizerLike:
+    """The tokenizer, or the specification of one that is to be trained; a misspelling shows before anything is read."""
+    if not isinstance(tokenizer, str):
+        return tokenizer
+    kind, _ = parse_specification(tokenizer, end_of_text)
+    _require_text_to_train_on(tokenizer, kind, splits)
+    return load_tokenizer(tokenizer, end_of_text) if kind is None else tokenizer
+
+
+def _trained(specification: str, texts: _TrainingTexts) -> TokenizerLike:
+    return build_tokenizer(specification, lambda: texts)
 
 
 class _TrainingTexts:
@@ -133,58 +184,47 @@ class _TrainingTexts:
                     return
 
 
-def _write_tokens(
-    corpus: Corpus, tokenizer: TokenizerLike, folder: Path, rule: SplitRule, selection: Selection, progress: bool
-) -> dict[str, SplitDescription]:
-    dtype = token_dtype(tokenizer.vocab_size)
-    with contextlib.ExitStack() as open_files:
-        writers = {name: SplitWriter(folder / f"{name}.bin", dtype, tokenizer.end_of_text) for name in SPLITS}
-        for writer in writers.values():
-            open_files.callback(writer.close)
-        bar = open_files.enter_context(byte_progress("preparing", corpus.known_bytes(), enabled=progress))
-        encode = _Encoder(tokenizer)
-        for batch in _batches(corpus.documents()):
-            for document, ids in zip(batch, encode(batch), strict=True):
-                writers[document.split or "train"].write(ids, document.num_bytes)
-                bar.update(document.num_bytes)
-    _drop_empty(writers, _wanted_splits(corpus, rule, selection), rule)
-    return {name: writer.description() for name, writer in writers.items()}
+@dataclass(frozen=True)
+class _Work:
+    """The way from a corpus to files of tokens.
 
+    Attributes:
+        folder: Where the files go.
+        corpus: What is read.
+        tokenizer: What encodes it.
+        keeper: What records how far the work is.
+        progress: Whether to show a bar.
+    """
 
-class _Encoder:
-    """Encodes documents and checks that no byte got lost, where the tokenizer promises that."""
+    folder: Path
+    corpus: Corpus
+    tokenizer: TokenizerLike
+    keeper: Keeper
+    progress: bool
 
-    def __init__(self, tokenizer: TokenizerLike) -> None:
-        self._tokenizer = tokenizer
-        self._token_bytes = tokenizer.token_bytes()
+    def written(self, shard_tokens: int, workers: int, record: Record | None) -> dict[str, SplitWriter]:
+        """Closed writers of all splits, which hold the corpus; goes on where a record says that some is written."""
+        with contextlib.ExitStack() as opened:
+            encode = opened.enter_context(encoding_workers(self.tokenizer, workers))
+            dtype, known = token_dtype(self.tokenizer.vocab_size), {} if record is None else record.splits
+            writers = {name: SplitWriter(self.folder, name, dtype, shard_tokens, known.get(name)) for name in SPLITS}
+            for writer in writers.values():
+                opened.callback(writer.close)
+            self._write(encode, writers, BEGINNING if record is None else record.place)
+        return writers
 
-    def __call__(self, batch: list[Document]) -> list[list[int]]:
-        encoded = self._tokenizer.encode_batch([document.text for document in batch])
-        if self._tokenizer.lossless:
-            for document, ids in zip(batch, encoded, strict=True):
-                self._require_all_bytes(document, ids)
-        return encoded
-
-    def _require_all_bytes(self, document: Document, ids: list[int]) -> None:
-        found = int(self._token_bytes[np.asarray(ids, dtype=np.int64)].sum())
-        if found != document.num_bytes:
-            raise ValueError(
-                f"expected tokens for {document.num_bytes} bytes of {document.origin}, found tokens for {found}: the "
-                f"tokenizer {self._tokenizer.name} does not keep all of this text"
-            )
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += document.num_bytes
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    def _write(self, encode: EncodeInOrder, writers: dict[str, SplitWriter], start: Place) -> None:
+        total = self.corpus.known_bytes()
+        measure: Callable[[Place], int] = attrgetter("text_bytes" if total is None else "source_bytes")
+        done = measure(start)
+        with byte_progress("preparing", total, enabled=self.progress, done=done) as bar:
+            for batch, encoded in encode(batches(self.corpus, start)):
+                for name, part in encoded.items():
+                    writers[name].write(part.tokens, part.documents, part.bytes)
+                self.keeper.keep(batch.place, writers)
+                bar.update(measure(batch.place) - done)
+                done = measure(batch.place)
+            bar.update(measure(self.corpus.place()) - done)
 
 
 def _wanted_splits(corpus: Corpus, rule: SplitRule, selection: Selection) -> set[str]:
@@ -194,13 +234,12 @@ def _wanted_splits(corpus: Corpus, rule: SplitRule, selection: Selection) -> set
     return {"train", *(name for name in SPLITS if corpus.split_by_hash and rule.share_of(name) > 0)}
 
 
-def _drop_empty(writers: dict[str, SplitWriter], wanted: set[str], rule: SplitRule) -> None:
-    """Remove the splits that nobody asked for; refuse an empty one that somebody did."""
+def _finished(writers: dict[str, SplitWriter], wanted: set[str], rule: SplitRule) -> dict[str, SplitDescription]:
+    """The splits that have documents; refuses an empty one that somebody asked for."""
     total = sum(writer.documents for writer in writers.values())
-    for name in [name for name, writer in writers.items() if writer.documents == 0]:
-        if name in wanted:
-            raise ValueError(_empty_split(name, rule.share_of(name), str(total)))
-        writers.pop(name).path.unlink()
+    for name in [name for name, writer in writers.items() if writer.documents == 0 and name in wanted]:
+        raise ValueError(_empty_split(name, rule.share_of(name), str(total)))
+    return {name: writer.finish() for name, writer in writers.items() if writer.documents}
 
 
 def _require_text_to_train_on(tokenizer: str, kind: str | None, splits: Sequence[str] | None) -> None:

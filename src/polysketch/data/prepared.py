@@ -10,6 +10,7 @@ import numpy as np
 
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, SplitDescription
 from polysketch.data.tokenization import TokenizerLike, described_tokenizer
+from polysketch.data.tokens import TokenFile, Tokens, joined, require_size
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -20,14 +21,15 @@ class Split:
 
     Attributes:
         name: ``"train"``, ``"validation"`` or ``"test"``.
-        tokens: All ids one after another, read-only memory map of shape (num_tokens,), uint16 or uint32.
+        tokens: All ids one after another, uint16 or uint32, num_tokens of them: the read-only memory map of a file, or
+            several files that are read as one.
         num_tokens: Number of ids, ends of text included.
         num_documents: Number of documents.
         num_bytes: Bytes of UTF-8 text, ends of text not included.
     """
 
     name: str
-    tokens: np.memmap
+    tokens: Tokens
     num_tokens: int
     num_documents: int
     num_bytes: int
@@ -67,8 +69,9 @@ class PreparedData:
             ValueError: There is no such split.
         """
         split = split_in(self.folder, self.description, name)
-        tokens = np.memmap(self.folder / split.file, dtype=DTYPES[self.description.dtype], mode="r")
-        return Split(name, tokens, split.tokens, split.documents, split.bytes)
+        dtype = DTYPES[self.description.dtype]
+        files = [TokenFile(self.folder / shard.file, dtype, shard.tokens) for shard in split.shards]
+        return Split(name, joined(files), split.tokens, split.documents, split.bytes)
 
     def verify(self) -> None:
         """Read every token file and compare its sha256 with the description: about a second for 500 MB.
@@ -77,14 +80,8 @@ class PreparedData:
             ValueError: A file differs from what ``prepare`` wrote, if only by one bit.
         """
         for split in self.description.splits.values():
-            path = self.folder / split.file
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != split.sha256:
-                raise ValueError(
-                    f"expected {path} with sha256 {split.sha256[:12]}, found {found[:12]}: the file was altered or "
-                    "damaged after it was prepared; prepare again"
-                )
+            for shard in split.shards:
+                _require_sha256(self.folder / shard.file, shard.sha256)
 
 
 def read_description(folder: Path) -> DataDescription:
@@ -96,8 +93,11 @@ def read_description(folder: Path) -> DataDescription:
     description = DataDescription.read(folder / DESCRIPTION_FILE)
     if description.dtype not in DTYPES:
         raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")
-    for split in description.splits.values():
-        _require_size(folder / split.file, split.tokens * DTYPES[description.dtype].itemsize)
+    for name, split in description.splits.items():
+        if split.tokens != sum(shard.tokens for shard in split.shards):
+            raise ValueError(f"expected {split.tokens} tokens in the files of {name} in {folder}, found other counts")
+        for shard in split.shards:
+            require_size(folder / shard.file, shard.tokens * DTYPES[description.dtype].itemsize)
     return description
 
 
@@ -115,11 +115,16 @@ def split_in(folder: Path, description: DataDescription, name: str) -> SplitDesc
     return description.splits[name]
 
 
-def _require_size(path: Path, expected: int) -> None:
-    if not path.exists():
-        raise FileNotFoundError(f"expected the token file {path}, found nothing: the folder was copied incompletely")
-    if path.stat().st_size != expected:
+def sha256_of(path: Path) -> str:
+    """Of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_sha256(path: Path, expected: str) -> None:
+    found = sha256_of(path)
+    if found != expected:
         raise ValueError(
-            f"expected {expected} bytes in {path}, found {path.stat().st_size}: the file was cut short or altered; "
-            "copy it again or prepare again"
+            f"expected {path} with sha256 {expected[:12]}, found {found[:12]}: the file was altered or "
+            "damaged after it was prepared; prepare again"
         )

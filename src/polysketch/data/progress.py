@@ -1,4 +1,4 @@
-"""A progress bar over bytes of text with its throughput, or nothing at all."""
+"""A progress bar over bytes with its throughput, or nothing at all."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Silence:
         """Do nothing."""
 
 
-def byte_progress(description: str, total: int | None, *, enabled: bool) -> Progress:
-    """A bar on standard error that counts bytes of text.
+def byte_progress(description: str, total: int | None, *, enabled: bool, done: int = 0) -> Progress:
+    """A bar on standard error that counts bytes.
 
     Args:
         description: What is being done.
-        total: Bytes in all, or None when that is not known: the bar then shows the amount and the speed alone.
+        total: Bytes in all: the bar then shows the speed and the time left. None when that is not known: the amount and
+            the speed alone.
+        done: Bytes that were done before.
         enabled: Whether to show anything.
 
     Raises:
@@ -50,4 +52,4 @@ def byte_progress(description: str, total: int | None, *, enabled: bool) -> Prog
         return Silence()
     interval = 0.1 if sys.stderr.isatty() else 10.0  # seconds; a file or a pipe keeps every line
     options = {"unit": "B", "unit_scale": True, "smoothing": 0.05, "dynamic_ncols": True, "mininterval": interval}
-    return require("tqdm").tqdm(total=total, desc=description, **options)
+    return require("tqdm").tqdm(total=total, initial=done, desc=description, **options)

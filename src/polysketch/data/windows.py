@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from polysketch.data.permutation import KeyedPermutation
+from polysketch.data.tokens import Tokens
 
 
 class TrainingWindows:
@@ -22,11 +23,11 @@ class TrainingWindows:
         num_windows: Windows in an epoch.
     """
 
-    def __init__(self, tokens: np.ndarray, context_length: int, seed: int) -> None:
+    def __init__(self, tokens: Tokens, context_length: int, seed: int) -> None:
         """Keep a reference to the tokens.
 
         Args:
-            tokens: Ids, one-dimensional, of any integer type; usually the memory map of ``Split.tokens``.
+            tokens: Ids, one-dimensional, of any integer type; usually ``Split.tokens``.
             context_length: At least 1.
             seed: Another seed gives another order and other offsets.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polysketch.data.tokens import Tokens, stretch
 from polysketch.evaluation.evaluate import Evaluation, evaluate
 from polysketch.models import TransformerLM
 
@@ -35,7 +36,7 @@ class ContextLosses:
 
 def losses_by_context(
     model: TransformerLM,
-    tokens: np.ndarray,
+    tokens: Tokens,
     contexts: Sequence[int],
     *,
     span: int = 2048,
@@ -73,7 +74,7 @@ def losses_by_context(
     for context in contexts:
         pair = []
         for start in (first, first - context // 2):
-            part = tokens[start : first + num_tokens + 1]
+            part = stretch(tokens, start, first + num_tokens + 1)
             pair.append(
                 evaluate(
                     model,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from polysketch.data.tokens import Tokens, stretch
 from polysketch.evaluation.losses import PositionLosses, sum_losses
 from polysketch.models import TransformerLM
 
@@ -48,7 +49,7 @@ class Evaluation:
 
 def evaluate(
     model: TransformerLM,
-    tokens: np.ndarray,
+    tokens: Tokens,
     *,
     context_length: int,
     span: int = 2048,
@@ -69,7 +70,7 @@ def evaluate(
 
     Args:
         model: a language model; its weights are not changed.
-        tokens: flat token ids, (num_tokens,), any integer dtype, for instance the memory map of a prepared split.
+        tokens: flat token ids, (num_tokens,), any integer dtype, for instance those of a prepared split.
         context_length: tokens in a window.
         span: tokens read at a time; changes memory and speed, and the result only by rounding.
         batch_size: windows read at a time; likewise.
@@ -87,7 +88,7 @@ def evaluate(
     _require_covering(token_bytes, model.config.vocab_size)
     losses = sum_losses(
         model,
-        tokens if max_tokens is None else tokens[: max_tokens + 1],
+        tokens if max_tokens is None else stretch(tokens, 0, max_tokens + 1),
         context_length=context_length,
         span=span,
         batch_size=batch_size,
@@ -142,7 +143,7 @@ def _require_positive(**sizes: int | None) -> None:
             raise ValueError(f"expected {name} of at least 1, found {size}")
 
 
-def _require_enough(tokens: np.ndarray, context_length: int) -> None:
+def _require_enough(tokens: Tokens, context_length: int) -> None:
     """Refuse data that does not fill one window."""
     if len(tokens) < context_length + 1:
         raise ValueError(

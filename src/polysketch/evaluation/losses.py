@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polysketch.data.tokens import Tokens
 from polysketch.evaluation.windows import window_batches
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
@@ -31,7 +32,7 @@ class PositionLosses:
 
 def sum_losses(
     model: TransformerLM,
-    tokens: np.ndarray,
+    tokens: Tokens,
     *,
     context_length: int,
     span: int,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polysketch.data.tokens import Tokens
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
 
@@ -88,7 +89,7 @@ def make_needles(encode: Callable[[str], Sequence[int]], *, num_values: int = 8)
 
 def needle_retrieval(
     model: TransformerLM,
-    haystack: np.ndarray,
+    haystack: Tokens,
     needles: Sequence[Needle],
     *,
     lengths: Sequence[int],
@@ -162,7 +163,7 @@ class _Trials:
         """The id of every value, int64 (trials, values)."""
         return np.array([needle.answers for needle in self.chosen])
 
-    def contexts(self, haystack: np.ndarray, depth: float) -> np.ndarray:
+    def contexts(self, haystack: Tokens, depth: float) -> np.ndarray:
         """Contexts with their needle at `depth`, int64 (trials, length)."""
         rows = []
         for needle, value, start in zip(self.chosen, self.hidden, self.starts, strict=True):
@@ -172,7 +173,7 @@ class _Trials:
             rows.append(np.concatenate([text[:cut], statement, text[cut:], needle.question]))
         return np.stack(rows).astype(np.int64)
 
-    def priors(self, haystack: np.ndarray) -> np.ndarray:
+    def priors(self, haystack: Tokens) -> np.ndarray:
         """The question after a little of the same text without a needle, int64 (trials, tokens), left to right."""
         longest = max(len(needle.question) for needle in self.chosen)
         rows = []
@@ -237,7 +238,7 @@ def _make_needle(encode: Callable[[str], Sequence[int]], name: str, num_values: 
 
 
 def _check(
-    haystack: np.ndarray,
+    haystack: Tokens,
     needles: Sequence[Needle],
     lengths: Sequence[int],
     depths: Sequence[float],

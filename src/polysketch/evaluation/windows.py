@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polysketch.data.tokens import Tokens
+
 __all__ = ["window_batches"]
 
 
 def window_batches(
-    tokens: np.ndarray, *, context_length: int, batch_size: int, vocab_size: int
+    tokens: Tokens, *, context_length: int, batch_size: int, vocab_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (inputs, targets) covering `tokens` without overlap; the windows of one batch have equal length.
 
@@ -39,7 +41,7 @@ def window_batches(
         yield _cut(tokens, num_whole * context_length, 1, rest, vocab_size)
 
 
-def _cut(tokens: np.ndarray, start: int, count: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _cut(tokens: Tokens, start: int, count: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return `count` consecutive windows of `length` from `start` on, as inputs and targets."""
     ids = torch.from_numpy(np.array(tokens[start : start + count * length + 1], dtype=np.int64))
     _require_known_ids(ids, vocab_size)

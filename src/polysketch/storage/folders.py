@@ -16,14 +16,19 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
+def whole_folder(out: Path, *, record: str | None = None) -> Iterator[Path]:
     """Give a temporary sibling `OUT.partial` to write into, which becomes `out` when the block ends well.
 
     If the block raises, Ctrl-C included, the temporary is removed. If the process is killed, the temporary stays, and
     the next one takes its place: a lock that dies with its process tells a stale one from one in use.
 
+    Work that takes long may be gone on with: while there is a file `record` in the temporary, nothing is removed, and
+    the next block finds everything as it was left. The file says how far the work is; the block writes it, and it is
+    deleted when the folder is whole.
+
     Args:
         out: the folder to make; it must not exist, or be empty. Parents are made.
+        record: name of that file; None where work always begins anew.
 
     Yields:
         The temporary folder; it may get folders inside.
@@ -31,25 +36,26 @@ def whole_folder(out: Path) -> Iterator[Path]:
     Raises:
         FileExistsError: `out` holds something, another process is writing it, or the temporary's name is taken by
             something else.
-        OSError: the disk is full; nothing is left behind.
+        OSError: the disk is full; nothing is left behind but what was recorded.
     """
     out = Path(os.path.abspath(out))
     require_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(out.name + SUFFIX)
-    with _claimed(temporary):
+    with _claimed(temporary, record):
         try:
             yield temporary
             disk.publish_folder(temporary, out)
-        except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if error.errno not in _DISK_FULL:
-                raise
-            raise OSError(error.errno, _disk_full(out)) from error
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+        except BaseException as error:
+            kept = _is_recorded(temporary, record)
+            if not kept:
+                shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+                raise OSError(error.errno, _disk_full(out, temporary if kept else None)) from error
             raise
-    disk.delete(out / LOCK_FILE)
+    for path in [out / name for name in (record, LOCK_FILE) if name is not None]:
+        if path.exists():
+            disk.delete(path)
     disk.sync(out)
 
 
@@ -66,8 +72,8 @@ def require_free(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(temporary: Path) -> Iterator[None]:
-    """Hold the lock of an empty temporary folder."""
+def _claimed(temporary: Path, record: str | None) -> Iterator[None]:
+    """Hold the lock of a temporary folder that is empty, or holds what was recorded."""
     if temporary.exists() and not (temporary.is_dir() and _is_ours(temporary)):
         raise FileExistsError(f"expected {temporary} to be free for a temporary folder, found something else there")
     with contextlib.ExitStack() as held:
@@ -75,10 +81,15 @@ def _claimed(temporary: Path) -> Iterator[None]:
             held.enter_context(FolderLock(temporary / LOCK_FILE))
         except RuntimeError as error:
             raise FileExistsError(f"expected no other process at work on the same folder: {error}") from error
-        for path in temporary.iterdir():
-            if path.name != LOCK_FILE:
-                disk.delete_tree(path) if path.is_dir() else disk.delete(path)
+        if not _is_recorded(temporary, record):
+            for path in temporary.iterdir():
+                if path.name != LOCK_FILE:
+                    disk.delete_tree(path) if path.is_dir() else disk.delete(path)
         yield
+
+
+def _is_recorded(temporary: Path, record: str | None) -> bool:
+    return record is not None and (temporary / record).exists()
 
 
 def _is_ours(temporary: Path) -> bool:
@@ -86,9 +97,14 @@ def _is_ours(temporary: Path) -> bool:
     return (temporary / LOCK_FILE).exists() or not any(temporary.iterdir())
 
 
-def _disk_full(out: Path) -> str:
-    free = shutil.disk_usage(out.parent).free
+def _disk_full(out: Path, kept: Path | None) -> str:
+    free = shutil.disk_usage(out.parent).free / 1e6
+    if kept is None:
+        return (
+            f"expected room for {out}, found the disk full ({free:.0f} MB free without the unfinished folder): "
+            "free some space or choose --out on another disk"
+        )
     return (
-        f"expected room for {out}, found the disk full ({free / 1e6:.0f} MB free without the unfinished folder): "
-        "free some space or choose --out on another disk"
+        f"expected room for {out}, found the disk full ({free:.0f} MB free): free some space, then the same command "
+        f"goes on with what is kept in {kept}; delete that to choose --out on another disk"
     )

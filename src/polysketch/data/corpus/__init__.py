@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from polysketch.data.corpus.document import Document, ReadOptions, decoded
 from polysketch.data.corpus.hub import NamedDataset, named_dataset, read_dataset
-from polysketch.data.corpus.readers import RawDocument, read_file, read_text
+from polysketch.data.corpus.place import BEGINNING, Place
+from polysketch.data.corpus.readers import RawDocument, read_file
 from polysketch.data.corpus.recipes import RECIPES, Recipe
 from polysketch.data.corpus.selection import Selection
 from polysketch.data.corpus.source_files import SourceFile, source_files
@@ -27,6 +29,7 @@ class Corpus:
     Attributes:
         skipped: Documents left out in the last pass, by reason: ``empty``, ``undecodable``.
         split_by_hash: Whether in the last pass there was a document whose source gave it no split.
+        source_bytes: Bytes of files read in the last pass so far.
     """
 
     def __init__(
@@ -54,8 +57,7 @@ class Corpus:
         """
         if not sources:
             raise ValueError("expected at least one source (file, folder, dataset or hf:NAME), found none")
-        self.skipped: Counter[str] = Counter()
-        self.split_by_hash = False
+        self._start_at(BEGINNING)
         self._options = options
         self._rule = rule
         self._selection = selection
@@ -65,26 +67,56 @@ class Corpus:
             for part in _parts_of(source, named_dataset(source, mirror), options, table)
         )
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self, start: Place = BEGINNING) -> Iterator[Document]:
         """All documents, each with its split decided.
+
+        Args:
+            start: Where to begin, a ``place`` of an earlier pass; parts behind it are not opened.
 
         Raises:
             ValueError: A file is damaged or undecodable; there is no text at all.
         """
-        self.skipped.clear()
-        self.split_by_hash = False
-        total, limit = 0, self._selection.max_text_bytes
-        for raw, split in self._raw_documents():
+        self._start_at(start)
+        limit = self._selection.max_text_bytes
+        for raw, split in self._raw_documents(start):
             document = self._document(raw, split)
             if document is None:
                 continue
-            total += document.num_bytes
-            if limit is not None and total > limit:
-                self._require_some(total - document.num_bytes, document)
+            if limit is not None and self._text_bytes + document.num_bytes > limit:
+                self._require_some(self._text_bytes, document)
                 return
+            self._text_bytes += document.num_bytes
             yield document
-        if total == 0:
+        if self._text_bytes == 0:
             raise ValueError(f"expected some text in the sources, found only {self.skipped.total()} empty documents")
+
+    def place(self) -> Place:
+        """Where the last pass is: after the document that it gave last."""
+        return Place(
+            part=self._part,
+            section=self._section,
+            row=self._row,
+            sources=self._sources,
+            source_bytes=self.source_bytes,
+            text_bytes=self._text_bytes,
+            rows=tuple((source, split, count) for (source, split), count in self._rows.items()),
+            skipped=dict(self.skipped),
+            split_by_hash=self.split_by_hash,
+        )
+
+    def still_has(self, place: Place) -> bool:
+        """Whether the files up to a place of another corpus are those of this one, by name, size and time."""
+        found = ""
+        for _, part in self._parts[: place.part + 1]:
+            found = _fingerprint(found, part)
+        return place.part < len(self._parts) and found == place.sources
+
+    def _start_at(self, place: Place) -> None:
+        self._part, self._section, self._row = place.part, place.section, place.row
+        self._sources, self.source_bytes = place.sources, place.source_bytes
+        self._text_bytes, self.split_by_hash = place.text_bytes, place.split_by_hash
+        self._rows = Counter({(source, split): count for source, split, count in place.rows})
+        self.skipped = Counter(place.skipped)
 
     def _require_some(self, num_bytes: int, document: Document) -> None:
         if num_bytes == 0:
@@ -95,19 +127,36 @@ class Corpus:
             )
 
     def known_bytes(self) -> int | None:
-        """Bytes of text, where that can be told without reading: plain text files in UTF-8, not compressed."""
-        files = [part for _, part in self._parts if isinstance(part, SourceFile) and _is_plain(part)]
+        """Bytes of all files, compressed ones as they are; None where datasets or limits make that no measure."""
+        files = [part for _, part in self._parts if isinstance(part, SourceFile)]
         if len(files) < len(self._parts) or self._selection != ALL:
             return None
         return sum(file.path.stat().st_size for file in files)
 
-    def _raw_documents(self) -> Iterator[tuple[RawDocument, str | None]]:
-        read: Counter[tuple[int, str | None]] = Counter()
-        for number, part in self._parts:
-            for split, raws in self._read(part):
-                for raw in itertools.islice(raws, self._left(read[number, split])):
-                    read[number, split] += 1
+    def _raw_documents(self, start: Place) -> Iterator[tuple[RawDocument, str | None]]:
+        """What is to be read from `start` on, and whose rows come after those that were read before."""
+        for index in range(max(start.part, 0), len(self._parts)):
+            self._part, (number, part) = index, self._parts[index]
+            begun = index == start.part
+            if not begun:
+                self._sources = _fingerprint(self._sources, part)
+            before = sum(_size(part) for _, part in self._parts[:index]) if begun else self.source_bytes
+            self.source_bytes = before
+            for section, (split, raws) in enumerate(self._read(part)):
+                if begun and section < start.section:
+                    continue
+                self._section, self._row = section, start.row if begun and section == start.section else 0
+                for raw in itertools.islice(raws, self._row, self._stop(number, split)):
+                    self._row += 1
+                    self._rows[number, split] += 1
                     yield raw, split
+            self.source_bytes = before + _size(part)
+
+    def _stop(self, number: int, split: str | None) -> int | None:
+        """The row before which to stop: how many rows were passed over, and how many may be read of the source."""
+        if self._selection.max_documents is None:
+            return None
+        return self._row + self._selection.max_documents - self._rows[number, split]
 
     def _read(self, part: Part) -> Iterable[tuple[str | None, Iterator[RawDocument]]]:
         """The documents of one part, by the splits its source gives; a file that is not wanted is not opened."""
@@ -115,11 +164,10 @@ class Corpus:
             return read_dataset(part, self._options, self._selection.splits)
         if part.split is not None and not self._selection.keeps(part.split):
             return []
-        return [(part.split, read_file(part.path, part.reader, self._options))]
+        return [(part.split, read_file(part.path, part.reader, self._options, self._count))]
 
-    def _left(self, read: int) -> int | None:
-        """How many documents may still be read of a source's split."""
-        return None if self._selection.max_documents is None else self._selection.max_documents - read
+    def _count(self, amount: int) -> None:
+        self.source_bytes += amount
 
     def _document(self, raw: RawDocument, split: str | None) -> Document | None:
         origin, contents = raw
@@ -149,8 +197,29 @@ def _without_repeats(parts: Iterator[tuple[int, Part]]) -> list[tuple[int, Part]
     return list(unique.values())
 
 
-def _is_plain(file: SourceFile) -> bool:
-    return file.reader is read_text and file.path.suffix.lower() != ".gz"
+def _size(part: Part) -> int:
+    return part.path.stat().st_size if isinstance(part, SourceFile) else 0
 
 
-__all__ = ["RECIPES", "Corpus", "Document", "ReadOptions", "Recipe", "Selection", "SourceFile", "source_files"]
+def _fingerprint(before: str, part: Part) -> str:
+    """Of a part and all before it; equal while its file was not written to."""
+    if isinstance(part, SourceFile):
+        found = part.path.stat()
+        name = f"{part.path}\n{part.split}\n{found.st_size}\n{found.st_mtime_ns}"
+    else:
+        name = repr(part)
+    return hashlib.sha256(f"{before}\n{name}".encode()).hexdigest()
+
+
+__all__ = [
+    "BEGINNING",
+    "RECIPES",
+    "Corpus",
+    "Document",
+    "Place",
+    "ReadOptions",
+    "Recipe",
+    "Selection",
+    "SourceFile",
+    "source_files",
+]

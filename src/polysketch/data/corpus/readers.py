@@ -81,14 +81,16 @@ def reader_of(path: Path) -> Reader | None:
     return READERS.get(inner.suffix.lower())
 
 
-def read_file(path: Path, reader: Reader, options: ReadOptions) -> Iterator[RawDocument]:
-    """The raw documents of one file, uncompressed where it is compressed.
+def read_file(
+    path: Path, reader: Reader, options: ReadOptions, on_read: Callable[[int], None] | None = None
+) -> Iterator[RawDocument]:
+    """The raw documents of one file, uncompressed where it is compressed; `on_read` as in ``open_bytes``.
 
     Raises:
         FileNotFoundError, PermissionError: The file cannot be opened.
         ValueError: It is damaged or does not hold what its suffix says.
     """
-    with open_bytes(path) as file:
+    with open_bytes(path, on_read) as file:
         yield from reader(file, str(path), options)
 
 

@@ -47,7 +47,7 @@ def run_facts(model: TransformerLM, description: RunDescription) -> dict[str, An
             "name": description.data.name,
             "description_sha256": config["data"]["description_sha256"],
             "sources": [Path(source).name for source in data.sources],
-            "splits": {name: dataclasses.asdict(split) for name, split in data.splits.items()},
+            "splits": {name: split.to_dict() for name, split in data.splits.items()},
             "dtype": data.dtype,
         },
         "tokenizer": dataclasses.asdict(data.tokenizer),

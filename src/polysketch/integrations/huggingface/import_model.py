@@ -176,6 +176,6 @@ def _description(known: dict[str, Any], tokenizer: TokenizerLike) -> DataDescrip
         end_of_text=tokenizer.end_of_text,
         lossless=tokenizer.lossless,
     )
-    splits = {name: SplitDescription(**split) for name, split in recorded.get("splits", {}).items()}
+    splits = {name: SplitDescription.from_dict(split) for name, split in recorded.get("splits", {}).items()}
     dtype = recorded.get("dtype", "uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
     return DataDescription(described, dtype, splits, tuple(recorded.get("sources", ())))
