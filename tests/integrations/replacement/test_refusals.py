@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    BertConfig,
-    BertLMHeadModel,
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
     DynamicCache,
@@ -85,20 +83,16 @@ def test_mechanisms_and_options_that_do_not_fit_are_refused(llama, name, options
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (
-            lambda: BertLMHeadModel(BertConfig(num_hidden_layers=1, hidden_size=16, num_attention_heads=2)),
-            "self-attent",
-        ),
         (lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL)), "attn_logit_softcapping"),
         (lambda: GptOssForCausalLM(GptOssConfig(**SMALL, num_local_experts=2)), "sinks"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, reorder_and_upcast_attn=True)), "upcast"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, add_cross_attention=True)), "cross"),
     ],
-    ids=["bert", "gemma2", "gpt-oss", "gpt2-upcast", "gpt2-cross"],
+    ids=["gemma2", "gpt-oss", "gpt2-upcast", "gpt2-cross"],
 )
 @pytest.mark.filterwarnings("ignore")  # what these architectures say of their own tiny configurations
 def test_architectures_that_cannot_be_served_are_refused(build, message):
-    """Softcapping, sinks, encoders, cross-attention: by what they have."""
+    """Softcapping, sinks, cross-attention: by what they have."""
     with pytest.raises(ValueError, match=message):
         replace_attention(build(), "softmax")
 

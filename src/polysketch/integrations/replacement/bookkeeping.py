@@ -26,6 +26,7 @@ class ModelRecord:
     Attributes:
         implementation: the model's own attention, "sdpa" for instance; layers that were not replaced compute it.
         config: the model's configuration, the object that the layers had.
+        causal: false in an encoder, of which every token sees the whole sequence.
         observer: what to call in place of replaced attention; None to compute it.
         around: gives a context in which a layer's attention function runs, replaced or not; None for none.
         hook: the handle of the hook that gives caches their states.
@@ -33,6 +34,7 @@ class ModelRecord:
 
     implementation: str
     config: Any
+    causal: bool = True
     observer: Callable[[Any], Any] | None = None
     around: Callable[[int], AbstractContextManager[Any]] | None = None
     hook: Any = None

@@ -27,6 +27,7 @@ class AttentionCall:
         given: what the mechanism reads beside them, for `Mechanism.forward`: `hidden`, the layer's input, and
             `unrotated`, query and key before rotary positions, in a layer that has such.
         scaling: the factor on query . key of the architecture itself.
+        causal: false in an encoder.
         attention: the layer's attention module.
     """
 
@@ -39,9 +40,10 @@ class AttentionCall:
     documents: PackedDocuments | None
     given: Mapping[str, Any]
     scaling: float
+    causal: bool
     attention: nn.Module = field(repr=False)
     _raw_query: Tensor = field(repr=False)
-    _mask: DeferredMask = field(repr=False)
+    _mask: DeferredMask | None = field(repr=False)
     _implementation: str = field(repr=False)
     _options: Mapping[str, Any] = field(repr=False)
 
@@ -62,7 +64,8 @@ class AttentionCall:
         """The mechanism's attention of them: (batch, num_heads, length, head_dim), differentiable."""
         if self.documents is not None:
             return self.mechanism.forward_packed(self.query, self.key, self.value, self.documents, **self.given)
-        return self.mechanism(self.query, self.key, self.value, key_mask=self.key_mask, **self.given)
+        options = {"causal": self.causal, "key_mask": self.key_mask, **self.given}
+        return self.mechanism(self.query, self.key, self.value, **options)
 
 
 def own_attention(

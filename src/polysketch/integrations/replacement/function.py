@@ -19,7 +19,7 @@ from polysketch.integrations.replacement.rotation import turned_back
 
 _UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", *OFFSETS, *LENGTHS}
 _IMMATERIAL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
-_IMMATERIAL |= {"num_items_in_batch", "logits_to_keep", "token_type_ids", "output_router_logits"}
+_IMMATERIAL |= {"deterministic", "num_items_in_batch", "logits_to_keep", "token_type_ids", "output_router_logits"}
 
 
 def replaced_attention(
@@ -70,14 +70,18 @@ def _compute(
     if record.replacement is None:
         implementation = record.model.implementation
         return own_attention(module, query, key, value, attention_mask, implementation, options)
-    mask = _checked_mask(record, attention_mask)
+    causal = record.model.causal
+    mask = _checked_mask(record, attention_mask) if causal or attention_mask is not None else None
     state = state_layer_of(key)
     _check_options(record, options)
-    documents = _documents(mask, options, query)
+    documents = _documents(mask, options, query) if causal and mask is not None else None
     tokens = key.shape[2] if state is None else state.get_seq_length()
     if documents is not None:
         tokens = documents.longest
-    _check_window(record, record.replacement, mechanism_of(module), _window(module, options), tokens)
+    window = _window(module, options)
+    _check_window(record, record.replacement, mechanism_of(module), window, tokens)
+    if not causal and window is None and mask is not None and not mask.is_plain_on_both_sides:
+        raise ValueError(f"layer {record.index} has a mask of more than padding, which a replaced layer cannot honour")
     scaling = options.get("scaling") or query.shape[-1] ** -0.5
     scaled = _with_scaling(query, scaling)
     call = AttentionCall(
@@ -86,10 +90,11 @@ def _compute(
         query=scaled,
         key=key,
         value=value,
-        key_mask=mask.key_mask(),
+        key_mask=None if mask is None else mask.key_mask(),
         documents=documents,
         given=_given(record, module, scaled, key, inputs),
         scaling=scaling,
+        causal=causal,
         attention=module,
         _raw_query=query,
         _mask=mask,
@@ -177,7 +182,7 @@ def _check_options(record: LayerRecord, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in _UNDERSTOOD | _IMMATERIAL and value is not None:
             raise ValueError(f"layer {record.index}'s attention was given {name}, which a replaced layer cannot honour")
-    if options.get("is_causal") is False:
+    if record.model.causal and options.get("is_causal") is False:
         raise ValueError(f"layer {record.index}'s attention was asked for is_causal=False; only causal is replaced")
     replacement = record.replacement
     if options.get("dropout") and replacement is not None and replacement.dropout != "ignore":

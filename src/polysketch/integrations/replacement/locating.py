@@ -57,13 +57,13 @@ def attention_layers(model: Any) -> dict[int, nn.Module]:
     model = plain_model(model)
     decoder = decoder_of(model)
     found = [module for module in decoder.modules() if _is_attention(module)]
-    indices = [int(module.layer_idx) for module in found]  # type: ignore[arg-type]
+    indices = _indices(found)
     expected = getattr(decoder.config, "num_hidden_layers", None)
     if expected is None or sorted(indices) != list(range(expected)):
         raise ValueError(
             f"{type(model).__name__} does not have one self-attention with a layer_idx in each of its {expected} layers"
-            f" (found those of layers {sorted(indices)}), so its attention cannot be replaced here. Llama, Qwen3, GPT-2"
-            " and Mistral, and models built like them, can"
+            f" (found those of layers {sorted(indices)}), so its attention cannot be replaced here. Llama, Qwen3,"
+            " GPT-2, Mistral, BERT, ModernBERT and ViT, and models built like them, can"
         )
     return dict(sorted(zip(indices, found, strict=True)))
 
@@ -74,9 +74,30 @@ def replaced_layers(model: Any) -> dict[int, nn.Module]:
     return {index: module for index, module in found.items() if hasattr(module, SUBMODULE)}
 
 
+def sees_both_sides(model: Any) -> bool:
+    """Whether the model is an encoder, of which every token sees the whole sequence."""
+    return not any(bool(module.is_causal) for module in attention_layers(model).values())
+
+
 def _is_attention(module: nn.Module) -> bool:
-    parts = all(hasattr(module, name) for name in ("layer_idx", "head_dim", "config", "is_causal", "scaling"))
-    return parts and "Attention" in type(module).__name__
+    if "Attention" not in type(module).__name__ or not hasattr(module, "config"):
+        return False
+    if getattr(module, "is_causal", None) is False:  # an encoder's; those that hold such a module ask no registry
+        return _head_dim(module) is not None and _asks_the_registry(type(module))
+    return all(hasattr(module, name) for name in ("layer_idx", "head_dim", "is_causal", "scaling"))
+
+
+def _indices(found: Sequence[nn.Module]) -> list[int]:
+    """The numbers of attention layers: their own, or where they have none, by their order."""
+    own = [getattr(module, "layer_idx", None) for module in found]
+    return list(range(len(found))) if None in own else [int(index) for index in own]  # type: ignore[arg-type]
+
+
+def _head_dim(attention: nn.Module) -> int | None:
+    for name in ("head_dim", "attention_head_size"):
+        if isinstance(getattr(attention, name, None), int):
+            return int(getattr(attention, name))
+    return None
 
 
 def check_architecture(model: PreTrainedModel) -> None:
@@ -94,16 +115,18 @@ def check_architecture(model: PreTrainedModel) -> None:
     kinds = set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES
     if kinds:
         raise ValueError(f"{name} has layers of the types {', '.join(sorted(kinds))}: only attention can be replaced")
-    for module in attention_layers(model).values():
+    found = attention_layers(model)
+    for module in found.values():
         _check_attention(name, module)
+    causal = {bool(module.is_causal) for module in found.values()}
+    if len(causal) > 1 or (True in causal and not getattr(config, "is_causal", True)):
+        raise ValueError(f"{name}'s attention is causal in some layers or calls alone, which cannot be replaced")
 
 
 def _check_attention(name: str, module: nn.Module) -> None:
     for attribute in _UNSERVED_ATTRIBUTES:
         if hasattr(module, attribute):
             raise ValueError(f"{name}'s attention has {attribute}, which a replaced layer cannot honour")
-    if not module.is_causal or not getattr(module.config, "is_causal", True):
-        raise ValueError(f"{name}'s attention is not causal; only causal attention can be replaced")
     if not _asks_the_registry(type(module)):
         raise ValueError(
             f"{type(module).__name__} does not look its attention function up in transformers' AttentionInterface by"
@@ -164,12 +187,12 @@ def _index(layer: Any, count: int) -> int:
     return layer % count
 
 
-def sizes_of(attention: nn.Module) -> dict[str, int]:
+def sizes_of(attention: nn.Module) -> dict[str, Any]:
     """num_heads, head_dim and num_kv_heads, as `polysketch.attention.build` takes them."""
     config: Any = attention.config
     return {
         "num_heads": config.num_attention_heads,
-        "head_dim": int(attention.head_dim),  # type: ignore[arg-type]
+        "head_dim": _head_dim(attention),
         "num_kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
     }
 

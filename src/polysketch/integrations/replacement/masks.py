@@ -36,6 +36,11 @@ class DeferredMask:
         return bool(self._arguments.get("allow_is_causal_skip", True))
 
     @property
+    def is_plain_on_both_sides(self) -> bool:
+        """The same of an encoder's mask: padding alone."""
+        return bool(self._arguments.get("allow_is_bidirectional_skip", True))
+
+    @property
     def knows_padding(self) -> bool:
         """Whether the caller gave a mask."""
         return self._arguments["attention_mask"] is not None

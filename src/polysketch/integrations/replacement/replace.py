@@ -29,6 +29,7 @@ from polysketch.integrations.replacement.locating import (
     kind_of,
     plain_model,
     replaced_layers,
+    sees_both_sides,
     sizes_of,
 )
 from polysketch.integrations.replacement.looking import look_at_layers
@@ -61,11 +62,16 @@ def replace_attention(
     turned back within rounding (`rotation.turned_back`). Whether that is right for the architecture is found out here:
     the model reads four tokens once.
 
-    Known to work: Llama, Qwen3, GPT-2 and Mistral; models that are built like them are accepted.
+    Encoders, in which every token sees the whole sequence, take mechanisms that do (`causal=False`); padding on either
+    side is honoured there, too.
+
+    Known to work: Llama, Qwen3, GPT-2 and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT and the vision model of
+    SigLIP; models that are built like them are accepted.
 
     Args:
-        model: a causal language model of transformers, or the model without its head; changed in place.
-        name: a key of `polysketch.attention.MECHANISMS` that can be causal.
+        model: a model of transformers, a causal language model or an encoder, with its head or without; changed in
+            place.
+        name: a key of `polysketch.attention.MECHANISMS` that can be causal, or for an encoder that sees both sides.
         layers: "all"; -n for the last n; or a list of indices, of which negative ones count from the end.
         sliding_window: what to do with sequences longer than the window that a layer has: "refuse" them when they come,
             unless the mechanism stays within the window, or "ignore" the window.
@@ -78,8 +84,9 @@ def replace_attention(
     Raises:
         TypeError: not a transformers model, or an option of another type.
         ValueError: an unknown mechanism, option or layer; an architecture that cannot be served; a mechanism that
-            cannot be causal; one that reads the layer's input, or vectors before rotary positions, in a layer of which
-            they cannot be known. For such a mechanism the model reads four tokens to find that out.
+            cannot be causal, or in an encoder one that can only be; one that reads the layer's input, or vectors before
+            rotary positions, in a layer of which they cannot be known. For such a mechanism the model reads four tokens
+            to find that out.
     """
     plain = plain_model(model)
     check_architecture(plain)
@@ -89,8 +96,9 @@ def replace_attention(
     found = attention_layers(plain)
     chosen = choose_layers(layers, len(found))
     replacement = Replacement(name, dict(options), sliding_window, dropout)
-    built = {index: _build(replacement, found[index]) for index in chosen}
-    given = _given(plain, name, built)
+    causal = not sees_both_sides(plain)
+    built = {index: _build(replacement, found[index], causal) for index in chosen}
+    given = _given(plain, name, built) if causal else dict.fromkeys(built, ())
     shared = take_over(plain)
     for index, mechanism in built.items():
         _install(found[index], LayerRecord(index, shared, replacement, given[index]), mechanism)
@@ -98,11 +106,15 @@ def replace_attention(
     return model
 
 
-def _build(replacement: Replacement, attention: nn.Module) -> Mechanism:
+def _build(replacement: Replacement, attention: nn.Module, causal: bool) -> Mechanism:
     width = hidden_size_of(attention) if "hidden_size" in mechanisms.option_names(replacement.name) else {}
     mechanism = mechanisms.build(replacement.name, **{**sizes_of(attention), **width, **replacement.options})
-    if not mechanism.is_causal:
+    if causal and not mechanism.is_causal:
         raise ValueError(f"{replacement.name!r} cannot be causal, so it cannot stand in a language model")
+    if not causal and not mechanism.is_bidirectional:
+        raise ValueError(f"{replacement.name!r} is causal only, and every token of this model sees the whole sequence")
+    if not causal and (mechanism.reads_hidden or mechanism.reads_unrotated):
+        raise ValueError(f"{replacement.name!r} reads more than queries, keys and values, which no encoder hands on")
     device, dtype = kind_of(attention)
     return mechanism.to(device=device, dtype=dtype).train(attention.training)
 

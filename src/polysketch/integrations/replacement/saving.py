@@ -1,6 +1,7 @@
 """Folders that hold a replaced model: transformers' own files, the mechanisms' weights among them."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ def load_replaced(folder: str | Path, **options: Any) -> Any:
 
     Args:
         folder: on this machine.
-        **options: for `AutoModelForCausalLM.from_pretrained`, dtype for instance.
+        **options: for `from_pretrained` of the model's class, dtype for instance.
 
     Returns:
         The model with its attention replaced, in evaluation mode.
@@ -64,7 +65,7 @@ def load_replaced(folder: str | Path, **options: Any) -> Any:
     groups = _description(folder)
     variant = VARIANT if any(folder.glob(f"model*.{VARIANT}.*")) else None
     with _silent():
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = _class_of(folder).from_pretrained(
             folder, variant=variant, output_loading_info=True, local_files_only=True, **options
         )
     model, info = loaded
@@ -75,6 +76,21 @@ def load_replaced(folder: str | Path, **options: Any) -> Any:
     _check_loaded(folder, info, prefixes)
     _load_mechanisms(model, folder, variant, prefixes)
     return model.eval()
+
+
+def _class_of(folder: Path) -> Any:
+    """What loads the model: transformers' own class of an encoder, by the name in config.json; else a language model's.
+
+    Raises:
+        ValueError: config.json names a class that transformers does not have.
+    """
+    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ["ForCausalLM"]
+    if names[0].endswith(("ForCausalLM", "LMHeadModel")):
+        return transformers.AutoModelForCausalLM
+    found = getattr(transformers, str(names[0]), None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ValueError(f"{folder / 'config.json'} names the model {names[0]!r}, which transformers does not have")
+    return found
 
 
 def _description(folder: Path) -> list[dict[str, Any]]:
@@ -134,7 +150,7 @@ def _check_loaded(folder: Path, info: Mapping[str, Any], prefixes: tuple[str, ..
 
 def _load_mechanisms(model: nn.Module, folder: Path, variant: str | None, prefixes: tuple[str, ...]) -> None:
     """Fill the mechanisms' weights and buffers, every one of them and no others."""
-    weights = {name: tensor for name, tensor in _weights(folder, variant).items() if name.startswith(prefixes)}
+    weights = _of_mechanisms(_weights(folder, variant), prefixes)
     own = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefixes)}
     shapes = {name: tensor.shape for name, tensor in own.items()}
     if {name: tensor.shape for name, tensor in weights.items()} != shapes:
@@ -143,6 +159,20 @@ def _load_mechanisms(model: nn.Module, folder: Path, variant: str | None, prefix
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
+
+
+def _of_mechanisms(weights: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+    """The mechanisms' weights by the names of today.
+
+    transformers writes some architectures under the names that they once had. The order of the layers is the same.
+    """
+    inside = f".{SUBMODULE}."
+    parts = {name: name.partition(inside) for name in weights if inside in name}
+    saved = sorted({before for before, _, _ in parts.values()}, key=lambda name: [*map(int, re.findall(r"\d+", name))])
+    if len(saved) != len(prefixes):
+        return {name: weights[name] for name in parts}
+    today = dict(zip(saved, prefixes, strict=True))
+    return {f"{today[before]}{rest}": weights[name] for name, (before, _, rest) in parts.items()}
 
 
 def _weights(folder: Path, variant: str | None) -> dict[str, Tensor]:

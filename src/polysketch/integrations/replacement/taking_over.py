@@ -15,7 +15,7 @@ from polysketch.integrations.replacement.bookkeeping import (
 )
 from polysketch.integrations.replacement.cache import give_states_before_forward
 from polysketch.integrations.replacement.function import register
-from polysketch.integrations.replacement.locating import attention_layers, decoder_of, plain_model
+from polysketch.integrations.replacement.locating import attention_layers, decoder_of, plain_model, sees_both_sides
 
 
 def take_over(model: Any) -> ModelRecord:
@@ -29,8 +29,10 @@ def take_over(model: Any) -> ModelRecord:
         return record.model
     register()
     decoder = decoder_of(model)
-    shared = ModelRecord(implementation=decoder.config._attn_implementation, config=decoder.config)
-    shared.hook = decoder.register_forward_pre_hook(give_states_before_forward, with_kwargs=True)
+    causal = not sees_both_sides(model)
+    shared = ModelRecord(decoder.config._attn_implementation, decoder.config, causal)
+    if causal:
+        shared.hook = decoder.register_forward_pre_hook(give_states_before_forward, with_kwargs=True)
     for index, attention in found.items():
         remember(attention, LayerRecord(index, shared))
     decoder.config._attn_implementation = IMPLEMENTATION
@@ -64,7 +66,8 @@ def restore_attention(model: Any) -> Any:
         return model
     for attention in found.values():
         _uninstall(attention, record.model)
-    record.model.hook.remove()
+    if record.model.hook is not None:
+        record.model.hook.remove()
     record.model.config._attn_implementation = record.model.implementation
     if hasattr(record.model.config, CONFIG_KEY):
         delattr(record.model.config, CONFIG_KEY)
