@@ -79,6 +79,9 @@ class MechanismRecallFlags:
     seed: int | None = None
     """Of weights and data."""
 
+    rotary: bool | None = None
+    """Whether queries and keys have rotary positions; without them it is part of a record's name."""
+
     threads: int | None = None
     """CPU threads; PyTorch's choice when left out."""
 
@@ -91,12 +94,15 @@ def run(flags: MechanismRecallFlags) -> int:
     results = flags.results or (out / "results" if flags.size == "smoke" else RESULTS / "recall-mechanisms")
     found: list[dict[str, Any]] = []
     for variant in chosen(flags.only):
-        name = (
-            f"{variant.name}-seed{task.seed}" if flags.pairs is None else f"{variant.name}-{task.pairs}-seed{task.seed}"
-        )
-        found = finish(name, task, variant, STATE_TOKENS[flags.size], out, results)
+        found = finish(_name(variant.name, task, flags), task, variant, STATE_TOKENS[flags.size], out, results)
     print(show_recall(found, results))
     return 0
+
+
+def _name(variant: str, task: RecallTask, flags: MechanismRecallFlags) -> str:
+    """Of a record: what is not as it mostly is stands in it."""
+    pairs = "" if flags.pairs is None else f"-{task.pairs}"
+    return f"{variant}{'' if task.rotary else '-unrotated'}{pairs}-seed{task.seed}"
 
 
 def show_recall(found: Sequence[Record], results: Path) -> str:
@@ -109,6 +115,7 @@ _COLUMNS: dict[str, Column] = {
     **NAMES,
     "pairs": setting("pairs"),
     "seed": setting("seed"),
+    "rotary": lambda record: "yes" if record["settings"].get("rotary", True) else "no",
     "accuracy %": percent("accuracy"),
     "steps": lambda record: str(record["steps"]),
     "solved at": first_step(SOLVED),

@@ -32,6 +32,7 @@ class SyntheticTask(ABC):
         eval_every: steps between measurements of the accuracy.
         eval_batches: held-out batches of a measurement.
         seed: of weights and data.
+        rotary: whether queries and keys have rotary positions.
     """
 
     length: int
@@ -48,6 +49,7 @@ class SyntheticTask(ABC):
     eval_every: int = 50
     eval_batches: int = 8
     seed: int = 0
+    rotary: bool = True
 
     @abstractmethod
     def make_batch(self, *, seed: int, index: int) -> tuple[Tensor, Tensor]:
@@ -86,6 +88,7 @@ class SyntheticTask(ABC):
             hidden_size=self.width,
             num_heads=self.num_heads,
             input_positions=False,
+            rotary=self.rotary,
             projection_convolution=4,
             query_key_norm=True,
             attention=variant.attention,
