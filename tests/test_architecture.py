@@ -20,6 +20,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "polysketch"
 MAY_IMPORT = {
     "ops": set(),
     "storage": set(),
+    "distributed": {"storage"},
     "data": {"storage"},
     "feature_maps": {"ops"},
     "attention": {"feature_maps", "ops"},
@@ -28,7 +29,7 @@ MAY_IMPORT = {
     "models": {"nn", "attention", "feature_maps", "distributed", "ops"},
     "evaluation": {"models", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data"},
-    "training": {"evaluation", "models", "nn", "data", "storage"},
+    "training": {"evaluation", "models", "nn", "data", "distributed", "storage"},
     "integrations": {"training", "evaluation", "generation", "models", "attention", "data", "storage"},
     "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
     "benchmarking": {
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     },
     "cli": {
         *("ops", "feature_maps", "attention", "nn", "models", "data"),
-        *("evaluation", "generation", "training", "integrations", "conversion", "benchmarking"),
+        *("evaluation", "generation", "training", "integrations", "conversion", "benchmarking", "distributed"),
     },
 }
 """The table of the design: what each package may import of ours, besides itself."""
@@ -61,7 +62,7 @@ OWNERS = {
     "transformers": {"integrations"},
     "tyro": {"cli"},
     "tensorboard": {"training"},
-    "safetensors": {"ops", "models", "training", "integrations", "conversion"},
+    "safetensors": {"ops", "models", "distributed", "training", "integrations", "conversion"},
     "matplotlib": {""},  # polysketch/plotting.py
     "tqdm": {"data", "training", "integrations", "conversion", "cli"},
 }

@@ -85,7 +85,7 @@ def tokens_per_second(config: TrainingConfig, seconds: float) -> float:
     model = build_model(plan)
     updater = Updater(model, config.step_options(), plan.dtype)
     rows = training_rows(plan)
-    initialize(model, plan, updater)
+    initialize(model, plan)
     step, started = 0, time.perf_counter()
     while step <= _WARM_UP_STEPS or time.perf_counter() - started < seconds:
         updater.compute_gradient(rows.batch(step, config.batch_size))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polysketch import __version__
+from polysketch.distributed import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
 
 __all__ = ["main"]
@@ -79,6 +80,8 @@ def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
         return _fail("interrupted", status=130)
     except BrokenPipeError:
         return _leave_broken_pipe()
+    except ToldByAnother:
+        return 1
     except KNOWN_FAILURES as error:
         if traceback:
             raise
@@ -137,8 +140,9 @@ def _where(error: OSError) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    """Print the message as one line on stderr and return the exit status."""
-    print(f"polysketch: {message}", file=sys.stderr)
+    """Print the message as one line on stderr and return the exit status; of several processes, one prints."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"polysketch: {message}", file=sys.stderr)
     return status
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
+from polysketch.distributed import find_launch
 from polysketch.training import TrainingConfig
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ class TrainFlags(TrainingConfig):
     A run may be stopped or killed at any moment. The same command with --resume goes on from the last checkpoint and
     ends as if nothing had happened. The exit status is 0 when the run is finished or --max-minutes is reached, 130
     after Ctrl-C and 143 after SIGTERM. All of these save the run first.
+
+    Several processes, or machines, train one model where torchrun starts them: torchrun --nproc-per-node 8 -m
+    polysketch train ..., with --mesh for what they share. The batch, the loss and the checkpoints are those of one
+    process.
     """
 
     attention: str | None = None
@@ -46,13 +51,16 @@ def run(flags: TrainFlags) -> int:
     """
     from polysketch.training.requirements import check_names, check_requirements
 
+    launch = find_launch()
     check_names(flags.preset, _pattern(flags.attention))  # before PyTorch is loaded, as the next
-    check_requirements(flags)
+    if launch.count == 1:  # several processes have to tell one another what is missing
+        check_requirements(flags)
     from polysketch.training import train
 
     config = configuration(flags)
     result = train(config)
-    print(_ending(result, config), file=sys.stderr)
+    if launch.rank == 0:
+        print(_ending(result, config), file=sys.stderr)
     return 0 if result.stopped_by != "signal" else _SIGNAL_STATUS + (result.signal_number or 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from polysketch.data.tokens import Tokens, stretch
-from polysketch.evaluation.losses import PositionLosses, sum_losses
+from polysketch.evaluation.losses import PositionLosses, Sharing, sum_losses
 from polysketch.models import TransformerLM
 
 __all__ = ["FIRST_BUCKET", "Evaluation", "evaluate"]
@@ -58,6 +58,7 @@ def evaluate(
     max_tokens: int | None = None,
     device: torch.device | str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    sharing: Sharing | None = None,
 ) -> Evaluation:
     """Measure how well `model` predicts `tokens`, at any context length, in bounded memory.
 
@@ -78,6 +79,8 @@ def evaluate(
         max_tokens: predict only this many tokens, from the beginning. Default: all.
         device: where to compute. Default: where the model is; the model itself is not moved.
         on_progress: called as (tokens done, tokens in all) after every batch.
+        sharing: several processes with the same model, each of which calls this and computes some of the windows; all
+            get the result of the whole.
 
     Raises:
         ValueError: fewer tokens than the context needs, an id outside the vocabulary, a size that is not positive,
@@ -95,6 +98,7 @@ def evaluate(
         token_bytes=token_bytes,
         device=_device_of(model) if device is None else torch.device(device),
         on_progress=on_progress,
+        sharing=sharing,
     )
     return _summarise(losses, context_length)
 

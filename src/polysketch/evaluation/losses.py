@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,21 @@ from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
 
 __all__ = ["PositionLosses", "sum_losses"]
+
+
+class Sharing(Protocol):
+    """Several processes, this one among them, that evaluate one model together, each some of the windows."""
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this process."""
+
+    @property
+    def data_count(self) -> int:
+        """Number of processes."""
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum of the tensors of all processes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ def sum_losses(
     token_bytes: np.ndarray | None,
     device: torch.device,
     on_progress: Callable[[int, int], None] | None,
+    sharing: Sharing | None = None,
 ) -> PositionLosses:
     """Return the losses of every token of `tokens` but the first, summed by position in its window.
 
@@ -53,7 +70,9 @@ def sum_losses(
     vocab_size = model.config.vocab_size if token_bytes is None else len(token_bytes)
     batches = window_batches(tokens, context_length=context_length, batch_size=batch_size, vocab_size=vocab_size)
     with evaluation_mode(model), torch.inference_mode():
-        for inputs, targets in batches:
+        for index, (inputs, targets) in enumerate(batches):
+            if sharing is not None and index % sharing.data_count != sharing.data_rank:
+                continue
             losses = _window_losses(model, inputs.to(device), targets.to(device), span)
             sums[: losses.shape[1]] += losses.sum(axis=0)
             counts[: losses.shape[1]] += len(losses)
@@ -61,7 +80,19 @@ def sum_losses(
                 num_bytes += int(token_bytes[targets.numpy()].sum(dtype=np.int64))
             if on_progress is not None:
                 on_progress(int(counts.sum()), num_predicted)
+    if sharing is not None:
+        sums, counts, num_bytes = _added_up(sharing, sums, counts, num_bytes)
     return PositionLosses(sums, counts, None if token_bytes is None else num_bytes)
+
+
+def _added_up(
+    sharing: Sharing, sums: np.ndarray, counts: np.ndarray, num_bytes: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The sums of all processes; numbers below 2^53 are whole in float64."""
+    mine = torch.from_numpy(np.concatenate([sums, counts, [num_bytes]]))
+    found = sharing.add_up(mine).numpy()
+    size = len(sums)
+    return found[:size], found[size : 2 * size].astype(np.int64), int(found[-1])
 
 
 def _window_losses(model: TransformerLM, inputs: Tensor, targets: Tensor, span: int) -> np.ndarray:

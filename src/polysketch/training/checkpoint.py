@@ -3,6 +3,9 @@
 A checkpoint is a folder `step-NNNNNNNN` of safetensors files, a JSON file and a manifest of sha256 sums. It is made
 under a temporary name, every file is synced, and only then does the folder get its name; older checkpoints go after
 that. So at any moment the newest folder with a proper name is complete. Nothing is ever unpickled.
+
+One process writes `model.safetensors`. Of several, each writes its pieces, `model-00001-of-00004.safetensors` and so
+on, and the first commits them all. Any number of processes reads either.
 """
 
 from __future__ import annotations
@@ -10,21 +13,26 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polysketch.extras import require
 from polysketch.storage import disk
-from polysketch.training.manifest import MANIFEST, describe, manifest_bytes, read_verified
+from polysketch.training.manifest import MANIFEST, describe, files_in, manifest_bytes, read_verified
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
-RANDOM_FILE = "random.safetensors"
+    from polysketch.distributed.pieces import Piece
+    from polysketch.distributed.processes import Processes
+
+_MODEL, _OPTIMIZER, _RANDOM = "model", "optimizer", "random"
+
+MODEL_FILE = f"{_MODEL}.safetensors"
+OPTIMIZER_FILE = f"{_OPTIMIZER}.safetensors"
+RANDOM_FILE = f"{_RANDOM}.safetensors"
 STATE_FILE = "state.json"
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -36,7 +44,7 @@ class Checkpoint:
     """Everything a run needs to go on.
 
     Attributes:
-        model: the model's state_dict by name.
+        model: the model's state_dict by name; of several processes, each has its shares of the tensors.
         optimizer: the optimizer's state, see `tensors.optimizer_tensors`.
         random: the generators' states, see `tensors.random_tensors`.
         state: what else counts, JSON values: at least `step`, the number of optimizer steps made.
@@ -110,15 +118,59 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     temporary = disk.temporary_name(target)
     delete_leftovers(folder)
     disk.make_folder(temporary)
-    _write_files(temporary, checkpoint)
+    _write_files(temporary, _serialised(checkpoint), {})
     disk.publish_folder(temporary, target)
     _delete_older(folder, keep)
     return target
 
 
-def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
-    entries = {}
-    for name, data in _serialised(checkpoint):
+def save_shared_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes) -> Path:
+    """As `save_checkpoint`, of tensors that several processes have shares of; each of them must call this.
+
+    Each process writes its shares, and of what all have a part. The first one writes the rest and commits.
+
+    Args:
+        folder: the checkpoints folder of a run, on a file system that all processes share.
+        checkpoint: what to write; random states and the rest are those of the first process.
+        keep: number of checkpoints to keep, at least 1.
+        processes: all of them.
+
+    Raises:
+        OSError: a file operation failed on one of them; its message names the rank.
+    """
+    from polysketch.distributed.storage import PieceWriter, save_pieces
+
+    target = folder / checkpoint_name(checkpoint.state["step"])
+    temporary = disk.temporary_name(target)
+    processes.first(lambda: _make_anew(temporary))
+
+    def write(name: str, data: bytes) -> dict[str, int | str]:
+        disk.write(temporary / name, data)
+        disk.sync(temporary / name)
+        return describe(data)
+
+    def commit(entries: Mapping[str, Any]) -> None:
+        _write_files(temporary, _rest(checkpoint), entries)
+        disk.publish_folder(temporary, target)
+        _delete_older(folder, keep)
+
+    tensors = {f"{_MODEL}/{name}": tensor for name, tensor in checkpoint.model.items()}
+    tensors |= {f"{_OPTIMIZER}/{name}": tensor for name, tensor in checkpoint.optimizer.items()}
+    save_pieces(tensors, PieceWriter(processes.rank, processes.count, write, commit))
+    return target
+
+
+def _make_anew(temporary: Path) -> None:
+    delete_leftovers(temporary.parent)
+    disk.make_folder(temporary)
+
+
+def _write_files(
+    folder: Path, files: Iterable[tuple[str, bytes]], written: Mapping[str, Mapping[str, int | str]]
+) -> None:
+    """Write files, and a manifest of them and of those that are there already."""
+    entries = dict(written)
+    for name, data in files:
         disk.write(folder / name, data)
         entries[name] = describe(data)
     disk.write(folder / MANIFEST, manifest_bytes(entries))
@@ -126,11 +178,20 @@ def _write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 def _serialised(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
     """The files of a checkpoint one after the other, so that only one of them is in memory at a time."""
-    safetensors = require("safetensors.torch")
-    tensors = {MODEL_FILE: checkpoint.model, OPTIMIZER_FILE: checkpoint.optimizer, RANDOM_FILE: checkpoint.random}
-    for name, content in tensors.items():
-        yield name, safetensors.save({key: value.detach().cpu().contiguous() for key, value in content.items()})
+    yield _safetensors(MODEL_FILE, checkpoint.model)
+    yield _safetensors(OPTIMIZER_FILE, checkpoint.optimizer)
+    yield from _rest(checkpoint)
+
+
+def _rest(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
+    """The files that one process writes whole, however many there are."""
+    yield _safetensors(RANDOM_FILE, checkpoint.random)
     yield STATE_FILE, json.dumps(dict(checkpoint.state), indent=2).encode() + b"\n"
+
+
+def _safetensors(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
+    content = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    return name, require("safetensors.torch").save(content)
 
 
 def _delete_older(folder: Path, keep: int) -> None:
@@ -173,12 +234,12 @@ def _free_name(path: Path) -> Path:
 
 
 def load_model_tensors(path: Path) -> dict[str, Tensor]:
-    """The model's tensors of the checkpoint folder `path`, on the CPU; only that file is read and verified.
+    """The model's tensors of the checkpoint folder `path`, whole, on the CPU; only they are read and verified.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete or altered, see `manifest.read_verified`.
     """
-    return _load_tensors(path, MODEL_FILE)
+    return _load_tensors(path, _MODEL)
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -206,22 +267,46 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     return Checkpoint(
         model=load_model_tensors(path),
-        optimizer=_load_tensors(path, OPTIMIZER_FILE),
-        random=_load_tensors(path, RANDOM_FILE),
+        optimizer=_load_tensors(path, _OPTIMIZER),
+        random=_load_tensors(path, _RANDOM),
         state=load_state(path),
     )
 
 
-def _load_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    data = read_verified(path, name)
-    require("safetensors")
-    from safetensors import SafetensorError
-    from safetensors.torch import load
+def load_shared_checkpoint(
+    path: Path, *, model: Callable[[str, Piece], Tensor], optimizer: Callable[[str, Piece], Tensor]
+) -> Checkpoint:
+    """As `load_checkpoint`, each process its shares of the tensors; all must call this.
 
-    try:
-        return load(data)
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path / name}: expected a safetensors file, found something else ({error}): "
-            "it was replaced together with its checksum, or written by another version"
-        ) from error
+    A process reads, and verifies, the files that hold something of its shares.
+
+    Args:
+        path: the checkpoint folder.
+        model: gives, for a name and the whole tensor's shape and dtype, the tensor to fill with it.
+        optimizer: likewise.
+    """
+    from polysketch.distributed.pieces import parse_tensors, read_pieces
+    from polysketch.distributed.storage import PieceReader, load_pieces
+
+    files = {kind: [path / name for name in files_in(path, kind)] for kind in (_MODEL, _OPTIMIZER)}
+    makers = {_MODEL: model, _OPTIMIZER: optimizer}
+    found = {
+        (kind, name): makers[kind](name, piece)
+        for kind in files
+        for file in files[kind]
+        for name, piece in read_pieces(file).items()
+    }
+    reader = PieceReader(files, lambda file: parse_tensors(read_verified(path, file.name), file))
+    load_pieces({f"{kind}/{name}": tensor for (kind, name), tensor in found.items()}, reader)
+    return Checkpoint(
+        model={name: tensor for (kind, name), tensor in found.items() if kind == _MODEL},
+        optimizer={name: tensor for (kind, name), tensor in found.items() if kind == _OPTIMIZER},
+        random=_load_tensors(path, _RANDOM),
+        state=load_state(path),
+    )
+
+
+def _load_tensors(path: Path, kind: str) -> dict[str, Tensor]:
+    from polysketch.distributed.pieces import joined_pieces
+
+    return joined_pieces((path / name, read_verified(path, name)) for name in files_in(path, kind))

@@ -91,6 +91,10 @@ class TrainingConfig(RunOptions):
     weight_decay: float = option(0.1, on_resume=OnResume.REFUSED, least=0.0)
     """Decoupled weight decay. Applies to matrices only, not to gains and biases."""
 
+    mesh: str | None = option(None, on_resume=OnResume.ROUNDING)
+    """What several processes, started by torchrun, share: replicate=2,shard=4 are 2 copies of the model, each shared
+    out over 4 processes. The product is the number of processes. Default: all share one model."""
+
     threads: int | None = option(None, on_resume=OnResume.ROUNDING, least=1)
     """Number of CPU threads. Default: PyTorch's choice. Another number changes the rounding on a CPU."""
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.data import PreparedData
+from polysketch.distributed.processes import Processes
+from polysketch.distributed.shares import gathered
 from polysketch.evaluation import Evaluation, evaluate, loss_at_chunk_starts
 from polysketch.training.tensors import unchanged_randomness
 
@@ -14,7 +16,15 @@ _CHUNK_START = 8
 _AFTER_START = 24
 
 
-def measure(model: Any, data: PreparedData, *, context: int, batch_size: int, max_tokens: int) -> dict[str, Any]:
+def measure(
+    model: Any,
+    data: PreparedData,
+    *,
+    context: int,
+    batch_size: int,
+    max_tokens: int,
+    processes: Processes | None = None,
+) -> dict[str, Any]:
     """Loss, perplexity, bits per byte, use of the prefix. Changes neither weights nor random states.
 
     Total loss hides a sketched prefix that is not used; so each layer's share of attention mass that the prefix holds
@@ -26,13 +36,15 @@ def measure(model: Any, data: PreparedData, *, context: int, batch_size: int, ma
         context: the context length of training; a shorter split is measured at its own length.
         batch_size: windows read at a time.
         max_tokens: number of tokens to predict at most.
+        processes: those that the model is shared out over, all of which must call this; each measures some windows.
 
     Returns:
         The values of one line of metrics, JSON values.
     """
     tokens = data.split("validation").tokens
     context = min(context, len(tokens) - 1)
-    with unchanged_randomness():
+    sharing = None if processes is None or processes.alone else processes
+    with unchanged_randomness(), gathered(model):
         result = evaluate(
             model,
             tokens,
@@ -40,6 +52,7 @@ def measure(model: Any, data: PreparedData, *, context: int, batch_size: int, ma
             batch_size=batch_size,
             token_bytes=data.tokenizer.token_bytes(),
             max_tokens=max_tokens,
+            sharing=sharing,
         )
         shares = _prefix_shares(model, tokens[:context])
     return figures(result) | shares | _chunk_starts(model, result)

@@ -29,12 +29,19 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that `name` means; `auto` takes CUDA if it is there.
 
+    Args:
+        name: see `--device`.
+        local_rank: of several processes, the number of this one on its machine: CUDA's device of this number is its.
+
     Raises:
-        ValueError: not the name of a device, or one that this machine or this PyTorch does not have.
+        ValueError: not the name of a device, or one that this machine or this PyTorch does not have, or one for all of
+            several processes.
     """
+    if local_rank is not None:
+        name = _of_process(name, local_rank)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -45,6 +52,12 @@ def resolve_device(name: str) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"--device: expected one of {there}, found {name!r} ({reason})") from error
     return device
+
+
+def _of_process(name: str, local_rank: int) -> str:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device: expected auto, cpu or cuda for several processes, found {name!r}")
+    return f"cuda:{local_rank}" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

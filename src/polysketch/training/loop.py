@@ -12,19 +12,29 @@ from types import FrameType, TracebackType
 from torch import Tensor
 
 from polysketch.data import DocumentRows, TrainingWindows
+from polysketch.distributed.processes import Processes
 from polysketch.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
     delete_leftovers,
     list_checkpoints,
     load_checkpoint,
+    load_shared_checkpoint,
     save_checkpoint,
+    save_shared_checkpoint,
 )
 from polysketch.training.options import RunOptions
 from polysketch.training.reporting import Reporter
 from polysketch.training.run_folder import LoopFolder
 from polysketch.training.step import Gradient, Updater
-from polysketch.training.tensors import load_optimizer_tensors, load_random_tensors, optimizer_tensors, random_tensors
+from polysketch.training.tensors import (
+    load_optimizer_tensors,
+    load_random_tensors,
+    optimizer_tensors,
+    optimizer_tensors_to_load,
+    random_tensors,
+    tensors_to_load,
+)
 
 
 class Task:
@@ -76,6 +86,7 @@ class Loop:
         task: what to do in the steps.
         rows: what to train on.
         reporter: told of everything.
+        processes: those that the run is computed by, all of which have a loop; one alone by default.
 
     Attributes:
         step: number of optimizer steps made.
@@ -90,12 +101,14 @@ class Loop:
         task: Task,
         rows: TrainingWindows | DocumentRows,
         reporter: Reporter,
+        processes: Processes | None = None,
     ) -> None:
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0
         self._folder, self._options, self._task = folder, options, task
         self._rows, self._reporter = rows, reporter
+        self._processes = processes or Processes()
         self._saved_step: int | None = None
         self._logged = (0, 0.0)  # tokens and seconds of the last line of metrics of this process
 
@@ -103,8 +116,8 @@ class Loop:
         """Make steps until the run is finished or something asks it to stop, and save.
 
         Args:
-            stop: asks to stop after a signal.
-            deadline: the time, by `time.monotonic`, after which no step is begun.
+            stop: asks to stop after a signal; of several processes, a signal to one stops all after the same step.
+            deadline: the time, by `time.monotonic`, after which no step is begun; of several processes, the first's.
 
         Returns:
             Why it stopped: `finished`, `signal` or `time`.
@@ -115,7 +128,7 @@ class Loop:
         """
         steps = self._task.ends[-1]
         with self._reporter.following(self.step):
-            while self.step < steps and stop.signal_number is None and time.monotonic() < deadline:
+            while self.step < steps and not self._is_to_stop(stop, deadline):
                 gradient, rate = self._make_step()
                 if self._is_due(self._options.log_every):
                     self._log(gradient, rate)
@@ -126,6 +139,12 @@ class Loop:
         if self.step == steps:
             return "finished"
         return "time" if stop.signal_number is None else "signal"
+
+    def _is_to_stop(self, stop: "StopRequests", deadline: float) -> bool:
+        signal_number, time_is_up = self._processes.agreed_stop(stop.signal_number, time.monotonic() >= deadline)
+        if signal_number is not None:  # a signal that comes meanwhile must not be forgotten
+            stop.signal_number = signal_number
+        return time_is_up or signal_number is not None
 
     def _make_step(self) -> tuple[Gradient, float]:
         started = time.perf_counter()
@@ -189,7 +208,7 @@ class Loop:
         Raises:
             FileNotFoundError, ValueError: it is incomplete, altered, or of another configuration.
         """
-        checkpoint = load_checkpoint(path)
+        checkpoint = self._read(path)
         step = checkpoint.state["step"]
         self._task.load(step, checkpoint.model, str(path))
         updater = self._task.updater
@@ -201,6 +220,12 @@ class Loop:
         self._saved_step = self.step
         self._logged = (self.tokens, self.seconds)
 
+    def _read(self, path: Path) -> Checkpoint:
+        if self._processes.alone:
+            return load_checkpoint(path)
+        model = self._task.updater.model
+        return load_shared_checkpoint(path, model=tensors_to_load(model), optimizer=optimizer_tensors_to_load(model))
+
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one.
 
@@ -210,13 +235,21 @@ class Loop:
         if self._saved_step == self.step:
             return
         try:
-            self._reporter.metrics.sync()
-            save_checkpoint(self._folder.checkpoints, self.checkpoint(), keep=self._options.keep)
+            self._reporter.sync()
+            self._write()
         except OSError as error:
-            with contextlib.suppress(OSError):
-                delete_leftovers(self._folder.checkpoints)  # on a full disk they are in the way
+            if self._processes.is_first:
+                with contextlib.suppress(OSError):
+                    delete_leftovers(self._folder.checkpoints)  # on a full disk they are in the way
             raise OSError(self._unwritten(error)) from error
         self._saved_step = self.step
+
+    def _write(self) -> None:
+        folder, keep = self._folder.checkpoints, self._options.keep
+        if self._processes.alone:
+            save_checkpoint(folder, self.checkpoint(), keep=keep)
+        else:
+            save_shared_checkpoint(folder, self.checkpoint(), keep=keep, processes=self._processes)
 
     def _unwritten(self, error: OSError) -> str:
         there = list_checkpoints(self._folder.checkpoints)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,20 +54,45 @@ def read_verified(folder: Path, name: str) -> bytes:
     return data
 
 
-def _entry(folder: Path, name: str) -> dict:
-    """The manifest's line about `name`, checked for its form."""
+def files_in(folder: Path, kind: str) -> list[str]:
+    """The names of the files that hold what is of one kind, in order.
+
+    Args:
+        folder: of a checkpoint.
+        kind: `model`, for instance, which stands in `model.safetensors`, or in pieces in
+            `model-00001-of-00004.safetensors` and those like it.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_verified`, of the manifest.
+    """
+    whole = f"{kind}.safetensors"
+    try:
+        listed = json.loads(_manifest(folder))["files"]
+        pieces = sorted(name for name in listed if re.fullmatch(rf"{kind}-\d+-of-\d+\.safetensors", name))
+    except (ValueError, KeyError, TypeError):
+        pieces = []  # what is wrong is said where the file is read
+    return pieces or [whole]
+
+
+def _manifest(folder: Path) -> bytes:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: expected a complete checkpoint folder; {_advice(folder)}")
+    return path.read_bytes()
+
+
+def _entry(folder: Path, name: str) -> dict:
+    """The manifest's line about `name`, checked for its form."""
+    content = _manifest(folder)
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(content)
         entry = manifest["files"][name]
         well_formed = manifest["format"] == FORMAT and type(entry["bytes"]) is int and type(entry["sha256"]) is str
     except (ValueError, KeyError, TypeError):
         well_formed = False
     if not well_formed:
         raise ValueError(
-            f"{path}: expected a manifest of format {FORMAT} that lists {name}, found something else: "
+            f"{folder / MANIFEST}: expected a manifest of format {FORMAT} that lists {name}, found something else: "
             f"altered, or written by another version; {_advice(folder)}"
         )
     return entry

@@ -63,6 +63,23 @@ class Reporter:
         """Print a line that stays."""
         self._progress.say(text)
 
+    def sync(self) -> None:
+        """Wait until the metrics are on the disk."""
+        self.metrics.sync()
+
+
+class SilentReporter(Reporter):
+    """Tells nothing: of several processes, one alone does."""
+
+    def __init__(self, metrics: Path) -> None:
+        super().__init__(metrics, steps=0, show=False)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
 
 class MetricsFile:
     """The metrics of a run.

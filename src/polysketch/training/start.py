@@ -12,12 +12,15 @@ import torch
 
 from polysketch import models
 from polysketch.data import PreparedData
+from polysketch.distributed.agreement import code_digest
+from polysketch.distributed.mesh import Mesh
+from polysketch.distributed.processes import Processes
 from polysketch.models.former import FORMAT
 from polysketch.storage import disk
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, set_aside_after
 from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
-from polysketch.training.options import as_json, check_changes
+from polysketch.training.options import as_json, check_changes, flag
 from polysketch.training.reporting import MetricsFile
 from polysketch.training.requirements import check_data, starting_checkpoint
 from polysketch.training.run_folder import RunFolder
@@ -62,20 +65,63 @@ class Plan:
         }
 
 
-def make_plan(config: TrainingConfig) -> Plan:
+def make_plan(config: TrainingConfig, processes: Processes | None = None) -> Plan:
     """Resolve and check `config`.
+
+    Args:
+        config: the options.
+        processes: those that compute the run, this one among them; one alone by default.
 
     Raises:
         FileNotFoundError: the data folder is missing or incomplete.
         ValueError: unknown names or options, sizes that do not fit, a context longer than the data, no such device.
     """
     config = _explicit(config)
+    if processes is not None and not processes.alone:
+        config = _shared(config, processes.mesh)
     build_model_config(config)  # what no data can mend is refused before any is read
     data = PreparedData.open(config.data)
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, None if processes is None else processes.local_rank)
     check_data(config, data.description)
     model = build_model_config(config, vocab_size=data.tokenizer.vocab_size)
     return Plan(config, data, model, device, resolve_dtype(config.dtype, device))
+
+
+def _shared(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
+    """The options of a run that several processes compute; refuses those that one alone can have."""
+    if config.optimizer == "muon":
+        raise ValueError(
+            "--optimizer muon: expected one process, for its steps need whole matrices, which processes have only "
+            "shares of: give --optimizer adamw"
+        )
+    if config.compile:
+        raise ValueError("--compile: expected one process: leave --compile out for several")
+    if config.batch_size % (config.accumulation * mesh.data_size):
+        raise ValueError(
+            f"--batch-size: expected a multiple of {config.accumulation * mesh.data_size}, for --accumulation is "
+            f"{config.accumulation} and {mesh.data_size} processes have equal shares of each part, found "
+            f"{config.batch_size}"
+        )
+    return dataclasses.replace(config, mesh=str(mesh))
+
+
+def facts_to_agree_on(plan: Plan) -> dict[str, Any]:
+    """What must be the same on all processes of a run; where folders are may differ."""
+    described = plan.to_dict()
+    options = {flag(name): value for name, value in described["training"].items() if name not in _OF_MACHINE}
+    tokenizer = plan.data.description.tokenizer.file
+    return {
+        "the code": code_digest(),
+        **options,
+        "the model": described["model"],
+        "the data's description": described["data"]["description_sha256"],
+        "the tokenizer": tokenizer and hashlib.sha256((plan.config.data / tokenizer).read_bytes()).hexdigest(),
+        "the precision": described["resolved"]["dtype"],
+        "PyTorch": torch.__version__,
+    }
+
+
+_OF_MACHINE = ("data", "out", "init_from")
 
 
 def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelConfig:

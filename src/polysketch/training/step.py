@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.data import PackedBatch
+from polysketch.distributed.processes import Processes
+from polysketch.distributed.shares import set_last_part, whole
 from polysketch.training.muon import Muon, muon_matrices
 from polysketch.training.options import StepOptions
 from polysketch.training.schedule import learning_rate_at
@@ -38,13 +40,16 @@ class Updater:
             `model.loss(ids, targets, cu_seqlens)` that of packed documents.
         options: of the optimizer steps.
         dtype: precision of the matrix products.
+        processes: those that compute each batch, this one among them; the model is shared out over them already.
 
     Attributes:
         model: as given.
         optimizer: of the model's trained parameters, AdamW or Muon.
     """
 
-    def __init__(self, model: Any, options: StepOptions, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Any, options: StepOptions, dtype: torch.dtype, processes: Processes | None = None
+    ) -> None:
         self.model = model
         self.optimizer = build_optimizer(
             model,
@@ -55,38 +60,47 @@ class Updater:
         )
         self._options = options
         self._dtype = dtype
+        self._processes = processes or Processes()
         self._parameters = list(trained_parameters(model).values())
         self._device = self._parameters[0].device
         self._loss = torch.compile(model.loss, dynamic=False) if options.compile else model.loss
 
     def precision(self) -> AbstractContextManager[Any]:
-        """The context in which the model is to be called: autocast, unless everything is float32."""
-        if self._dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, dtype=self._dtype)
+        """The context in which the model is to be called."""
+        return precision(self._dtype, self._device)
 
     def compute_gradient(self, batch: Tensor | PackedBatch) -> Gradient:
         """Loss and clipped gradient of a batch, in parts of as many rows each.
 
         The gradient is that of the mean loss over all predicted tokens of the batch, however many parts it is computed
-        in: a part weighs as many as it predicts.
+        in, and however many processes have a share of each part: a share weighs as many as it predicts.
 
         Args:
-            batch: windows (rows, context + 1), int64 on the CPU, or packed documents.
+            batch: windows (rows, context + 1), int64 on the CPU, or packed documents; the same on every process.
         """
         self.optimizer.zero_grad(set_to_none=True)
         parts = batch.split(len(batch) // self._options.accumulation)
-        tokens = [_predicted(part) for part in parts]
-        loss = sum(self._accumulate(part, sum(tokens) / count) for part, count in zip(parts, tokens, strict=True))
+        total = sum(_predicted(part) for part in parts)
+        losses = [self._accumulate(part, total, last=part is parts[-1]) for part in parts]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
-        return Gradient(float(loss), float(norm), sum(tokens))
+        loss = self._processes.add_up(sum(losses[1:], losses[0]))
+        return Gradient(float(loss), float(whole(norm)), total)
 
-    def _accumulate(self, part: Tensor | PackedBatch, divisor: float) -> Tensor:
-        given = _on_device(part, self._device)
+    def _accumulate(self, part: Tensor | PackedBatch, total: int, *, last: bool) -> Tensor:
+        """Add the gradient of this process's share of a part of the batch, which has `total` predicted tokens."""
+        share = self._share(part)
+        divisor = total / _predicted(share)
+        given = _on_device(share, self._device)
+        set_last_part(self.model, last)
         with self.precision():
             loss = self._loss(*given) / divisor
         loss.backward()
         return loss.detach()
+
+    def _share(self, part: Tensor | PackedBatch) -> Tensor | PackedBatch:
+        """The rows of a part of the batch that are this process's."""
+        count = self._processes.data_count
+        return part if count == 1 else part.split(len(part) // count)[self._processes.data_rank]
 
     def apply(self, step: int) -> float:
         """Make the optimizer step number `step` (from 0); returns the learning rate used."""
@@ -102,6 +116,13 @@ class Updater:
             group["lr"] = rate
         self.optimizer.step()
         return rate
+
+
+def precision(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which a model computes matrix products in `dtype`: autocast, unless everything is float32."""
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
 
 
 def _predicted(part: Tensor | PackedBatch) -> int:

@@ -1,10 +1,13 @@
 """What a checkpoint holds, as tensors by name: weights, the optimizer's state, the random generators' states."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+
+from polysketch.distributed.pieces import Piece
+from polysketch.distributed.shares import empty_like, local
 
 _NAMED = 3
 _SEPARATOR = "/"
@@ -43,7 +46,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
             )
     _refuse_bad_numbers(own, tensors, source)
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        local(tensor).copy_(local(tensors[name]))
 
 
 def _refuse_bad_numbers(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
@@ -51,7 +54,7 @@ def _refuse_bad_numbers(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     for name, tensor in tensors.items():
         if tensor.dtype != own[name].dtype:
             raise ValueError(f"{source}: {name}: expected {own[name].dtype}, found {tensor.dtype}: converted by hand?")
-        if not bool(torch.isfinite(tensor).all()):
+        if not bool(torch.isfinite(local(tensor)).all()):
             raise ValueError(
                 f"{source}: expected finite weights, found NaN or infinity in {name}: the weights are damaged; "
                 "use an earlier checkpoint"
@@ -73,6 +76,19 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         for name, parameter in trained_parameters(model).items()
         for field, value in optimizer.state[parameter].items()
     }
+
+
+def tensors_to_load(model: nn.Module) -> Callable[[str, Piece], Tensor]:
+    """What gives, for a tensor in a checkpoint, one to load it into: shared out as that of the same name and shape in
+    `model`."""
+    own = model.state_dict()
+    return lambda name, piece: empty_like(own.get(name), piece.shape, piece.dtype)
+
+
+def optimizer_tensors_to_load(model: nn.Module) -> Callable[[str, Piece], Tensor]:
+    """As `tensors_to_load`, of the optimizer's state: moments are shared out as their parameters."""
+    own = trained_parameters(model)
+    return lambda name, piece: empty_like(own.get(name.rpartition(_SEPARATOR)[0]), piece.shape, piece.dtype)
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """`train`: a whole run, from its options to its result."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from polysketch.data import DocumentRows, TrainingWindows, require_same_tokenizer
+from polysketch.distributed.processes import Processes, joined
 from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
 from polysketch.training.config import TrainingConfig
@@ -15,10 +17,10 @@ from polysketch.training.diagnostics import local_chunk, measure
 from polysketch.training.environment import reproducible, use_threads
 from polysketch.training.loading import load_model
 from polysketch.training.loop import Loop, StopRequests, Task, deadline
-from polysketch.training.reporting import Reporter, plot_loss
+from polysketch.training.reporting import Reporter, SilentReporter, plot_loss
 from polysketch.training.run_folder import RunFolder
-from polysketch.training.start import Plan, find_start, lay_out, make_plan
-from polysketch.training.step import Updater
+from polysketch.training.start import Plan, facts_to_agree_on, find_start, lay_out, make_plan
+from polysketch.training.step import Updater, precision
 from polysketch.training.tensors import load_weights, seed_everything
 
 
@@ -43,8 +45,11 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
     """Train a model as `config` says, or go on with a run that was stopped or killed.
 
     A run that is killed at any moment and resumed ends, on the same machine and library versions, with bit for bit
-    the weights and metrics (but for times) of a run that was left alone. SIGINT and SIGTERM save and stop. Uses one
-    process and one device.
+    the weights and metrics (but for times) of a run that was left alone. SIGINT and SIGTERM save and stop.
+
+    Uses one process and one device, or, where torchrun started several processes, all of them, each with a device (see
+    `config.mesh`): each calls this with the same options. Where one of them fails or dies, all end, from a side thread
+    where need be, and the first one tells why.
 
     Args:
         config: the options; `config.data` is a folder made by `polysketch prepare`.
@@ -58,27 +63,36 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
         RuntimeError: another process uses the run folder, or loss or gradient is not finite (the message says at which
             step, and what to try).
         OSError: a file could not be written, for instance on a full disk; the last complete checkpoint is intact.
+        ToldByAnother: several processes, of which another one raises one of these.
     """
     run = RunFolder(config.out)
-    with use_threads(config.threads):
-        plan = make_plan(config)
-        with reproducible(plan.device), FolderLock(run.lock), StopRequests() as stop:
-            return _train_locked(run, plan, stop, progress)
+    with use_threads(config.threads), joined(config.mesh, config.device) as processes:
+        plan = processes.together(lambda: make_plan(config, processes))
+        processes.agree({} if processes.alone else facts_to_agree_on(plan))
+        with reproducible(plan.device), _locked(run, processes), StopRequests() as stop:
+            return _train_locked(run, plan, stop, progress, processes)
 
 
-def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool) -> TrainingResult:
+@contextlib.contextmanager
+def _locked(run: RunFolder, processes: Processes) -> Iterator[None]:
+    """Hold the run folder for all processes."""
+    lock = FolderLock(run.lock)
+    with contextlib.ExitStack() as held:
+        processes.first(lambda: (held.enter_context(lock), None)[1])
+        yield
+
+
+def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool, processes: Processes) -> TrainingResult:
     config = plan.config
-    reporter = Reporter(run.metrics, config.steps, show=show, board=run.tensorboard if config.tensorboard else None)
-    start = find_start(run, plan, reporter.say)
+    reporter = _reporter(run, config, show, processes)
+    start = _start(run, plan, reporter.say, processes)
     seed_everything(config.seed)
-    task = TrainingTask(plan)
+    task = TrainingTask(plan, processes, begins=start is None)
     rows = training_rows(plan)
-    loop = Loop(run, config, task, rows, reporter)
-    if start is None:
-        initialize(task.model, plan, task.updater)
-    else:
-        loop.load(start)
-    lay_out(run, plan, start, reporter.say)
+    loop = Loop(run, config, task, rows, reporter, processes)
+    if start is not None:
+        processes.together(lambda: loop.load(start))
+    processes.first(lambda: lay_out(run, plan, start, reporter.say))
     loop.save()
     beginning = "a new run" if start is None else f"going on after step {loop.step}"
     reporter.say(f"{run.path}: {task.model.num_parameters():,} parameters on {plan.device}, {beginning}")
@@ -86,8 +100,27 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool) ->
         reporter.say(f"documents packed into {rows.num_rows:,} rows an epoch, {rows.padding_share:.2%} padding")
     _note_unused_prefix(task.model, plan, reporter.say)
     reason = loop.run(stop, deadline(config))
-    plot_loss(reporter.metrics.read(), run.plot)
+    if processes.is_first:
+        plot_loss(reporter.metrics.read(), run.plot)
     return TrainingResult(run.path, loop.step, reason, stop.signal_number)
+
+
+def _reporter(run: RunFolder, config: TrainingConfig, show: bool, processes: Processes) -> Reporter:
+    """What tells of the run: one of the processes alone."""
+    if not processes.is_first:
+        return SilentReporter(run.metrics)
+    return Reporter(run.metrics, config.steps, show=show, board=run.tensorboard if config.tensorboard else None)
+
+
+def _start(run: RunFolder, plan: Plan, say: Callable[[str], None], processes: Processes) -> Path | None:
+    """The checkpoint that all processes start from."""
+
+    def name() -> str | None:
+        start = find_start(run, plan, say)
+        return None if start is None else start.name
+
+    found = processes.first(name)
+    return None if found is None else run.checkpoints / found
 
 
 class TrainingTask(Task):
@@ -95,6 +128,8 @@ class TrainingTask(Task):
 
     Args:
         plan: the resolved options.
+        processes: those that the model is shared out over.
+        begins: whether the run begins here; its model is initialised then, else waits for `load`.
 
     Attributes:
         model: with its initial weights.
@@ -103,11 +138,14 @@ class TrainingTask(Task):
     stage = "train"
     first_step = 0
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, processes: Processes, *, begins: bool) -> None:
         config = plan.config
-        self._plan = plan
+        self._plan, self._processes = plan, processes
         self.model = build_model(plan)
-        self.updater = Updater(self.model, config.step_options(), plan.dtype)
+        if begins:
+            processes.together(lambda: initialize(self.model, plan))
+        _share_out(self.model, processes)
+        self.updater = Updater(self.model, config.step_options(), plan.dtype, processes)
         self.ends = (config.steps,)
         self.advice = (
             f"start a new run with a lower --learning-rate (now {config.learning_rate}), a longer --warmup (now "
@@ -133,6 +171,7 @@ class TrainingTask(Task):
                 context=config.context,
                 batch_size=config.batch_size // config.accumulation,
                 max_tokens=config.eval_tokens,
+                processes=self._processes,
             )
         reporter.write({"kind": "evaluation", "step": step} | figures)
         bits = "" if figures["bits_per_byte"] is None else f", {figures['bits_per_byte']:.4f} bits per byte"
@@ -154,6 +193,17 @@ def build_model(plan: Plan) -> Any:
     return model.to(plan.device).train()
 
 
+def _share_out(model: Any, processes: Processes) -> None:
+    """Share a model out over the processes, with the first one's weights, whatever the rounding of the others."""
+    mesh = processes.device_mesh
+    if mesh is None:
+        return
+    from polysketch.distributed.sharding import shard
+
+    processes.take_first(model.state_dict())
+    shard(model, mesh, blocks=model.blocks, method="loss")
+
+
 def training_rows(plan: Plan) -> TrainingWindows | DocumentRows:
     """What the run trains on, in its order: windows, or rows of documents."""
     if plan.config.pack == "windows":
@@ -166,7 +216,7 @@ def _windows(plan: Plan) -> TrainingWindows:
     return TrainingWindows(plan.data.split("train").tokens, plan.config.context, plan.config.seed)
 
 
-def initialize(model: Any, plan: Plan, updater: Updater) -> None:
+def initialize(model: Any, plan: Plan) -> None:
     """What happens once, before the first step: weights of another run, or the calibration of the prefix gains.
 
     Gains are calibrated on windows, whatever is trained on: these reach as far as the context.
@@ -175,7 +225,7 @@ def initialize(model: Any, plan: Plan, updater: Updater) -> None:
         _take_weights(model, plan, plan.config.init_from)
         return
     batch = _windows(plan).batch(0, plan.config.batch_size)[: plan.config.batch_size // plan.config.accumulation, :-1]
-    with updater.precision():
+    with precision(plan.dtype, plan.device):
         model.calibrate(batch.to(plan.device))
 
 

@@ -1,0 +1,70 @@
+"""Several processes compute the gradient and the losses of one."""
+
+import json
+
+import numpy as np
+import pytest
+
+from distributed import workers
+from distributed.launching import run_processes
+from polysketch.distributed.processes import Processes
+from polysketch.training import train
+
+MESHES = ["replicate=2", "shard=2", "replicate=2,shard=2", "shard=4"]
+MANY = pytest.param("replicate=4", marks=pytest.mark.full)
+
+
+def count_of(mesh: str) -> int:
+    return int(np.prod([int(part.partition("=")[2]) for part in mesh.split(",")]))
+
+
+@pytest.fixture
+def configs(make_config):
+    """Windows and packed documents, whole batches and in two parts, a small gradient and a clipped one."""
+    return [
+        make_config(pack=pack, accumulation=accumulation, clip=clip, activation_checkpointing=accumulation == 2)
+        for pack in ("windows", "documents")
+        for accumulation, clip in ((1, 1e9), (2, 0.1))
+    ]
+
+
+@pytest.fixture
+def expected(configs):
+    """Of one process."""
+    return [workers.gradient_of(config, Processes()) for config in configs]
+
+
+def largest_error(found, expected) -> float:
+    """Relative to the largest entry of each parameter's gradient."""
+    assert found.keys() == expected.keys()
+    return max(float(np.abs(found[name] - want.numpy()).max() / want.abs().max()) for name, want in expected.items())
+
+
+@pytest.mark.parametrize("mesh", [*MESHES, MANY])
+def test_the_gradient_is_that_of_one_process(mesh, configs, expected, tmp_path):
+    """In float64, with its loss and its norm before clipping."""
+    first, *_ = run_processes(count_of(mesh), workers.gradients, mesh, configs, None, folder=tmp_path / "told")
+    errors = [largest_error(*pair) for pair in zip(first.value, expected, strict=True)]
+    assert max(errors) < 1e-10
+
+
+@pytest.mark.parametrize("mutant", ["local means", "averaged twice", "same rows"])
+def test_the_comparison_notices(mutant, configs, expected, tmp_path):
+    first, *_ = run_processes(2, workers.gradients, "shard=2", configs[2:3], mutant, folder=tmp_path / "told")
+    assert largest_error(first.value[0], expected[2]) > 1e-4
+
+
+def losses(folder) -> np.ndarray:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return np.array([line["loss"] for line in lines])
+
+
+@pytest.mark.parametrize("mesh", ["shard=2", "replicate=2,shard=2"])
+def test_a_run_has_the_losses_of_one_process(mesh, make_config, tmp_path):
+    """Training and validation, in float32: rounding of the sums alone, a few units in the last of 24 bits a step."""
+    alone, many = make_config(out=tmp_path / "alone"), make_config(out=tmp_path / "many", mesh=mesh)
+    train(alone, progress=False)
+    ended = run_processes(count_of(mesh), workers.run, many, folder=tmp_path / "told")
+    assert [each.value for each in ended] == [(6, "finished")] * count_of(mesh)
+    assert np.abs(losses(many.out) / losses(alone.out) - 1).max() < 1e-5
+    assert len(losses(many.out)) == 8

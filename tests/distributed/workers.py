@@ -1,0 +1,166 @@
+"""What the processes of the tests do. Whatever they need is imported here, once, in the server that they come from."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor
+
+from distributed.launching import command, die
+from polysketch.distributed.processes import Processes, joined
+from polysketch.distributed.shares import gathered, whole
+from polysketch.storage import disk
+from polysketch.training import TrainingConfig, train
+from polysketch.training.start import make_plan
+from polysketch.training.step import Updater
+from polysketch.training.tensors import trained_parameters
+from polysketch.training.trainer import _share_out, build_model, training_rows
+
+torch.set_num_threads(1)
+
+
+def gradient_of(config: TrainingConfig, processes: Processes) -> dict[str, torch.Tensor]:
+    """Gradients of the first batch in float64, whole, with the loss and the norm."""
+    torch.manual_seed(0)
+    plan = make_plan(config, processes)
+    model = build_model(plan).double()
+    _share_out(model, processes)
+    updater = Updater(model, plan.config.step_options(), torch.float32, processes)
+    gradient = updater.compute_gradient(training_rows(plan).batch(0, config.batch_size))
+    found = {name: whole(parameter.grad) for name, parameter in trained_parameters(model).items()}
+    figures = torch.tensor([gradient.loss, gradient.norm, gradient.tokens], dtype=torch.float64)
+    return {name: tensor.clone() for name, tensor in found.items()} | {"figures": figures}
+
+
+def gradients(mesh: str, configs: list[TrainingConfig], mutant: str | None) -> list[Any]:
+    """The gradients for each configuration, from the first process."""
+    with joined(mesh, "cpu") as processes, MUTANTS[mutant]():
+        found = [gradient_of(config, processes) for config in configs]
+        return [{name: tensor.numpy() for name, tensor in each.items()} for each in found if processes.is_first]
+
+
+def _local_means() -> Any:
+    """Every share counts alike, however many tokens it predicts."""
+    right = Updater._accumulate
+
+    def accumulate(self: Any, part: Any, total: int, *, last: bool) -> Any:
+        from polysketch.training.step import _predicted
+
+        shares = self._processes.data_count * self._options.accumulation
+        return right(self, part, _predicted(self._share(part)) * shares, last=last)
+
+    return mock.patch.object(Updater, "_accumulate", accumulate)
+
+
+def _averaged() -> Any:
+    """Gradients are divided by the number of processes, which their weights did already."""
+    right = Updater.compute_gradient
+
+    def compute(self: Any, batch: Any) -> Any:
+        self.model.set_gradient_divide_factor(float(self._processes.data_count))
+        return right(self, batch)
+
+    return mock.patch.object(Updater, "compute_gradient", compute)
+
+
+def _same_rows() -> Any:
+    """Every process has the rows of the first."""
+    return mock.patch.object(Processes, "data_rank", 0)
+
+
+MUTANTS: Mapping[str | None, Callable[[], Any]] = {
+    None: contextlib.nullcontext,
+    "local means": _local_means,
+    "averaged twice": _averaged,
+    "same rows": _same_rows,
+}
+
+
+def run(config: TrainingConfig) -> tuple[int, str]:
+    """A whole run; its last step and why it stopped."""
+    result = train(config, progress=False)
+    return result.step, result.stopped_by
+
+
+def run_changed(config: TrainingConfig, changes: Mapping[int, Mapping[str, Any]]) -> tuple[int, str]:
+    """As `run`, with changed options on some ranks."""
+    return run(dataclasses.replace(config, **changes.get(int(os.environ["RANK"]), {})))
+
+
+def run_killed(config: TrainingConfig, rank: int, operation: str, number: int) -> tuple[int, str]:
+    """As `run`; one rank is killed just before one of its operations on the disk."""
+    with _before(rank, operation, number, die):
+        return run(config)
+
+
+@contextlib.contextmanager
+def _before(rank: int, operation: str, number: int, happens: Callable[[], None]) -> Iterator[None]:
+    right, calls = getattr(disk, operation), 0
+
+    def changed(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number and int(os.environ["RANK"]) == rank:
+            happens()
+        right(*arguments)
+
+    with mock.patch.object(disk, operation, changed):
+        yield
+
+
+def commands(cases: list[tuple[int, Callable[[], Any], Mapping[int, list[str]], list[str]]]) -> list[tuple[int, str]]:
+    """Command lines one after the other, with some of their words changed on some ranks.
+
+    Args:
+        cases: port, a change of the world, arguments added on a rank, arguments of all.
+    """
+    found = []
+    for port, change, added, arguments in cases:
+        with change():
+            found.append(command([*arguments, *added.get(int(os.environ["RANK"]), [])], port))
+    return found
+
+
+def _on_rank(rank: int) -> bool:
+    return int(os.environ["RANK"]) == rank
+
+
+def full_disk() -> Any:
+    """The disk of rank 1 is full from the second checkpoint on."""
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model-00002-of-00002.safetensors")
+
+    return _before(1, "write", 3, fail)
+
+
+def other_code() -> Any:
+    """Rank 1 has other code."""
+    digest = "of rank 1" if _on_rank(1) else "of the others"
+    return mock.patch("polysketch.training.start.code_digest", return_value=digest)
+
+
+def checkpoint_of(folder: Path, config: TrainingConfig) -> list[Any]:
+    """What a run's last checkpoint gives to these processes: the whole tensors, from the first."""
+    from polysketch.training.checkpoint import find_checkpoint, load_shared_checkpoint
+    from polysketch.training.tensors import optimizer_tensors_to_load, tensors_to_load
+
+    with joined(None, "cpu") as processes:
+        model = build_model(make_plan(config, processes))
+        _share_out(model, processes)
+        found = load_shared_checkpoint(
+            find_checkpoint(folder / "checkpoints"),
+            model=tensors_to_load(model),
+            optimizer=optimizer_tensors_to_load(model),
+        )
+        tensors = {name: whole(tensor).numpy() for name, tensor in {**found.model, **found.optimizer}.items()}
+        with gathered(model):
+            return [tensors] if processes.is_first else []
