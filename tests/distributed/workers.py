@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import errno
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor
@@ -164,3 +166,46 @@ def checkpoint_of(folder: Path, config: TrainingConfig) -> list[Any]:
         tensors = {name: whole(tensor).numpy() for name, tensor in {**found.model, **found.optimizer}.items()}
         with gathered(model):
             return [tensors] if processes.is_first else []
+
+
+def unchanged() -> Any:
+    """Nothing is changed."""
+    return contextlib.nullcontext()
+
+
+def run_stopped(config: TrainingConfig, step: int) -> tuple[int, str]:
+    """As `run`; its time is up after so many steps, by the clock of the first process."""
+    return _run_until(config, lambda loop: loop.step >= step)
+
+
+def _run_until(config: TrainingConfig, is_over: Callable[[Any], bool]) -> tuple[int, str]:
+    right = Processes.agreed_stop
+    from polysketch.training import loop as module
+
+    loops: list[Any] = []
+    made = module.Loop.__init__
+
+    def remembered(self: Any, *arguments: Any) -> None:
+        loops.append(self)
+        made(self, *arguments)
+
+    def agreed(self: Processes, signal_number: int | None, time_is_up: bool) -> tuple[int | None, bool]:
+        return right(self, signal_number, is_over(loops[-1]) and self.is_first)
+
+    with mock.patch.object(module.Loop, "__init__", remembered), mock.patch.object(Processes, "agreed_stop", agreed):
+        return run(config)
+
+
+def run_signalled(config: TrainingConfig, rank: int, number: int) -> tuple[int, str]:
+    """As `run`; one rank gets SIGTERM when it asks for its batch number `number`."""
+    right, calls = Updater.compute_gradient, 0
+
+    def compute(self: Any, batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and _on_rank(rank):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return right(self, batch)
+
+    with mock.patch.object(Updater, "compute_gradient", compute):
+        return run(config)

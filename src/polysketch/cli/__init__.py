@@ -7,6 +7,7 @@ Exit status: 0 done, 1 a failure that is explained in one line on stderr, 2 wron
 """
 
 import argparse
+import contextlib
 import errno
 import importlib
 import keyword
@@ -117,7 +118,8 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
     import tyro
 
     flags_class = next(iter(typing.get_type_hints(run).values()))
-    flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    with contextlib.nullcontext() if _tells() else contextlib.redirect_stderr(None):
+        flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     return run(flags)
 
 
@@ -141,9 +143,14 @@ def _where(error: OSError) -> str:
 
 def _fail(message: str, status: int) -> int:
     """Print the message as one line on stderr and return the exit status; of several processes, one prints."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _tells():
         print(f"polysketch: {message}", file=sys.stderr)
     return status
+
+
+def _tells() -> bool:
+    """Whether this process is the one of its machine, of those that torchrun started, that prints what all would."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _leave_broken_pipe() -> int:

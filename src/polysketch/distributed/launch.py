@@ -18,11 +18,6 @@ class Launch:
     count: int = 1
     local_rank: int = 0
 
-    @property
-    def tells(self) -> bool:
-        """Whether this process prints what all of its machine would print, before they can speak to one another."""
-        return self.local_rank == 0
-
 
 def find_launch() -> Launch:
     """How this process was started.

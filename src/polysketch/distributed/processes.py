@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from polysketch.distributed.agreement import disagreement
 from polysketch.distributed.launch import find_launch
 from polysketch.distributed.mesh import Mesh, parse_mesh
-from polysketch.distributed.watch import ToldByAnother, Watch
+from polysketch.distributed.watch import ToldByAnother, Watch, is_broken_connection
 
 Result = TypeVar("Result")
 
@@ -202,6 +202,8 @@ def joined(mesh: str | None, device: str) -> Iterator[Processes]:
     except BaseException as error:
         with _deaf_to_termination():
             found = watch.fail(error)
+        if not is_broken_connection(error):
+            dist.destroy_process_group()
         if found is error or not isinstance(error, Exception):
             raise
         raise found from error

@@ -26,9 +26,10 @@ from polysketch.extras import require
 
 
 class PieceWriter(dcp.StorageWriter):
-    """Writes what the plan says is this process's, one file for each kind of tensor.
+    """Writes what the plan says is this process's: one file for each kind of tensor, empty where nothing is.
 
     Args:
+        kinds: the first parts of the tensors' names.
         rank: of this process.
         count: of processes.
         write: writes a file, given its name and content, so that it is on the disk; returns its entry of the manifest.
@@ -37,24 +38,26 @@ class PieceWriter(dcp.StorageWriter):
 
     def __init__(
         self,
+        kinds: Collection[str],
         rank: int,
         count: int,
         write: Callable[[str, bytes], Any],
         finish: Callable[[Mapping[str, Any]], None],
     ) -> None:
+        self._kinds = kinds
         self._ending = f"-{rank + 1:05d}-of-{count:05d}.safetensors"
         self._write, self._finish = write, finish
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write, kind after kind, so that one file is in memory at a time."""
-        kinds: dict[str, list[Any]] = {}
+        kinds: dict[str, list[Any]] = {kind: [] for kind in self._kinds}
         for item in plan.items:
-            kinds.setdefault(item.index.fqn.partition("/")[0], []).append(item)
+            kinds[item.index.fqn.partition("/")[0]].append(item)
         written = []
         for kind, items in kinds.items():
             name = kind + self._ending
             data = _serialised({item.index.fqn.partition("/")[2]: item for item in items}, planner)
-            written.append(WriteResult(items[0].index, len(data), (name, self._write(name, data))))
+            written.append(WriteResult(MetadataIndex(name), len(data), (name, self._write(name, data))))
         done: Future[list[WriteResult]] = Future()
         done.set_result(written)
         return done

@@ -63,20 +63,19 @@ class Watch:
         Returns:
             The error on the process that tells the user, else `ToldByAnother`.
         """
-        if _is_broken_connection(error):
+        if is_broken_connection(error):
             self._set(_TROUBLE, "1")
             self._stopped.wait(_SILENT_IN_TROUBLE + 4)  # the verdict on the dead one ends this process
-        elif self._rank != 0:
-            self._wait_for_verdict(_GRACE_SECONDS)  # where all fail alike, the first tells it
+        # Where all fail alike, the first one tells it.
+        verdict = None if self._rank == 0 else self._awaited_verdict(_GRACE_SECONDS)
         if not self._ending.acquire(blocking=False):
             time.sleep(60)  # the other thread is about to end this process
         own = "" if self._rank == 0 else f"rank {self._rank}: "
-        verdict = self._judge(own + _one_line(error), teller=0)
+        verdict = verdict or self._judge(own + _one_line(error), teller=0)
         self._stopped.set()
-        if self._rank == 0 and verdict["judge"] == 0:
-            return error
         if self._rank == 0:
-            return RuntimeError(verdict["message"])
+            time.sleep(_GRACE_SECONDS / 4)  # the store may be of this process: the others read the verdict there
+            return error if verdict["judge"] == 0 else RuntimeError(verdict["message"])
         time.sleep(_GRACE_SECONDS)
         return ToldByAnother(verdict["message"])
 
@@ -127,11 +126,14 @@ class Watch:
         except RuntimeError:
             return own
 
-    def _wait_for_verdict(self, seconds: float) -> None:
+    def _awaited_verdict(self, seconds: float) -> dict[str, Any] | None:
         end = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):
-            while time.monotonic() < end and not self._store.check([_VERDICT]):
+            while time.monotonic() < end:
+                if self._store.check([_VERDICT]):
+                    return json.loads(self._store.get(_VERDICT))
                 time.sleep(_BEAT_SECONDS / 5)
+        return None
 
     def _set(self, key: str, value: str) -> None:
         with contextlib.suppress(RuntimeError):
@@ -153,7 +155,7 @@ def _alive(rank: int) -> str:
     return f"polysketch/alive/{rank}"
 
 
-def _is_broken_connection(error: BaseException) -> bool:
+def is_broken_connection(error: BaseException) -> bool:
     """Whether a collective failed for want of a partner, rather than this process by itself."""
     from torch.distributed import DistError
 

@@ -156,7 +156,7 @@ def save_shared_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, p
 
     tensors = {f"{_MODEL}/{name}": tensor for name, tensor in checkpoint.model.items()}
     tensors |= {f"{_OPTIMIZER}/{name}": tensor for name, tensor in checkpoint.optimizer.items()}
-    save_pieces(tensors, PieceWriter(processes.rank, processes.count, write, commit))
+    save_pieces(tensors, PieceWriter((_MODEL, _OPTIMIZER), processes.rank, processes.count, write, commit))
     return target
 
 

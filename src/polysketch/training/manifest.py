@@ -65,13 +65,15 @@ def files_in(folder: Path, kind: str) -> list[str]:
     Raises:
         FileNotFoundError, ValueError: as `read_verified`, of the manifest.
     """
-    whole = f"{kind}.safetensors"
     try:
         listed = json.loads(_manifest(folder))["files"]
-        pieces = sorted(name for name in listed if re.fullmatch(rf"{kind}-\d+-of-\d+\.safetensors", name))
+        counts = {found[1] for name in listed if (found := re.fullmatch(rf"{kind}-\d+-of-(\d+)\.safetensors", name))}
     except (ValueError, KeyError, TypeError):
-        pieces = []  # what is wrong is said where the file is read
-    return pieces or [whole]
+        counts = set()  # what is wrong is said where the file is read
+    if not counts:
+        return [f"{kind}.safetensors"]
+    count = max(counts)
+    return [f"{kind}-{number + 1:05d}-of-{count}.safetensors" for number in range(int(count))]
 
 
 def _manifest(folder: Path) -> bytes:

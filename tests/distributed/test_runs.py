@@ -1,0 +1,177 @@
+"""Runs of several processes: checkpoints for any number of them, kills, failures, and what the user is told."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+
+from distributed import workers
+from distributed.launching import free_port, run_processes
+from polysketch.training import load_model, train
+from polysketch.training.checkpoint import find_checkpoint, load_checkpoint
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+def metrics(folder) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def losses(folder) -> np.ndarray:
+    return np.array([line["loss"] for line in metrics(folder)])
+
+
+def tensors(folder) -> dict:
+    checkpoint = load_checkpoint(find_checkpoint(folder / "checkpoints"))
+    return {name: tensor.numpy() for name, tensor in {**checkpoint.model, **checkpoint.optimizer}.items()}
+
+
+def assert_same_tensors(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+
+
+def test_a_checkpoint_is_for_any_number_of_processes(make_config, tmp_path):
+    """Written by two, read by one and by three, bit for bit; gone on with by one, the run ends as by one throughout."""
+    whole, shared = make_config(out=tmp_path / "whole"), make_config(mesh="shard=2", max_minutes=1e-9)
+    run_processes(2, workers.run_stopped, shared, 4, folder=tmp_path / "two")
+    names = {path.name for path in (find_checkpoint(shared.out / "checkpoints")).iterdir()}
+    assert {"model-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} < names
+    saved = tensors(shared.out)
+    model_of_three = dataclasses.replace(shared, mesh=None, batch_size=3)
+    by_three, *_ = run_processes(3, workers.checkpoint_of, shared.out, model_of_three, folder=tmp_path / "three")
+    assert_same_tensors(by_three.value[0], saved)
+    model, description = load_model(shared.out)
+    assert description.step == 4
+    assert_same_tensors({name: tensor.numpy() for name, tensor in model.state_dict().items()}, model_of(saved))
+    train(whole, progress=False)
+    train(dataclasses.replace(shared, mesh=None, max_minutes=None, resume=True), progress=False)
+    assert np.abs(losses(shared.out) / losses(whole.out) - 1).max() < 1e-5
+
+
+def model_of(saved: dict) -> dict:
+    return {name: tensor for name, tensor in saved.items() if "/" not in name}
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_one_is_gone_on_with_by_several(make_config, tmp_path):
+    config = make_config(max_minutes=1e-9)
+    workers.run_stopped(config, 4)
+    many = dataclasses.replace(config, max_minutes=None, resume=True)
+    ended = run_processes(4, workers.run, many, folder=tmp_path / "told")
+    assert {each.value for each in ended} == {(6, "finished")}
+    whole = make_config(out=tmp_path / "whole")
+    train(whole, progress=False)
+    assert np.abs(losses(config.out) / losses(whole.out) - 1).max() < 1e-5
+
+
+KILLS = [
+    pytest.param(1, "write", 3, id="rank 1 writes the second checkpoint"),
+    pytest.param(0, "rename", 5, id="rank 0 commits a checkpoint", marks=pytest.mark.full),
+    pytest.param(0, "append", 5, id="rank 0 writes metrics", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("rank", "operation", "number"), KILLS)
+def test_killed_and_started_again_it_ends_the_same(rank, operation, number, make_config, tmp_path):
+    """The others end within 30 s, and one of them names the dead one; the restarted run ends bit for bit as one that
+    was left alone."""
+    config, left_alone = make_config(), make_config(out=tmp_path / "alone")
+    run_processes(2, workers.run, left_alone, folder=tmp_path / "uninterrupted")
+    ended = run_processes(2, workers.run_killed, config, rank, operation, number, folder=tmp_path / "killed")
+    assert ended[rank].status == -signal.SIGKILL
+    survivor = ended[1 - rank]
+    assert survivor.status == 1
+    assert f"rank {rank}" in survivor.told
+    assert survivor.told.count("polysketch:") == 1
+    again = run_processes(2, workers.run, dataclasses.replace(config, resume=True), folder=tmp_path / "again")
+    assert {each.value for each in again} == {(6, "finished")}
+    assert metrics(config.out) == metrics(left_alone.out)
+    assert_same_tensors(tensors(config.out), tensors(left_alone.out))
+
+
+def test_a_signal_to_one_stops_all_after_the_same_step(make_config, tmp_path):
+    config = make_config()
+    ended = run_processes(2, workers.run_signalled, config, 1, 3, folder=tmp_path / "told")
+    steps = {each.value for each in ended}
+    assert len(steps) == 1
+    ((step, reason),) = steps
+    assert reason == "signal"
+    assert find_checkpoint(config.out / "checkpoints").name == f"step-{step:08d}"
+
+
+def arguments(config, **changes) -> list[str]:
+    given = {
+        "data": config.data,
+        "out": config.out,
+        "layers": 1,
+        "context": 32,
+        "batch-size": 4,
+        "steps": 2,
+        "save-every": 1,
+        "eval-every": 0,
+        "device": "cpu",
+    }
+    flags = given | {name.replace("_", "-"): value for name, value in changes.items()}
+    return ["train", "--no-tensorboard", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]
+
+
+def test_what_does_not_fit_is_told_in_one_line(make_config, data_folder, tmp_path):
+    """By the first process alone, with the exit status that one process has; nothing is begun."""
+    config = make_config()
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in data_folder.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    description = json.loads((other / "description.json").read_text())
+    (other / "description.json").write_text(json.dumps(description))  # the same text, other bytes
+    same = workers.unchanged
+    cases = {
+        "product of 2, the number of processes, found 3": (same, {}, {"mesh": "shard=3"}),
+        "under the names replicate, shard, context": (same, {}, {"mesh": "shards=2"}),
+        "expected context=1, found 2": (same, {}, {"mesh": "context=2"}),
+        "--batch-size: expected a multiple of 4": (same, {}, {"accumulation": 2, "batch-size": 6}),
+        "--optimizer muon: expected one process": (same, {}, {"optimizer": "muon"}),
+        r"--learning-rate 0.002 on rank 0 and 0.1 on rank 1": (same, {1: ["--learning-rate", "0.1"]}, {}),
+        "the data's description .* on rank 0 and .* on rank 1": (same, {1: ["--data", str(other)]}, {}),
+        "rank 1: expected a prepared folder, found nothing": (same, {1: ["--data", str(tmp_path / "no")]}, {}),
+        "expected a prepared folder, found nothing": (same, {}, {"data": tmp_path / "no"}),
+        "the code of the others on rank 0 and of rank 1 on rank 1": (workers.other_code, {}, {}),
+    }
+    given = [(free_port(), change, added, arguments(config, **changes)) for change, added, changes in cases.values()]
+    first, second = run_processes(2, workers.commands, given, folder=tmp_path / "told")
+    for expected, (status, told), (other_status, other_told) in zip(cases, first.value, second.value, strict=True):
+        assert status == other_status == 1, told
+        assert re.search(expected, told), told
+        assert told.startswith("polysketch: ")
+        assert told.count("\n") == 1
+        assert other_told == ""
+    given = [(free_port(), same, {}, ["train", "--no-such-flag"])]
+    first, second = run_processes(2, workers.commands, given, folder=tmp_path / "usage")
+    assert first.value[0][0] == second.value[0][0] == 2
+    assert "--no-such-flag" in first.value[0][1]
+    assert second.value[0][1] == ""
+    assert not config.out.exists() or os.listdir(config.out) in ([], ["lock"])
+
+
+def test_a_full_disk_of_one_is_told_by_the_first(make_config, tmp_path):
+    """The last checkpoint is intact, and the run goes on from it."""
+    config = make_config()
+    full, freed = arguments(config), [*arguments(config), "--resume"]
+    cases = [(free_port(), workers.full_disk, {}, full), (free_port(), workers.unchanged, {}, freed)]
+    first, second = run_processes(2, workers.commands, cases, folder=tmp_path / "told")
+    status, told = first.value[0]
+    assert status == second.value[0][0] == 1
+    last = told.splitlines()[-1]
+    assert last.startswith("polysketch: the checkpoint of step 1 could not be written: rank 1: No space left on device")
+    assert "the run is safe up to step-00000000" in last
+    assert second.value[0][1] == ""
+    assert first.value[1][0] == second.value[1][0] == 0
+    assert "going on after step 0" in first.value[1][1]
+    assert second.value[1][1] == ""
