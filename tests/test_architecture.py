@@ -20,12 +20,11 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "polysketch"
 MAY_IMPORT = {
     "ops": set(),
     "storage": set(),
-    "distributed": {"storage"},
     "data": {"storage"},
     "feature_maps": {"ops"},
     "attention": {"feature_maps", "ops"},
     "nn": {"attention", "feature_maps", "ops"},
-    "distributed": {"ops"},
+    "distributed": {"ops", "storage"},
     "models": {"nn", "attention", "feature_maps", "distributed", "ops"},
     "evaluation": {"models", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data"},
