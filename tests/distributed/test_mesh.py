@@ -2,7 +2,8 @@
 
 import pytest
 
-from polysketch.distributed import Launch, Mesh, find_launch, parse_mesh
+from polysketch.distributed.launch import Launch, find_launch
+from polysketch.distributed.mesh import Mesh, parse_mesh
 
 
 def test_names_and_numbers_make_a_mesh():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polysketch import __version__
-from polysketch.distributed import ToldByAnother
+from polysketch.distributed.watch import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
 
 __all__ = ["main"]

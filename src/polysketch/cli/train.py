@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
-from polysketch.distributed import find_launch
+from polysketch.distributed.launch import find_launch
 from polysketch.training import TrainingConfig
 
 if TYPE_CHECKING:

@@ -2,9 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from polysketch.distributed.launch import Launch, find_launch
-from polysketch.distributed.mesh import Mesh, parse_mesh
-from polysketch.distributed.watch import ToldByAnother
 from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
@@ -21,4 +18,4 @@ else:
         },
     )
 
-__all__ = ["ContextGroup", "ContextPlan", "Launch", "Mesh", "ToldByAnother", "copies", "find_launch", "parse_mesh"]
+__all__ = ["ContextGroup", "ContextPlan", "copies"]
