@@ -122,7 +122,9 @@ def test_a_specification_that_means_nothing_is_refused(specification):
 
 def test_a_kind_without_a_case_here_is_only_read_from_files():
     """Its tests are in test_tokenizer_files.py."""
-    assert set(TOKENIZERS) - set(KINDS) == {"json"}
+    assert set(TOKENIZERS) - set(KINDS) == {"json", "ids"}
+    with pytest.raises(ValueError, match="expected a tokenizer that can encode text, found ids"):
+        build_tokenizer("ids:300", lambda: ["text"])
     with pytest.raises(ValueError, match=r"path of a tokenizer\.json"):
         build_tokenizer("json", lambda: ["text"])
 

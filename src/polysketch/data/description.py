@@ -7,7 +7,10 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polysketch.data.tokenization.base import TokenizerLike
 
 DESCRIPTION_FILE = "description.json"
 FORMAT = "polysketch-data"
@@ -38,20 +41,35 @@ class TokenizerDescription:
     end_of_text: int
     lossless: bool
 
+    @classmethod
+    def of(cls, tokenizer: TokenizerLike) -> TokenizerDescription:
+        """That of a tokenizer, which its ``save`` writes beside the description."""
+        return cls(
+            kind=tokenizer.kind,
+            name=tokenizer.name,
+            file=tokenizer.file_name,
+            sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            end_of_text=tokenizer.end_of_text,
+            lossless=tokenizer.lossless,
+        )
+
 
 @dataclass(frozen=True)
 class ShardDescription:
-    """One file of tokens.
+    """One file of tokens, or of a file that others made a stretch.
 
     Attributes:
         file: File in the folder: token ids one after another, little-endian.
         tokens: Number of ids.
-        sha256: Of the file.
+        sha256: Of the file; of one that others made, of its size, its beginning and its end.
+        offset: Bytes of the file before the first of the ids.
     """
 
     file: str
     tokens: int
     sha256: str
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,8 +78,8 @@ class SplitDescription:
 
     Attributes:
         tokens: Number of ids, ends of text included.
-        documents: Number of documents, each ended by an end of text.
-        bytes: Number of bytes of UTF-8 text, ends of text not included.
+        documents: Number of documents, each ended by an end of text; 0 where others made the files and do not say.
+        bytes: Number of bytes of UTF-8 text, ends of text not included; 0 where others made the files.
         shards: The files in their order. A document may begin in one and end in the next.
     """
 
@@ -80,7 +98,7 @@ class SplitDescription:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; a split of one file as version 1 of the format has it."""
         counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
-        if len(self.shards) == 1:
+        if len(self.shards) == 1 and not self.shards[0].offset:
             return {"file": self.shards[0].file} | counts | {"sha256": self.shards[0].sha256}
         return counts | {"shards": [dataclasses.asdict(shard) for shard in self.shards]}
 
@@ -110,6 +128,7 @@ class DataDescription:
         sources: What was prepared, as the user named it.
         seed: Seed of the split by document.
         skipped: Documents that were left out, by reason (``empty``, ``undecodable``).
+        layout: Who made the files, where that was not ``prepare``.
     """
 
     tokenizer: TokenizerDescription
@@ -118,6 +137,7 @@ class DataDescription:
     sources: tuple[str, ...] = ()
     seed: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    layout: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -132,8 +152,11 @@ class DataDescription:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values, with the format's name and the first of its versions that can say this."""
         splits = {name: split.to_dict() for name, split in self.splits.items()}
-        version = FORMAT_VERSION if any("shards" in split for split in splits.values()) else 1
-        return {"format": FORMAT, "version": version} | dataclasses.asdict(self) | {"splits": splits}
+        values = dataclasses.asdict(self) | {"splits": splits}
+        if self.layout is None:
+            del values["layout"]
+        is_older = self.layout is None and not any("shards" in split for split in splits.values())
+        return {"format": FORMAT, "version": 1 if is_older else FORMAT_VERSION} | values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], origin: str = DESCRIPTION_FILE) -> DataDescription:
@@ -161,9 +184,13 @@ class DataDescription:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"expected a complete description of prepared data in {origin}, found {error}") from error
 
+    def encoded(self) -> bytes:
+        """As indented JSON."""
+        return json.dumps(self.to_dict(), indent=2).encode() + b"\n"
+
     def write(self, path: Path) -> None:
         """Write as indented JSON."""
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        path.write_bytes(self.encoded())
 
     @classmethod
     def read(cls, path: Path) -> DataDescription:

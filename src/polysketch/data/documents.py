@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from polysketch.data.tokens import Tokens
+from polysketch.data.tokens import ShardedTokens, Tokens
 
 # Tokens looked at in one go. What a go needs besides is largest for documents of one token each: about 300 MB.
 TOKENS_AT_A_TIME = 2**22
@@ -18,10 +18,10 @@ PIECES_IN_MEMORY = 2**24
 class DocumentPieces:
     """The documents of a token file, cut into pieces of at most ``longest`` tokens, in the order of their lengths.
 
-    A document is what an end of text ends. Its pieces are made of the tokens that predict another one of it, which are
-    all but the end of text: nothing is predicted from that, and no later token of the document sees it. A document of n
-    tokens, its end included, has (n - 1) / longest pieces, rounded up; all but the last are full. A document of nothing
-    but its end has none.
+    A document is what an end of text ends, or the index of the files where they have one. Its pieces are made of the
+    tokens that predict another one of it, which are all but the end of text: nothing is predicted from that, and no
+    later token of the document sees it. A document of n tokens, its end included, has (n - 1) / longest pieces, rounded
+    up; all but the last are full. A document of nothing but its end has none.
 
     The file is read twice, in parts, at about the speed of the disk. A piece costs 8 bytes of memory, or of a temporary
     file where there are more than 16 million.
@@ -79,13 +79,19 @@ def _documents(tokens: Tokens, end_of_text: int) -> Iterator[tuple[np.ndarray, n
     """First and last position of documents, in the order of the file, many at a time."""
     start = 0
     for begin in range(0, len(tokens), TOKENS_AT_A_TIME):
-        part = np.asarray(tokens[begin : begin + TOKENS_AT_A_TIME])
-        ends = begin + np.flatnonzero(part == end_of_text)
-        if begin + len(part) == len(tokens) and part[-1] != end_of_text:
+        stop = min(begin + TOKENS_AT_A_TIME, len(tokens))
+        ends = document_ends(tokens, begin, stop, end_of_text)
+        if stop == len(tokens) and (not len(ends) or ends[-1] != len(tokens) - 1):
             ends = np.append(ends, len(tokens) - 1)
         if len(ends):
             yield np.append(start, ends[:-1] + 1), ends
             start = int(ends[-1]) + 1
+
+
+def document_ends(tokens: Tokens, start: int, stop: int, end_of_text: int) -> np.ndarray:
+    """Positions in [start, stop) of the last tokens of documents, int64, ascending: by the id, and as the files say."""
+    ends = start + np.flatnonzero(np.asarray(tokens[start:stop]) == end_of_text)
+    return np.union1d(ends, tokens.document_ends(start, stop)) if isinstance(tokens, ShardedTokens) else ends
 
 
 def _room_for(pieces: int) -> np.ndarray:

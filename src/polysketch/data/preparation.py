@@ -126,7 +126,9 @@ def prepare(
         if isinstance(tokenizer, str):
             texts = _TrainingTexts(corpus, tokenizer_text_bytes, progress)
             tokenizer = _trained(tokenizer, texts) if record is None else described_tokenizer(folder, record.tokenizer)
-        described = _describe_tokenizer(tokenizer, tokenizer.save(folder)) if record is None else record.tokenizer
+        if record is None:
+            tokenizer.save(folder)
+        described = TokenizerDescription.of(tokenizer)
         work = _Work(folder, corpus, tokenizer, Keeper(folder, job, described), progress)
         writers = work.written(shard_tokens, workers, record)
         kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule)
@@ -255,16 +257,4 @@ def _empty_split(name: str, share: float, total: str) -> str:
     return (
         f"expected documents in every split, found none of {total} in {name} (share {share:g}): give more documents, "
         f"other shares or another --seed, or cut long text files into more with --cut-text 20000{without}"
-    )
-
-
-def _describe_tokenizer(tokenizer: TokenizerLike, file: Path | None) -> TokenizerDescription:
-    return TokenizerDescription(
-        kind=tokenizer.kind,
-        name=tokenizer.name,
-        file=None if file is None else file.name,
-        sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        lossless=tokenizer.lossless,
     )

@@ -1,16 +1,20 @@
-"""A prepared folder, opened: its description, its tokenizer, and its tokens as memory maps."""
+"""A prepared folder, or token files of others, opened: description, tokenizer, and tokens as memory maps."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, SplitDescription
+from polysketch.data.foreign import read_foreign
+from polysketch.data.layouts import holds_foreign_files, read_layout
 from polysketch.data.tokenization import TokenizerLike, described_tokenizer
-from polysketch.data.tokens import TokenFile, Tokens, joined, require_size
+from polysketch.data.tokens import ShardedTokens, TokenFile, Tokens, joined, require_size
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -37,30 +41,47 @@ class Split:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A folder made by ``prepare``.
+    """A folder made by ``prepare``, or token files that others made.
 
     Attributes:
-        folder: Where it is.
-        description: What description.json says.
+        folder: Where it is; of others' files what names them.
+        description: What description.json says, or what was found.
         tokenizer: The tokenizer it was prepared with.
     """
 
     folder: Path
     description: DataDescription
     tokenizer: TokenizerLike
+    _foreign: Mapping[str, ShardedTokens] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def open(cls, folder: str | Path) -> PreparedData:
-        """Open a prepared folder; the sizes of its files and the tokenizer are checked, the tokens not read.
+    def open(cls, folder: str | Path, tokenizer: TokenizerLike | None = None) -> PreparedData:
+        """Open a prepared folder, or token files of Megatron-LM, nanoGPT or llm.c.
+
+        The sizes of all files and the tokenizer are checked, the tokens not read.
+
+        Args:
+            folder: The folder; or of others' files the folder, a file, or what the names of some begin with.
+            tokenizer: What made the ids of others' files. A prepared folder has its own, and this is not looked at.
 
         Raises:
             FileNotFoundError: The folder or one of its files is missing.
-            ValueError: The description is damaged, a file was cut short, or the tokenizer is not the one it names.
+            ValueError: The description is damaged, a file was cut short or is of another layout, the tokenizer is not
+                the one it names, or there is none for files of others.
             ImportError: The extra that the tokenizer needs is missing.
         """
         folder = Path(folder)
-        description = read_description(folder)
-        return cls(folder, description, described_tokenizer(folder, description.tokenizer))
+        if not is_foreign(folder):
+            description = read_description(folder)
+            return cls(folder, description, described_tokenizer(folder, description.tokenizer))
+        if tokenizer is None:
+            layout, _ = read_layout(folder)
+            raise ValueError(
+                f"expected --tokenizer or --vocab-size with token files that polysketch did not prepare, found neither "
+                f"with those of {layout} in {folder}"
+            )
+        found, tokens = read_foreign(folder, tokenizer)
+        return cls(folder, found, tokenizer, tokens)
 
     def split(self, name: str) -> Split:
         """One split, memory-mapped.
@@ -69,6 +90,8 @@ class PreparedData:
             ValueError: There is no such split.
         """
         split = split_in(self.folder, self.description, name)
+        if self._foreign:
+            return Split(name, self._foreign[name], split.tokens, split.documents, split.bytes)
         dtype = DTYPES[self.description.dtype]
         files = [TokenFile(self.folder / shard.file, dtype, shard.tokens) for shard in split.shards]
         return Split(name, joined(files), split.tokens, split.documents, split.bytes)
@@ -76,20 +99,59 @@ class PreparedData:
     def verify(self) -> None:
         """Read every token file and compare its sha256 with the description: about a second for 500 MB.
 
+        Of files that others made there is no such sum; nothing is read again.
+
         Raises:
             ValueError: A file differs from what ``prepare`` wrote, if only by one bit.
         """
+        if self._foreign:
+            return
         for split in self.description.splits.values():
             for shard in split.shards:
                 _require_sha256(self.folder / shard.file, shard.sha256)
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of the description, which has those of the files: the same for a copy in another place."""
+        if self._foreign:
+            return hashlib.sha256(self.description.encoded()).hexdigest()
+        return sha256_of(self.folder / DESCRIPTION_FILE)
+
+    def copy_tokenizer(self, folder: Path) -> None:
+        """Write the description and the tokenizer into a folder, which ``load_tokenizer`` can then read."""
+        if self._foreign:
+            self.description.write(folder / DESCRIPTION_FILE)
+            self.tokenizer.save(folder)
+            return
+        for name in filter(None, (DESCRIPTION_FILE, self.description.tokenizer.file)):
+            shutil.copyfile(self.folder / name, folder / name)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path names token files that polysketch did not prepare."""
+    return not (path / DESCRIPTION_FILE).exists() and holds_foreign_files(path)
+
+
+def require_data(path: Path) -> None:
+    """Refuse a path that names neither a prepared folder nor token files of others that can be read.
+
+    Raises:
+        FileNotFoundError, ValueError: As ``PreparedData.open``, but for the tokenizer.
+    """
+    read_layout(path) if is_foreign(path) else read_description(path)
 
 
 def read_description(folder: Path) -> DataDescription:
     """What a prepared folder holds; the sizes of its files are checked, the tokenizer is not loaded.
 
     Raises:
-        FileNotFoundError, ValueError: As ``PreparedData.open``, but for the tokenizer.
+        FileNotFoundError, ValueError: As ``PreparedData.open``, but for the tokenizer; also for files of others.
     """
+    if is_foreign(folder):
+        raise ValueError(
+            f"expected a folder made by polysketch prepare, found other token files at {folder}, which train and "
+            "evaluate read as they are"
+        )
     description = DataDescription.read(folder / DESCRIPTION_FILE)
     if description.dtype not in DTYPES:
         raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")

@@ -6,14 +6,27 @@ import functools
 import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 # Files mapped at a time. Each costs a file descriptor, of which a process often has no more than 1024.
 MAPPED_FILES = 256
+
+
+class DocumentEnds(Protocol):
+    """Where the documents of a file end, if that is known otherwise than by an id."""
+
+    def count(self, start: int, stop: int) -> int:
+        """Number of documents whose last token lies in [start, stop); empty ones may be counted."""
+
+    def between(self, start: int, stop: int) -> np.ndarray:
+        """Positions in [start, stop) of the last tokens of documents, int64, ascending.
+
+        Position 0 is the first byte of the file.
+        """
 
 
 @dataclass(frozen=True)
@@ -25,12 +38,20 @@ class TokenFile:
         dtype: Of the ids.
         tokens: Number of ids.
         offset: Bytes of the file before the first of them.
+        ends: Where documents end in it; None where only an id says so.
     """
 
     path: Path
     dtype: np.dtype
     tokens: int
     offset: int = 0
+    ends: DocumentEnds | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that end in it, as far as the file itself says it; else 0."""
+        first = self.offset // self.dtype.itemsize
+        return 0 if self.ends is None else self.ends.count(first, first + self.tokens)
 
     def map(self) -> np.memmap:
         """The ids, a read-only memory map of shape (tokens,).
@@ -55,11 +76,12 @@ class ShardedTokens:
         dtype: Of the ids, the same in all files.
     """
 
-    def __init__(self, files: Sequence[TokenFile]) -> None:
+    def __init__(self, files: Sequence[TokenFile], *, vocab_size: int | None = None) -> None:
         """Keep the places of the files; nothing is opened.
 
         Args:
             files: At least one.
+            vocab_size: Refuse ids at or above it as they are read; None to trust the files.
 
         Raises:
             ValueError: There is none, or they hold ids of several types.
@@ -71,6 +93,7 @@ class ShardedTokens:
             )
         self.files = tuple(file for file in files if file.tokens)
         self.dtype = dtypes.pop()
+        self._vocab_size = vocab_size
         self._ends = np.cumsum([file.tokens for file in self.files], dtype=np.int64)
         self._starts = self._ends - [file.tokens for file in self.files]
         self._map = functools.lru_cache(maxsize=MAPPED_FILES)(self._mapped)
@@ -94,28 +117,36 @@ class ShardedTokens:
 
         Raises:
             IndexError: A position lies outside.
-            FileNotFoundError, ValueError: A file is gone, or shorter than it should be.
+            FileNotFoundError: A file is gone.
+            ValueError: A file is shorter than it should be, or has an id outside the vocabulary.
         """
         if isinstance(where, slice):
-            return self._slice(*where.indices(len(self)))
+            return self._checked(self._slice(*where.indices(len(self))))
         if isinstance(where, np.ndarray):
-            return self._gather(where)
+            return self._checked(self._gather(where))
         position = operator.index(where)
-        return self._gather(np.array(position + len(self) if position < 0 else position))[()]
+        return self._checked(self._gather(np.array(position + len(self) if position < 0 else position)))[()]
 
     def between(self, start: int, stop: int) -> ShardedTokens:
         """The ids at the positions from `start` to before `stop`, not read yet; both in [0, length]."""
-        parts = [
-            TokenFile(
-                file.path,
-                file.dtype,
-                min(stop, end) - max(start, end - file.tokens),
-                file.offset + max(start - (end - file.tokens), 0) * file.dtype.itemsize,
-            )
-            for file, end in zip(self.files, self._ends.tolist(), strict=True)
-            if max(start, end - file.tokens) < min(stop, end)
-        ]
-        return ShardedTokens(parts or [TokenFile(self.files[0].path, self.dtype, 0)])
+        parts = []
+        for number in self._numbers(start, stop):
+            file, begin = self.files[number], int(self._starts[number])
+            first, after = max(start - begin, 0), min(stop - begin, file.tokens)
+            offset = file.offset + first * file.dtype.itemsize
+            parts.append(TokenFile(file.path, file.dtype, after - first, offset, file.ends))
+        parts = parts or [TokenFile(self.files[0].path, self.dtype, 0)]
+        return ShardedTokens(parts, vocab_size=self._vocab_size)
+
+    def document_ends(self, start: int, stop: int) -> np.ndarray:
+        """Positions in [start, stop) of the last tokens of documents, as far as the files themselves say it; int64."""
+        found = [np.empty(0, dtype=np.int64)]
+        for file in self.between(start, stop).files:
+            first = file.offset // self.dtype.itemsize
+            if file.ends is not None:
+                found.append(start + file.ends.between(first, first + file.tokens) - first)
+            start += file.tokens
+        return np.concatenate(found)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         """All ids in memory."""
@@ -128,9 +159,15 @@ class ShardedTokens:
             return self._gather(np.arange(start, stop, step))
         if stop <= start:
             return np.empty(0, dtype=self.dtype)
-        first, last = np.searchsorted(self._ends, [start, stop - 1], side="right").tolist()
-        parts = [self._inside(number, start, stop) for number in range(first, last + 1)]
+        parts = [self._inside(number, start, stop) for number in self._numbers(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _numbers(self, start: int, stop: int) -> range:
+        """Which files hold [start, stop)."""
+        if stop <= start:
+            return range(0)
+        first, last = np.searchsorted(self._ends, [start, stop - 1], side="right").tolist()
+        return range(first, last + 1)
 
     def _inside(self, number: int, start: int, stop: int) -> np.ndarray:
         """What of [start, stop) lies in one file."""
@@ -151,6 +188,15 @@ class ShardedTokens:
             file = int(number[begin])
             found[begin:end] = self._map(file)[flat[begin:end] - self._starts[file]]
         return found.reshape(positions.shape)
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
+        if self._vocab_size is not None and ids.size and (ids.max() >= self._vocab_size or ids.min() < 0):
+            found = ids.max() if ids.max() >= self._vocab_size else ids.min()
+            raise ValueError(
+                f"expected token ids from 0 to {self._vocab_size - 1} in {self.files[0].path.parent}, found {found}: "
+                "the files are of another tokenizer or vocabulary size, or not of the type they seem to be"
+            )
+        return ids
 
     def _mapped(self, number: int) -> np.ndarray:
         return self.files[number].map()

@@ -12,6 +12,22 @@ from polysketch.training.options import OnResume, RunOptions, StepOptions, optio
 class TrainingConfig(RunOptions):
     """Train a language model on a prepared data folder; everything about the run goes into one run folder."""
 
+    data: Path = option(on_resume=OnResume.FREE)  # it may have moved: its sha256 is compared
+    """Folder that `polysketch prepare` made: the text to train on, and its tokenizer. Or token files that others made,
+    read where they are: a folder, or what the names of the files begin with (Megatron-LM's .bin and .idx, nanoGPT's and
+    llm.c's .bin). These need --tokenizer or --vocab-size."""
+
+    tokenizer: str | None = option(None, on_resume=OnResume.FREE)
+    """What made the ids of token files that others made: bytes, a tokenizer.json, GPT-2's encoder.json, a sentencepiece
+    .model, or the folder of a model."""
+
+    vocab_size: int | None = option(None, on_resume=OnResume.FREE, least=2)
+    """Number of ids in such files, in place of a tokenizer. The model then knows ids alone, and no text."""
+
+    end_of_text: str | None = option(None, on_resume=OnResume.FREE)
+    """Token that ends a document in such files; beside --vocab-size its id. Default: the tokenizer's own; beside
+    --vocab-size none, and documents are what Megatron-LM's index says, or whole files."""
+
     out: Path = option(on_resume=OnResume.FREE)
     """Run folder to create: configuration, metrics, checkpoints and plot go there."""
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from polysketch.data import DataDescription
-from polysketch.data.prepared import read_description, split_in
+from polysketch.data import DataDescription, PreparedData, TokenizerLike
+from polysketch.data.foreign import tokenizer_of_ids
+from polysketch.data.prepared import is_foreign, read_description, split_in
 from polysketch.models.presets import preset_fields
 from polysketch.nn.names import check_mixer_name
 from polysketch.training.checkpoint import find_checkpoint, list_checkpoints
@@ -30,10 +31,33 @@ def check_requirements(config: TrainingConfig) -> None:
         FileNotFoundError: one of them, or the checkpoint to go on from, is missing.
         ValueError: one of them is damaged, too short, in use for something else, or holds a run already.
     """
-    check_data(config, read_description(config.data))
+    check_data(config, _description(config))
     starting_checkpoint(config)
     if config.init_from is not None:
         find_run(config.init_from)
+
+
+def tokenizer_of_data(config: TrainingConfig) -> TokenizerLike | None:
+    """What made the ids of token files that polysketch did not prepare; None for a prepared folder.
+
+    Raises:
+        FileNotFoundError: there is no such tokenizer.
+        ValueError: too much is said, or something about a prepared folder, which has its own tokenizer.
+    """
+    given = [name for name in ("tokenizer", "vocab_size", "end_of_text") if getattr(config, name) is not None]
+    if given and not is_foreign(config.data):
+        raise ValueError(
+            f"--{given[0].replace('_', '-')}: expected token files that polysketch did not prepare, found "
+            f"{config.data}, a folder with its own tokenizer: leave it out"
+        )
+    return tokenizer_of_ids(config.tokenizer, config.vocab_size, config.end_of_text)
+
+
+def _description(config: TrainingConfig) -> DataDescription:
+    tokenizer = tokenizer_of_data(config)
+    if is_foreign(config.data):
+        return PreparedData.open(config.data, tokenizer).description
+    return read_description(config.data)
 
 
 def check_data(config: TrainingConfig, data: DataDescription) -> None:

@@ -1,8 +1,6 @@
 """The start of a training process: what it will do, and whether the folder may be used, anew or to go on in."""
 
 import dataclasses
-import hashlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 from polysketch.training.options import as_json, check_changes, flag
 from polysketch.training.reporting import MetricsFile
-from polysketch.training.requirements import check_data, starting_checkpoint
+from polysketch.training.requirements import check_data, starting_checkpoint, tokenizer_of_data
 from polysketch.training.run_folder import RunFolder
 
 Say = Callable[[str], None]
@@ -80,7 +78,7 @@ def make_plan(config: TrainingConfig, processes: Processes | None = None) -> Pla
     if processes is not None and not processes.alone:
         config = _shared(config, processes.mesh)
     build_model_config(config)  # what no data can mend is refused before any is read
-    data = PreparedData.open(config.data)
+    data = PreparedData.open(config.data, tokenizer_of_data(config))
     device = resolve_device(config.device, None if processes is None else processes.local_rank)
     check_data(config, data.description)
     model = build_model_config(config, vocab_size=data.tokenizer.vocab_size)
@@ -171,10 +169,9 @@ def _packing(config: TrainingConfig, saved: Mapping[str, Any]) -> Any:
 
 def _describe_data(folder: Path, data: PreparedData) -> dict[str, Any]:
     """Where the data is, and the sha256 of its description (which holds those of the token files)."""
-    description = (folder / "description.json").read_bytes()
     return {
         "folder": str(folder.resolve()),
-        "description_sha256": hashlib.sha256(description).hexdigest(),
+        "description_sha256": data.sha256,
         "tokenizer": data.tokenizer.name,
     }
 
@@ -273,6 +270,4 @@ def _write_config(run: RunFolder, plan: Plan) -> None:
 def _copy_tokenizer(run: RunFolder, plan: Plan) -> None:
     """Copy the description and the tokenizer of the data, so that the run can be used without the data."""
     run.tokenizer.mkdir(exist_ok=True)
-    names = ["description.json", plan.data.description.tokenizer.file]
-    for name in filter(None, names):
-        shutil.copyfile(plan.config.data / name, run.tokenizer / name)
+    plan.data.copy_tokenizer(run.tokenizer)

@@ -54,7 +54,7 @@ def _asked(flags: EvaluateFlags) -> str | None:
 
 def _check_folders(flags: EvaluateFlags) -> None:
     """Refuse a model or text that is not there before PyTorch is loaded."""
-    from polysketch.data.prepared import read_description
+    from polysketch.data.prepared import require_data
     from polysketch.integrations.transformers_folder import is_transformers_folder, require_model
     from polysketch.training.run_folder import find_run
 
@@ -63,7 +63,7 @@ def _check_folders(flags: EvaluateFlags) -> None:
     else:
         find_run(flags.run, flags.checkpoint)
     if flags.data is not None:
-        read_description(flags.data)
+        require_data(flags.data)
 
 
 def _measure(asked: str | None, flags: EvaluateFlags) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from polysketch import training
-from polysketch.data import PreparedData, require_same_tokenizer
+from polysketch.data import PreparedData, load_tokenizer, require_same_tokenizer
+from polysketch.data.prepared import is_foreign
 from polysketch.data.tokenization.base import LOSSLESS_PROBE
 from polysketch.integrations.transformers_folder import is_transformers_folder, load_transformers
 from polysketch.training import RunDescription
@@ -79,12 +80,12 @@ class EvaluatedModel:
         """
         if self.description is None:
             return self._open_text_for_transformers(folder)
-        if folder is None and not self.description.data.exists():
+        if folder is None and not (self.description.data.exists() or is_foreign(self.description.data)):
             raise FileNotFoundError(
                 f"expected the data of the run {self.path} in {self.description.data}, found nothing there: "
                 "if the folder was moved, say where it is with --data"
             )
-        data = PreparedData.open(self.description.data if folder is None else folder)
+        data = PreparedData.open(self.description.data if folder is None else folder, self.tokenizer)
         require_same_tokenizer(
             self.tokenizer, data.tokenizer, owner=f"the run {self.path}", other=f"the data folder {data.folder}"
         )
@@ -96,7 +97,7 @@ class EvaluatedModel:
                 f"expected --data with a folder of prepared text for {self.path}, which does not say what it was "
                 f"trained on: polysketch prepare TEXT --tokenizer {self.path / 'tokenizer.json'} --out FOLDER"
             )
-        data = PreparedData.open(folder)
+        data = PreparedData.open(folder, load_tokenizer(self.path) if is_foreign(folder) else None)
         if list(self.encode(_PROBE)) != data.tokenizer.encode(_PROBE):
             raise ValueError(
                 f"expected text prepared with the tokenizer of {self.path}, found {data.tokenizer.name} in {folder}: "

@@ -16,7 +16,8 @@ class TextFlags:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the training run, or of a model of transformers."""
     data: Path | None = None
-    """Folder of prepared text. Default: the one the run was trained on."""
+    """Folder of prepared text, or token files of Megatron-LM, nanoGPT or llm.c made with the model's tokenizer.
+    Default: what the run was trained on."""
     split: Literal["train", "validation", "test"] = "test"
     """Which part of the text."""
     context: int | None = None

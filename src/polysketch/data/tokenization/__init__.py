@@ -17,6 +17,7 @@ from pathlib import Path
 from polysketch.data.tokenization.base import TokenizerLike, require_same_tokenizer
 from polysketch.data.tokenization.bpe import BpeTokenizer
 from polysketch.data.tokenization.byte_values import BytesTokenizer
+from polysketch.data.tokenization.ids import TokenIds
 from polysketch.data.tokenization.json_file import JsonTokenizer
 from polysketch.data.tokenization.loading import TOKENIZERS, described_tokenizer, load_tokenizer
 from polysketch.data.tokenization.sentence_pieces import SentencePieceTokenizer
@@ -77,6 +78,7 @@ __all__ = [
     "BytesTokenizer",
     "JsonTokenizer",
     "SentencePieceTokenizer",
+    "TokenIds",
     "TokenizerLike",
     "build_tokenizer",
     "described_tokenizer",

@@ -10,11 +10,12 @@ from polysketch.data.tokenization.base import TokenizerLike
 from polysketch.data.tokenization.bpe import BpeTokenizer, describes_byte_level_bpe
 from polysketch.data.tokenization.byte_values import BytesTokenizer
 from polysketch.data.tokenization.end_of_text import declared_end_of_text
+from polysketch.data.tokenization.ids import TokenIds
 from polysketch.data.tokenization.json_file import JsonTokenizer, description_of
 from polysketch.data.tokenization.sentence_pieces import SentencePieceTokenizer
 
 TOKENIZERS: dict[str, type[TokenizerLike]] = {
-    cls.kind: cls for cls in (BytesTokenizer, BpeTokenizer, SentencePieceTokenizer, JsonTokenizer)
+    cls.kind: cls for cls in (BytesTokenizer, BpeTokenizer, SentencePieceTokenizer, JsonTokenizer, TokenIds)
 }
 # A byte-level BPE as two files, the vocabulary and the merges: OpenAI's names and those of transformers.
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))

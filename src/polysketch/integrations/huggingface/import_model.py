@@ -167,15 +167,7 @@ def _run_config(model: PolysketchForCausalLM, known: dict[str, Any], data: Prepa
 def _description(known: dict[str, Any], tokenizer: TokenizerLike) -> DataDescription:
     """description.json beside the run's tokenizer."""
     recorded = known.get("data", {})
-    described = TokenizerDescription(
-        kind=tokenizer.kind,
-        name=tokenizer.name,
-        file=tokenizer.file_name,
-        sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        lossless=tokenizer.lossless,
-    )
+    described = TokenizerDescription.of(tokenizer)
     splits = {name: SplitDescription.from_dict(split) for name, split in recorded.get("splits", {}).items()}
     dtype = recorded.get("dtype", "uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
     return DataDescription(described, dtype, splits, tuple(recorded.get("sources", ())))
