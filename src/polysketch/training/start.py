@@ -107,19 +107,18 @@ def facts_to_agree_on(plan: Plan) -> dict[str, Any]:
     """What must be the same on all processes of a run; where folders are may differ."""
     described = plan.to_dict()
     options = {flag(name): value for name, value in described["training"].items() if name not in _OF_MACHINE}
-    tokenizer = plan.data.description.tokenizer.file
     return {
         "the code": code_digest(),
         **options,
         "the model": described["model"],
         "the data's description": described["data"]["description_sha256"],
-        "the tokenizer": tokenizer and hashlib.sha256((plan.config.data / tokenizer).read_bytes()).hexdigest(),
+        "the tokenizer": plan.data.tokenizer.sha256,
         "the precision": described["resolved"]["dtype"],
         "PyTorch": torch.__version__,
     }
 
 
-_OF_MACHINE = ("data", "out", "init_from")
+_OF_MACHINE = ("data", "tokenizer", "out", "init_from")
 
 
 def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelConfig:
