@@ -75,7 +75,7 @@ def test_the_steps_of_a_level_are_those_of_the_first_measurement_that_reaches_it
     assert steps == ["50", "100", "150", "never"]
 
 
-@pytest.mark.parametrize("folder", ["recall-mechanisms", "recall-seeds"])
+@pytest.mark.parametrize("folder", ["recall-mechanisms", "recall-seeds", "recall-unrotated"])
 def test_the_records_of_recall_in_the_repository_give_their_table(folder, tmp_path):
     pytest.importorskip("matplotlib")
     show_recall([kept.read(path) for path in sorted((RESULTS / folder).glob("*.json"))], tmp_path)
