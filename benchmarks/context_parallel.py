@@ -6,12 +6,14 @@
 
 Steps, each in fresh processes of one thread: `--same` tokens in whole rows by one process, by one process in tiles, and
 over the ranks, whose losses and gradient norms must agree; a rank's share of `--length` tokens by one process; and all
-of them over the ranks. Every process should need the memory that one process needs for its share. Writes
-benchmarks/results/context-TIME.json.
+of them over the ranks. Every process should need the memory that one process needs for its share. Freed memory goes
+back to the system at once (MALLOC_MMAP_THRESHOLD_), so that peaks are of what is used. Writes
+benchmarks/results/context-TIME.json, and goes on with a record that `--out` names: its cases are not measured again.
 """
 
 import argparse
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -27,7 +29,7 @@ import torch.multiprocessing
 
 from benchmarks import RESULTS
 from benchmarks.journal import stamped
-from polysketch.benchmarking.environment import environment, load
+from polysketch.benchmarking.environment import commit, environment, load
 from polysketch.benchmarking.tables import print_table
 from polysketch.benchmarking.workbench import save
 from polysketch.distributed import ContextGroup
@@ -36,6 +38,8 @@ from polysketch.models import TransformerLM, preset
 _SEED = 0
 _LEARNING_RATE = 1e-3
 _MEGABYTE = 2**20
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "65536"}
+"""Read by the C library of Linux when a process starts."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +65,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write; the exit status is 1 where losses, gradients or memory are not as they should be."""
     arguments = _parse(argv)
     path = arguments.out or RESULTS / stamped("context", ".json")
+    os.environ.update(_MALLOC)
     report: dict[str, Any] = {
         "benchmark": "context_parallel",
         "environment": environment(torch.device("cpu")),
         "load_before": load(),
-        "cases": [],
+        "cases": _measured_before(path, cases(arguments)),
     }
-    for case in cases(arguments):
-        measured = [run(case)[0]] if case.ranks == 1 else run(case)
-        report["cases"].append({**asdict(case), "processes": measured})
+    for case in cases(arguments)[len(report["cases"]) :]:
+        report["cases"].append({**asdict(case), "commit": commit(), "processes": run(case)})
         save({**report, "load_after": load()}, path)
         print_table([_line(report["cases"][-1])])
     report["findings"] = findings(report["cases"])
     save({**report, "load_after": load()}, path)
     print(f"{report['findings']}\nrecord: {path}")
     return int(not all(report["findings"].values()))
+
+
+def _measured_before(path: Path, wanted: Sequence[Case]) -> list[dict[str, Any]]:
+    """The first cases of a record, where there is one of these."""
+    found = json.loads(path.read_text())["cases"] if path.exists() else []
+    given = [{name: case[name] for name in asdict(wanted[0])} for case in found]
+    if given != [asdict(case) for case in wanted[: len(found)]]:
+        raise SystemExit(f"{path} is a record of other cases: name another file by --out")
+    return found
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:

@@ -51,3 +51,12 @@ def test_all_cases_are_written(tmp_path):
     report = json.loads(out.read_text())
     assert [len(case["processes"]) for case in report["cases"]] == [1, 1, 2, 1, 2]
     assert all(report["findings"].values())
+
+
+def test_a_record_of_other_cases_is_not_gone_on_with(tmp_path):
+    path, wanted = tmp_path / "context.json", context_parallel.cases(context_parallel._parse([]))
+    assert context_parallel._measured_before(path, wanted) == []
+    path.write_text(json.dumps({"cases": [{**context_parallel.asdict(wanted[0]), "processes": []}]}))
+    assert len(context_parallel._measured_before(path, wanted)) == 1
+    with pytest.raises(SystemExit, match="other cases"):
+        context_parallel._measured_before(path, context_parallel.cases(context_parallel._parse(["--same", "64"])))

@@ -9,6 +9,7 @@ import torch
 from models.test_transformer_lm import MODELS, SHOWN, build, tokens
 from polysketch.distributed import ContextGroup
 from polysketch.models import TransformerLM
+from polysketch.models.over_ranks import _Rows
 
 EXACT = {"softmax", "polynomial", "squared-polynomial", "hyper", "polysketch-heavy", "mixed", "around-softmax"}
 KINDS = sorted(set(MODELS) - EXACT)
@@ -29,9 +30,24 @@ def test_tiles_give_what_whole_rows_give(kind: str):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["around", "linear", "hybrid"])
+def test_what_adds_up_is_found_of_all_tiles_at_once(kind: str, tiles: int, monkeypatch: pytest.MonkeyPatch):
+    """Chunks of 8 end where the tiles do; the first layer of the hybrid has no sums."""
+    model, ids, ran = build(kind), tokens(2, 33), []
+    expected = torch.autograd.grad(model.loss(ids), list(model.parameters()))
+    for way in ("run_by_sums", "run_in_order"):
+        plain = getattr(_Rows, way)
+        monkeypatch.setattr(_Rows, way, lambda *given, way=way, plain=plain: (ran.append(way), plain(*given)))
+    loss = model.loss(ids, context=ContextGroup(tiles=tiles))
+    for one, other in zip(torch.autograd.grad(loss, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert ran == ["run_in_order", "run_by_sums", "run_in_order"] if kind == "hybrid" else ["run_by_sums"] * 2
+
+
 @pytest.mark.parametrize("tiles", [1, 4])
 def test_activation_checkpointing_changes_no_bit(tiles: int):
-    model = build("around")
+    model = build("around")  # its chunks of 8 do not end where tiles do
     expected = gradients(model, context=ContextGroup(tiles=tiles))
     model.activation_checkpointing = True
     for one, other in zip(gradients(model, context=ContextGroup(tiles=tiles)), expected, strict=True):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from polysketch.attention.recent_tokens import RecentTokens
     from polysketch.attention.sliding_window import SlidingWindowAttention as SlidingWindowAttention
     from polysketch.attention.softmax import SoftmaxAttention as SoftmaxAttention
-    from polysketch.attention.span_state import SpanState
+    from polysketch.attention.span_state import SpanState, add_spans
     from polysketch.attention.squared_polynomial import SquaredPolynomialAttention as SquaredPolynomialAttention
     from polysketch.attention.symmetric_power import SymmetricPowerAttention as SymmetricPowerAttention
     from polysketch.ops import PackedDocuments
@@ -54,7 +54,7 @@ else:
             "linearized": ["LinearizedAttention"],
             "positions": ["advance_positions"],
             "recent_tokens": ["RecentTokens"],
-            "span_state": ["SpanState"],
+            "span_state": ["SpanState", "add_spans"],
             **_CLASSES,
         },
     )
@@ -69,6 +69,7 @@ __all__ = [
     "PackedDocuments",
     "RecentTokens",
     "SpanState",
+    "add_spans",
     "advance_positions",
     "build",
     "check_options",

@@ -278,6 +278,24 @@ class Mechanism(nn.Module):
                 "sequence"
             )
 
+    def adds_up(self, position: int) -> bool:
+        """Whether the state before a span that begins at `position` is a sum over the tokens before it.
+
+        It can then be found from what each earlier span gives alone (`span_sums`), all at the same time. Where it is
+        not, as by the delta rule, each span waits for the state that the one before leaves.
+        """
+        return False
+
+    def span_sums(
+        self, query: Tensor, key: Tensor, value: Tensor, *, hidden: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """What a span alone adds to the tensors of a state, where it `adds_up`: `add_spans` joins them.
+
+        Args:
+            query, key, value, hidden: as for `forward_span`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state that adds up")
+
     def why_not_captured(self, state: Any) -> str | None:
         """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.
 

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.base import Mechanism
-from polysketch.attention.span_state import Following, SpanState, causal_linear_attention, sum_tensors, sums_of
+from polysketch.attention.span_state import (
+    SUMMED,
+    Following,
+    SpanState,
+    causal_linear_attention,
+    sum_tensors,
+    sums_of,
+)
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.linear.decode import why_not_captured
 
@@ -137,6 +144,21 @@ class LinearizedAttention(Mechanism):
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = causal_linear_attention(*features, wide, sums, **options).output
         return output.to(value.dtype), SpanState(state.position + value.shape[2], sum_tensors(sums.state))
+
+    def adds_up(self, position: int) -> bool:
+        """As `Mechanism.adds_up`: at the boundaries of local chunks."""
+        own = type(self).forward_span is LinearizedAttention.forward_span
+        return own and (not self.local_chunk or position % self.local_chunk == 0)
+
+    def span_sums(
+        self, query: Tensor, key: Tensor, value: Tensor, *, hidden: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """As `Mechanism.span_sums`."""
+        self.check_inputs(query, key, value)
+        wide = in_range(value)
+        (_, key_features), options = self.operands(query, key, wide.dtype, hidden)
+        options = {name: options[name] for name in ("power", "factors", "log_decay") if name in options}
+        return dict(zip(SUMMED, ops.linear_attention_sums(key_features, wide, **options), strict=True))
 
     def following(self, state: SpanState) -> Following:
         """The sums of a span's state, to move on."""

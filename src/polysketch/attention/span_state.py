@@ -1,5 +1,6 @@
 """What one span of a sequence leaves to the next one, as values that gradients pass through."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,6 +8,9 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
+
+SUMMED = ("sums", "normalizer", "log_decay")
+"""Tensors of a state of attention over features that add up over spans."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class SpanState:
     def at(self, position: int) -> "SpanState":
         """The same tensors before a span that begins at `position`."""
         return SpanState(position, self.tensors)
+
+    def joined(self, tensors: Mapping[str, Tensor]) -> "SpanState":
+        """The same state with other tensors under some of its names, in the dtypes of its own."""
+        own = {name: tensor.to(self.tensors[name].dtype) for name, tensor in tensors.items()}
+        return SpanState(self.position, {**self.tensors, **own})
 
     def detach(self) -> "SpanState":
         """The same numbers, through which no gradient passes."""
@@ -74,6 +83,18 @@ def causal_linear_attention(
     found = ops.linear_attention(*tensors, causal=True, state=state.state, return_state=True, **options)
     state.state = found.state
     return found
+
+
+def add_spans(before: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of `Mechanism.span_sums` of two spans in a row.
+
+    Args:
+        before: sums (batch, heads, e, width), normalizer (batch, heads, e) and log decay (batch, heads) of the first.
+        own: of the second.
+    """
+    (sums, normalizer, decay), (own_sums, own_normalizer, own_decay) = before, own
+    left = own_decay.exp()
+    return [sums * left[..., None, None] + own_sums, normalizer * left[..., None] + own_normalizer, decay + own_decay]
 
 
 def sum_tensors(state: ops.LinearAttentionState) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ after it, rank r works at one layer while rank r + 1 works at the one before. In
 take the same way back.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from polysketch.distributed.folding import folded
 from polysketch.distributed.plan import ContextPlan
 from polysketch.distributed.traffic import Traffic, as_bytes, from_bytes
+
+Add = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
 class ContextGroup:
@@ -93,6 +95,30 @@ class ContextGroup:
             The anchor, to be used in its place.
         """
         return anchor if self.is_last else _Send.apply(self, anchor, _gate(anchor), *tensors)
+
+    def before_each(self, own: Sequence[Sequence[Tensor]], add: Add) -> list[list[Tensor]]:
+        """What comes before each tile of this rank, from what each tile alone adds: one all-gather for all of them.
+
+        Every rank adds up in one order, that of the tiles, and so does the backward pass, which gathers what the tiles
+        add and the gradients of what comes before them.
+
+        Args:
+            own: the tensors of each tile of this rank, shaped as those of every other one.
+            add: (tensors of all tiles before, those of the next) -> both together. Nothing before is zeros.
+
+        Returns:
+            Tensors shaped as those of `own`, for each tile of this rank; zeros for the first of all.
+        """
+        width = len(own[0])
+        found = _Before.apply(self, add, width, *(tensor for tile in own for tensor in tile))
+        return [list(found[at : at + width]) for at in range(0, len(found), width)]
+
+    def of_all_tiles(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of all ranks, which have alike ones, in the order of the ranks."""
+        buffer = as_bytes(own)
+        if self.ranks > 1:
+            self.traffic.sent(buffer.numel())
+        return from_bytes(self._gathered(buffer), [*own] * self.ranks)
 
     def total(self, terms: Sequence[Tensor]) -> Tensor:
         """The sum of scalars over the tiles of all ranks, folded in order.
@@ -210,6 +236,35 @@ class _Send(torch.autograd.Function):
         return None, gradient, None, *ctx.group.awaited(like, ctx.group.rank + 1)
 
 
+class _Before(torch.autograd.Function):
+    """(group, add, tensors of a tile, *tensors of own tiles) -> the same of all tiles before each."""
+
+    @staticmethod
+    def forward(ctx: Any, group: ContextGroup, add: Add, width: int, *own: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, ctx.add, ctx.width = group, add, width
+        ctx.save_for_backward(*own)
+        every = _before_tiles(group.of_all_tiles(own), width, add)
+        return tuple(every[group.rank * len(own) :][: len(own)])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        group, own = ctx.group, ctx.saved_tensors
+        given = group.of_all_tiles([*own, *gradients])
+        ranks = [given[at : at + 2 * len(own)] for at in range(0, len(given), 2 * len(own))]
+        tiles = [tensor.requires_grad_() for rank in ranks for tensor in rank[: len(own)]]
+        upstream = [tensor for rank in ranks for tensor in rank[len(own) :]]
+        with torch.enable_grad():
+            every = _before_tiles(tiles, ctx.width, ctx.add)
+        # Before the first tile there is nothing, and after the last one nothing of it is asked.
+        reached, mine = slice(ctx.width, None), tiles[group.rank * len(own) :][: len(own)]
+        if len(every) == ctx.width:
+            return None, None, None, *(torch.zeros_like(each) for each in own)
+        found = torch.autograd.grad(every[reached], mine, upstream[reached], allow_unused=True)
+        zeros = (torch.zeros_like(each) if one is None else one for each, one in zip(own, found, strict=True))
+        return None, None, None, *zeros
+
+
 class _Total(torch.autograd.Function):
     """(group, *terms) -> their sum over all ranks."""
 
@@ -225,6 +280,16 @@ class _Total(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, *(gradient for _ in range(ctx.count))
+
+
+def _before_tiles(tiles: Sequence[Tensor], width: int, add: Add) -> list[Tensor]:
+    """Of each tile, one after the other, the tensors of all tiles before it."""
+    before = [torch.zeros_like(each) for each in tiles[:width]]
+    found = list(before)
+    for at in range(0, len(tiles) - width, width):
+        before = list(add(before, tiles[at : at + width])) if at else [each.clone() for each in tiles[:width]]
+        found += before
+    return found
 
 
 def _gate(like: Tensor) -> Tensor:

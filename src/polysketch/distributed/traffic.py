@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_under_way: list[tuple[Any, Tensor]] = []
+"""Messages and their buffers: one that is forgotten before it has left never arrives."""
+
 
 class Traffic:
-    """Counts messages and keeps those that are under way.
+    """Counts messages, and keeps those that are under way, whatever becomes of who sent them.
 
     Attributes:
         messages: sent so far.
@@ -18,7 +21,6 @@ class Traffic:
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        self._pending: list[tuple[Any, Tensor]] = []
 
     def sent(self, size: int) -> None:
         """Count a message of so many bytes."""
@@ -27,14 +29,14 @@ class Traffic:
 
     def remember(self, work: Any, buffer: Tensor) -> None:
         """Keep a buffer until its message has left; those whose messages have are let go."""
-        self._pending = [(each, kept) for each, kept in self._pending if not each.is_completed()]
-        self._pending.append((work, buffer))
+        _under_way[:] = [(each, kept) for each, kept in _under_way if not each.is_completed()]
+        _under_way.append((work, buffer))
 
     def settle(self) -> None:
         """Wait for all messages to have left."""
-        for work, _ in self._pending:
+        for work, _ in _under_way:
             work.wait()
-        self._pending.clear()
+        _under_way.clear()
 
 
 def as_bytes(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """A language model over rows that several processes share."""
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,9 +8,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from polysketch.attention import SpanState
+from polysketch.attention import SpanState, add_spans
 from polysketch.distributed import ContextGroup, copies
 from polysketch.models.cross_entropy import IGNORED_TARGET
+from polysketch.nn import TokenMixer
 
 if TYPE_CHECKING:
     from polysketch.models.transformer_lm import TransformerLM
@@ -33,24 +35,87 @@ def loss_over_ranks(model: "TransformerLM", ids: Tensor, targets: Tensor, contex
         ValueError: rows that are too short to be cut.
     """
     context.check_same("ids and targets", ids, targets)
-    cut = context.plan(ids.shape[1]).of_rank(context.rank)
-    before = [state.at(cut[0].start) for state in model.init_spans(ids.shape[0])]
-    own = copies(model, len(cut)) if len(cut) > 1 else [None]
-    tiles = [_Tile(model, weights) for weights in own]
-    begun = [tile.run("begin_span", ids[:, each], each.start) for tile, each in zip(tiles, cut, strict=True)]
-    hidden, rotations = [each[0] for each in begun], [each[1] for each in begun]
-    for layer, first in enumerate(before):
-        hidden[0], tensors = context.receive(hidden[0], list(first.tensors.values()))
-        state = SpanState(first.position, dict(zip(first.tensors, tensors, strict=True)))
-        for number, tile in enumerate(tiles):
-            hidden[number], state = tile.run_block(layer, hidden[number], state, rotations[number])
-        hidden[-1] = context.send(hidden[-1], [state.tensors[name] for name in first.tensors])
+    rows = _Rows(model, ids, context)
+    for layer, before in enumerate(model.init_spans(ids.shape[0])):
+        if rows.adds_up(layer):
+            rows.run_by_sums(layer, before)
+        else:
+            rows.run_in_order(layer, before)
     count = (targets != IGNORED_TARGET).sum()
     losses = [
-        tile.run("end_span", last, targets[:, each]).sum() / count
-        for tile, last, each in zip(tiles, hidden, cut, strict=True)
+        tile.run("end_span", hidden, targets[:, each]).sum() / count
+        for tile, hidden, each in zip(rows.tiles, rows.hidden, rows.cut, strict=True)
     ]
     return context.total(losses)
+
+
+class _Rows:
+    """Rows on their way through the layers: what this process holds of them.
+
+    Attributes:
+        cut: where its tiles begin and end.
+        tiles: the model for each of them.
+        hidden: (batch, tokens of the tile, hidden_size) of each.
+    """
+
+    def __init__(self, model: "TransformerLM", ids: Tensor, context: ContextGroup) -> None:
+        self._model, self._context, self._plan = model, context, context.plan(ids.shape[1])
+        self.cut = self._plan.of_rank(context.rank)
+        own = copies(model, len(self.cut)) if len(self.cut) > 1 else [None]
+        self.tiles = [_Tile(model, weights) for weights in own]
+        begun = [tile.run("begin_span", ids[:, each], each.start) for tile, each in self._pairs()]
+        self.hidden, self._rotations = [each[0] for each in begun], [each[1] for each in begun]
+
+    def adds_up(self, layer: int) -> bool:
+        """Whether what each tile gives alone is enough, wherever one begins."""
+        mixer, edges = self._mixer(layer), self._plan.edges
+        shortest = min(stop - start for start, stop in pairwise(edges))
+        return shortest >= mixer.halo and all(mixer.adds_up(edge) for edge in edges[:-1])
+
+    def run_in_order(self, layer: int, before: SpanState) -> None:
+        """Every tile after the one before it, whose state it is given: from rank to rank in messages."""
+        self.hidden[0], tensors = self._context.receive(self.hidden[0], list(before.tensors.values()))
+        state = SpanState(self.cut[0].start, dict(zip(before.tensors, tensors, strict=True)))
+        for number, tile in enumerate(self.tiles):
+            inputs = (self.hidden[number], state, self._rotations[number])
+            self.hidden[number], state = tile.run_block(layer, "forward_span", *inputs)
+        self.hidden[-1] = self._context.send(self.hidden[-1], [state.tensors[name] for name in before.tensors])
+
+    def run_by_sums(self, layer: int, before: SpanState) -> None:
+        """What every tile adds, then all that comes before each by one collective, then all tiles with that."""
+        states = [before.at(each.start).joined(halo) for each, halo in zip(self.cut, self._halos(layer), strict=True)]
+        own = [
+            tile.run_block(layer, "span_sums", *inputs)
+            for tile, *inputs in zip(self.tiles, self.hidden, states, self._rotations, strict=True)
+        ]
+        summed = self._context.before_each([list(each.values()) for each in own], add_spans)
+        states = [
+            state.joined(dict(zip(own[0], each, strict=True))) for state, each in zip(states, summed, strict=True)
+        ]
+        self.hidden = [
+            tile.run_block(layer, "forward_span", *inputs)[0]
+            for tile, *inputs in zip(self.tiles, self.hidden, states, self._rotations, strict=True)
+        ]
+
+    def _halos(self, layer: int) -> list[dict[str, Tensor]]:
+        """What each tile's state has of the last tokens before it; nothing for the first of all."""
+        size = self._mixer(layer).halo
+        if not size:
+            return [{} for _ in self.tiles]
+        last = [hidden[:, -size:] for hidden in self.hidden]
+        self.hidden[-1] = self._context.send(self.hidden[-1], [last[-1]])
+        self.hidden[0], first = self._context.receive(self.hidden[0], [torch.zeros_like(last[0])])
+        halos = [
+            tile.run_block(layer, "halo_tensors", hidden)
+            for tile, hidden in zip(self.tiles, [*first, *last[:-1]], strict=True)
+        ]
+        return [{}, *halos[1:]] if self._context.is_first else halos
+
+    def _mixer(self, layer: int) -> TokenMixer:
+        return self._model.blocks[layer].attention  # type: ignore[return-value]
+
+    def _pairs(self) -> Any:
+        return zip(self.tiles, self.cut, strict=True)
 
 
 class _Tile:
@@ -63,9 +128,9 @@ class _Tile:
         """A method of the model."""
         return self._call(self._model, "", method, *arguments)
 
-    def run_block(self, layer: int, *arguments: Any) -> Any:
-        """A block's `forward_span`, its inside computed again in the backward pass where the model asks for that."""
-        call = (self._model.blocks[layer], f"blocks.{layer}.", "forward_span", *arguments)
+    def run_block(self, layer: int, method: str, *arguments: Any) -> Any:
+        """A method of a block, its inside computed again in the backward pass where the model asks for that."""
+        call = (self._model.blocks[layer], f"blocks.{layer}.", method, *arguments)
         if self._model.activation_checkpointing and torch.is_grad_enabled():
             return checkpoint(self._call, *call, use_reentrant=False)
         return self._call(*call)

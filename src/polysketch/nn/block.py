@@ -80,6 +80,14 @@ class TransformerBlock(nn.Module):
         hidden = hidden + mixed
         return hidden + self.feedforward(self.feedforward_norm(hidden)), state
 
+    def halo_tensors(self, hidden: Tensor) -> dict[str, Tensor]:
+        """As `TokenMixer.halo_tensors`, from the block's input."""
+        return self.attention.halo_tensors(self.attention_norm(hidden))
+
+    def span_sums(self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None) -> dict[str, Tensor]:
+        """As `TokenMixer.span_sums`, from the block's input."""
+        return self.attention.span_sums(self.attention_norm(hidden), state, self._own(rotation))
+
     @property
     def mechanism(self) -> Mechanism | None:
         """What attends, or None where nothing does."""

@@ -83,6 +83,28 @@ class TokenMixer(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no state to pass from one span to the next")
 
+    def adds_up(self, position: int) -> bool:
+        """Whether `span_sums` of all earlier spans give the state before one that begins at `position`."""
+        return False
+
+    @property
+    def halo(self) -> int:
+        """How many tokens, the last ones before a span, `halo_tensors` is of."""
+        return 0
+
+    def halo_tensors(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The part of a span's state that is of the last `halo` tokens before it, from the layer's input there."""
+        return {}
+
+    def span_sums(self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None) -> dict[str, Tensor]:
+        """What a span alone adds to the other tensors of a state, where it `adds_up`.
+
+        Args:
+            hidden, rotation: as for `forward_span`.
+            state: with the tensors of the halo; no other is read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state that adds up")
+
     def why_not_captured(self, state: Any) -> str | None:
         """Why a device's graph that captured `extend` by one token would not serve every token; None where it would.
 

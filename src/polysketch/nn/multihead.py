@@ -153,14 +153,38 @@ class MultiHeadAttention(TokenMixer):
         self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None
     ) -> tuple[Tensor, SpanState]:
         """As `TokenMixer.forward_span`."""
-        projected, own = self.query_key_value(hidden), {}
-        if self.convolution is not None:
-            before = state.tensors[_PROJECTED]
-            projected, tail = self.convolution(projected, tail=before.to(projected.dtype))
-            own = {_PROJECTED: tail.to(before.dtype)}
-        query, key, value, given = self._heads(projected, rotation, hidden)
+        (query, key, value, given), own = self._project_span(hidden, state, rotation)
         attended, after = self.mechanism.forward_span(query, key, value, state, **given)
         return self._finish(attended, hidden), SpanState(after.position, {**own, **after.tensors})
+
+    def adds_up(self, position: int) -> bool:
+        """As `TokenMixer.adds_up`: the mechanism's own answer."""
+        return self.mechanism.adds_up(position)
+
+    @property
+    def halo(self) -> int:
+        """What the convolution reaches back."""
+        return 0 if self.convolution is None else self.convolution.size - 1
+
+    def halo_tensors(self, hidden: Tensor) -> dict[str, Tensor]:
+        """As `TokenMixer.halo_tensors`: the projections of these tokens."""
+        return {} if self.convolution is None else {_PROJECTED: self.query_key_value(hidden)[:, None]}
+
+    def span_sums(self, hidden: Tensor, state: SpanState, rotation: Rotation | None = None) -> dict[str, Tensor]:
+        """As `TokenMixer.span_sums`."""
+        (query, key, value, given), _ = self._project_span(hidden, state, rotation)
+        return self.mechanism.span_sums(query, key, value, hidden=given["hidden"])
+
+    def _project_span(
+        self, hidden: Tensor, state: SpanState, rotation: Rotation | None
+    ) -> tuple[MechanismInputs, dict[str, Tensor]]:
+        """What the mechanism is given of a span, and the last projections."""
+        projected = self.query_key_value(hidden)
+        if self.convolution is None:
+            return self._heads(projected, rotation, hidden), {}
+        before = state.tensors[_PROJECTED]
+        projected, tail = self.convolution(projected, tail=before.to(projected.dtype))
+        return self._heads(projected, rotation, hidden), {_PROJECTED: tail.to(before.dtype)}
 
     def why_not_captured(self, state: Any) -> str | None:
         """The mechanism's own answer: a convolution does the same at every position."""

@@ -22,6 +22,7 @@ from polysketch.ops.linear import (
     linear_attention,
     linear_attention_backend,
     linear_attention_extend_,
+    linear_attention_sums,
     lower_triangular_multiply,
 )
 from polysketch.ops.local import OpenChunk, local_attention
@@ -71,6 +72,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_backend",
     "linear_attention_extend_",
+    "linear_attention_sums",
     "local_attention",
     "lower_triangular_multiply",
     "nystrom_attention",
