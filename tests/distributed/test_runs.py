@@ -160,6 +160,16 @@ def test_what_does_not_fit_is_told_in_one_line(make_config, data_folder, tmp_pat
     assert not config.out.exists() or os.listdir(config.out) in ([], ["lock"])
 
 
+@pytest.mark.full
+def test_a_run_folder_that_is_not_shared_is_told(make_config, tmp_path):
+    """As on machines without a common file system."""
+    added = {1: ["--out", str(tmp_path / "elsewhere")]}
+    given = [(free_port(), workers.unchanged, added, arguments(make_config()))]
+    first, second = run_processes(2, workers.commands, given, folder=tmp_path / "told")
+    assert first.value[0][0] == second.value[0][0] == 1
+    assert re.search(r"the run's config.json .* on rank 0 and None on rank 1", first.value[0][1])
+
+
 def test_a_full_disk_of_one_is_told_by_the_first(make_config, tmp_path):
     """The last checkpoint is intact, and the run goes on from it."""
     config = make_config()

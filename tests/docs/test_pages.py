@@ -43,7 +43,13 @@ def test_the_readme_runs(readme_folder):
 
 
 RUN = [page for page in OTHERS if any(not block.reason for block in blocks_of(page))]
-LONG = ("evaluating.md", "replacing-attention.md", "datasets.md", "huggingface.md")  # a minute and a half together
+LONG = (
+    "distributed.md",
+    "evaluating.md",
+    "replacing-attention.md",
+    "datasets.md",
+    "huggingface.md",
+)  # a minute and a half together
 
 
 @pytest.mark.parametrize(

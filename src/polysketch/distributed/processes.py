@@ -1,6 +1,7 @@
 """The processes of a run: what they decide together, and how a failure of one becomes the failure of all."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -192,8 +193,12 @@ def joined(mesh: str | None, device: str) -> Iterator[Processes]:
     if kind == "cuda":
         torch.cuda.set_device(launch.local_rank)
     store, rank, count = next(rendezvous("env://"))
-    dist.init_process_group(_BACKENDS[kind], store=store, rank=rank, world_size=count)
-    watch = Watch(store.clone(), rank, count, _ADVICE)
+    # torchrun may keep one store for all its attempts: what an earlier one left there must not be read.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        _BACKENDS[kind], store=dist.PrefixStore(f"group/{attempt}", store), rank=rank, world_size=count
+    )
+    watch = Watch(dist.PrefixStore(f"watch/{attempt}", store.clone()), rank, count, _ADVICE)
     watch.start()
     try:
         device_mesh = init_device_mesh(kind, (shape.replicate, shape.shard), mesh_dim_names=("replicate", "shard"))

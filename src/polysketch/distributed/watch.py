@@ -14,7 +14,7 @@ _SILENT_SECONDS = 20.0  # a process may be without Python for seconds, writing o
 _SILENT_IN_TROUBLE = 4.0  # once a connection broke, somebody is likely to be dead
 _GRACE_SECONDS = 2.0  # torchrun ends all processes once one has ended: the one that tells goes first
 _STATUS = 1
-_VERDICT, _TROUBLE = "polysketch/verdict", "polysketch/trouble"
+_VERDICT, _TROUBLE = "verdict", "trouble"
 
 
 class ToldByAnother(RuntimeError):
@@ -66,10 +66,10 @@ class Watch:
         if is_broken_connection(error):
             self._set(_TROUBLE, "1")
             self._stopped.wait(_SILENT_IN_TROUBLE + 4)  # the verdict on the dead one ends this process
-        # Where all fail alike, the first one tells it.
-        verdict = None if self._rank == 0 else self._awaited_verdict(_GRACE_SECONDS)
         if not self._ending.acquire(blocking=False):
             time.sleep(60)  # the other thread is about to end this process
+        # Where all fail alike, the first one tells it.
+        verdict = None if self._rank == 0 else self._awaited_verdict(_GRACE_SECONDS)
         own = "" if self._rank == 0 else f"rank {self._rank}: "
         verdict = verdict or self._judge(own + _one_line(error), teller=0)
         self._stopped.set()
@@ -141,18 +141,19 @@ class Watch:
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """End this process from its side thread: the main thread may wait for a dead process, for ever."""
-        if not self._ending.acquire(blocking=False):
-            self._stopped.wait()
-            return
-        if verdict["teller"] == self._rank:
-            print(f"polysketch: {verdict['message']}", file=sys.stderr, flush=True)
-        else:
+        tells = verdict["teller"] == self._rank
+        if not tells:
             time.sleep(_GRACE_SECONDS)
+        if not self._ending.acquire(blocking=False):
+            self._stopped.wait()  # the main thread noticed as well, and ends in its own way
+            return
+        if tells:
+            print(f"polysketch: {verdict['message']}", file=sys.stderr, flush=True)
         os._exit(_STATUS)
 
 
 def _alive(rank: int) -> str:
-    return f"polysketch/alive/{rank}"
+    return f"alive/{rank}"
 
 
 def is_broken_connection(error: BaseException) -> bool:

@@ -271,11 +271,16 @@ class StopRequests:
     The trainer looks at `signal_number` between two steps, so a stop costs at most one step and one checkpoint. Outside
     the main thread, where Python allows no handlers, nothing is installed and nothing is ever requested.
 
+    Args:
+        echoed: after the first signal further SIGTERMs do nothing: torchrun passes on what its processes may have got
+            already from whoever ends the whole job.
+
     Attributes:
         signal_number: the signal that came, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, echoed: bool = False) -> None:
+        self._echoed = echoed
         self.signal_number: int | None = None
         self._previous: dict[signal.Signals, object] = {}
 
@@ -287,7 +292,11 @@ class StopRequests:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
-        self._restore()
+        if self._echoed:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        else:
+            self._restore()
 
     def _restore(self) -> None:
         while self._previous:

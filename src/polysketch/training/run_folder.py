@@ -1,5 +1,6 @@
 """The folder of a run: where things are, and what config.json says; known without PyTorch."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class LoopFolder:
     def has_run(self) -> bool:
         """Whether a run was started here: its configuration is the first thing a run writes."""
         return self.config.is_file()
+
+    def config_digest(self) -> str | None:
+        """sha256 of config.json, None where there is none."""
+        return hashlib.sha256(self.config.read_bytes()).hexdigest() if self.config.is_file() else None
 
     def require_free(self) -> None:
         """Refuse a folder in which no run was started and which holds something else than the lock and leftovers.

@@ -69,7 +69,7 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
     with use_threads(config.threads), joined(config.mesh, config.device) as processes:
         plan = processes.together(lambda: make_plan(config, processes))
         processes.agree({} if processes.alone else facts_to_agree_on(plan))
-        with reproducible(plan.device), _locked(run, processes), StopRequests() as stop:
+        with reproducible(plan.device), _locked(run, processes), StopRequests(echoed=not processes.alone) as stop:
             return _train_locked(run, plan, stop, progress, processes)
 
 
@@ -93,6 +93,7 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool, pr
     if start is not None:
         processes.together(lambda: loop.load(start))
     processes.first(lambda: lay_out(run, plan, start, reporter.say))
+    processes.agree({"the run's config.json": run.config_digest()})  # all see one folder
     loop.save()
     beginning = "a new run" if start is None else f"going on after step {loop.step}"
     reporter.say(f"{run.path}: {task.model.num_parameters():,} parameters on {plan.device}, {beginning}")
