@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 from experiments.learning import lengths
+from experiments.learning.forms import FORMS
 from experiments.learning.lengths import losses_at, stretch_ends
+from experiments.study import kept
+from experiments.study.command import RESULTS
 
 from polysketch.models import ModelConfig, TransformerLM
 
@@ -99,6 +102,15 @@ def test_after_an_interruption_lengths_that_were_measured_are_kept(finished_form
     assert not (tmp_path / "results").exists()
     assert command(lengths, *arguments) == 0
     assert made == [16, 48, 48]
+
+
+def test_the_records_in_the_repository_give_their_table(tmp_path):
+    """And they can be read: a mistake in a file would be a mistake of the page."""
+    pytest.importorskip("matplotlib")
+    folder = RESULTS / "lengths-quick"
+    found = [kept.read(path) for path in sorted(folder.glob("*.json"))]
+    found.sort(key=lambda record: (list(FORMS).index(record["form"]), record["seed"]))
+    assert lengths.show(found, tmp_path) + "\n" == (folder / "table.md").read_text()
 
 
 def test_a_folder_without_the_runs_is_refused(finished_forms, tmp_path, command, capsys):
