@@ -54,6 +54,7 @@ OWNERS = {
     "triton": {"ops"},
     "datasets": {"data", "integrations"},
     "pyarrow": {"data"},
+    "ray": {"data"},
     "sentencepiece": {"data"},
     "tokenizers": {"data", "integrations"},
     "lm_eval": {"integrations"},

@@ -10,6 +10,7 @@ EXTRA_OF = {
     "matplotlib": "plot",
     "peft": "hf",
     "pyarrow": "hf",
+    "ray": "ray",
     "safetensors": "train",
     "sentencepiece": "sentencepiece",
     "tensorboard": "tensorboard",

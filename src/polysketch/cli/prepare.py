@@ -89,8 +89,13 @@ class PrepareFlags:
     shard_tokens: int = 100_000_000
     """Most tokens of a file. A split of more is in several files, which are read as one."""
 
-    workers: int = 1
-    """Processes that turn text into tokens, while this one reads and writes. The result is the same, byte for byte."""
+    workers: int | None = None
+    """Processes that turn text into tokens, while this one reads and writes. Default: 1; with --ray all cores of the
+    cluster. The result is the same, byte for byte."""
+
+    ray: bool = False
+    """Turn text into tokens on the machines of a cluster of Ray: that of RAY_ADDRESS, or one started on this machine.
+    Only this machine needs the text and the disk."""
 
     progress: bool = True
     """Show a progress bar."""
@@ -131,6 +136,7 @@ def run(flags: PrepareFlags) -> int:
         end_of_text=flags.end_of_text,
         shard_tokens=flags.shard_tokens,
         workers=flags.workers,
+        ray=flags.ray,
         progress=flags.progress,
     )
     for line in summary_lines(data, time.perf_counter() - started):

@@ -20,6 +20,7 @@ from polysketch.data.description import (
 from polysketch.data.encoding import batches
 from polysketch.data.prepared import PreparedData, sha256_of
 from polysketch.data.progress import byte_progress
+from polysketch.data.ray_workers import ray_workers
 from polysketch.data.splits import SplitRule, SplitTable
 from polysketch.data.tokenization import (
     TokenizerLike,
@@ -54,7 +55,8 @@ def prepare(
     tokenizer_text_bytes: int = 500_000_000,
     end_of_text: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
-    workers: int = 1,
+    workers: int | None = None,
+    ray: bool = False,
     progress: bool = True,
 ) -> PreparedData:
     """Turn text into memory-mapped tokens with a tokenizer, a split and a description.
@@ -86,8 +88,10 @@ def prepare(
         end_of_text: The token of a tokenizer file that ends a document; None for the one its folder declares, or the
             one of a usual name.
         shard_tokens: Most tokens of a file. A split of more is in several, a document perhaps in two of them.
-        workers: Processes that encode, while this one reads and writes. With more than one, a program that calls this
-            needs ``if __name__ == "__main__":``, as for every use of ``multiprocessing``.
+        workers: Processes that encode, while this one reads and writes; None for one. With more than one, a program
+            that calls this needs ``if __name__ == "__main__":``, as for every use of ``multiprocessing``.
+        ray: Encode on the machines of a cluster of Ray (extra ``ray``), see ``polysketch.data.ray_workers``;
+            ``workers`` is then the number of cores to use, None for all.
         progress: Show a progress bar on standard error.
 
     Returns:
@@ -101,7 +105,9 @@ def prepare(
         OSError: The disk is full.
         ImportError: An extra is missing.
     """
-    _require_positive(tokenizer_text_bytes=tokenizer_text_bytes, shard_tokens=shard_tokens, workers=workers)
+    _require_positive(
+        tokenizer_text_bytes=tokenizer_text_bytes, shard_tokens=shard_tokens, workers=1 if workers is None else workers
+    )
     names = [str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)]
     rule = SplitRule(validation_share, test_share, seed)
     table = None if split_table is None else SplitTable(split_table)
@@ -130,7 +136,7 @@ def prepare(
             tokenizer.save(folder)
         described = TokenizerDescription.of(tokenizer)
         work = _Work(folder, corpus, tokenizer, Keeper(folder, job, described), progress)
-        writers = work.written(shard_tokens, workers, record)
+        writers = work.written(shard_tokens, record, workers=workers, ray=ray)
         kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule)
         dtype = token_dtype(tokenizer.vocab_size).name
         description = DataDescription(described, dtype, kept, tuple(names), seed, dict(corpus.skipped))
@@ -204,10 +210,13 @@ class _Work:
     keeper: Keeper
     progress: bool
 
-    def written(self, shard_tokens: int, workers: int, record: Record | None) -> dict[str, SplitWriter]:
+    def written(
+        self, shard_tokens: int, record: Record | None, *, workers: int | None, ray: bool
+    ) -> dict[str, SplitWriter]:
         """Closed writers of all splits, which hold the corpus; goes on where a record says that some is written."""
         with contextlib.ExitStack() as opened:
-            encode = opened.enter_context(encoding_workers(self.tokenizer, workers))
+            encoders = ray_workers if ray else encoding_workers
+            encode = opened.enter_context(encoders(self.tokenizer, workers))
             dtype, known = token_dtype(self.tokenizer.vocab_size), {} if record is None else record.splits
             writers = {name: SplitWriter(self.folder, name, dtype, shard_tokens, known.get(name)) for name in SPLITS}
             for writer in writers.values():

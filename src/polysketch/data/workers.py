@@ -28,7 +28,7 @@ EncodeInOrder: TypeAlias = Callable[[Iterator[Batch]], Iterator[tuple[Batch, Enc
 
 
 @contextlib.contextmanager
-def encoding_workers(tokenizer: TokenizerLike, workers: int) -> Iterator[EncodeInOrder]:
+def encoding_workers(tokenizer: TokenizerLike, workers: int | None) -> Iterator[EncodeInOrder]:
     """What encodes batches while the block lasts.
 
     One worker is this process, where the `tokenizers` library uses all cores. More are processes of their own with one
@@ -37,15 +37,13 @@ def encoding_workers(tokenizer: TokenizerLike, workers: int) -> Iterator[EncodeI
 
     Args:
         tokenizer: The tokenizer; for more than one worker of ``TOKENIZERS``.
-        workers: At least 1.
+        workers: At least 1; None for 1.
 
     Raises:
-        ValueError: Fewer than one worker, or a tokenizer of another class.
+        ValueError: A tokenizer of another class for more than one.
         RuntimeError: The workers end again and again; raised while batches are encoded.
     """
-    if workers < 1:
-        raise ValueError(f"expected at least 1 worker, found {workers}")
-    if workers == 1:
+    if workers is None or workers == 1:
         encoder = Encoder(tokenizer)
         yield lambda batches: ((batch, encoder(batch.documents)) for batch in batches)
         return
