@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_the_same_files_elsewhere_and_with_no_others(tmp_path
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "expected --tokenizer or --vocab-size with token files that polysketch did not prepare"),
+        ([], "or --tokenizer or --vocab-size for the token files of llm.c there, which polysketch did not prepare"),
         (["--tokenizer", "bytes", "--vocab-size", "300"], "expected --tokenizer or --vocab-size, found both"),
         (["--vocab-size", "200"], "expected token ids from 0 to 200 in"),
         (["--tokenizer", "nowhere.json"], "nothing at nowhere.json"),

@@ -300,9 +300,17 @@ def test_nothing_and_files_of_other_kinds_are_refused(tmp_path):
 def test_files_of_others_need_a_tokenizer(tmp_path):
     write_nanogpt(tmp_path / "train.bin", [1, 2])
     with pytest.raises(
-        ValueError, match=r"expected --tokenizer or --vocab-size .* found neither with those of nanoGPT"
+        FileNotFoundError, match=r"expected description\.json in .*, or --tokenizer .* of nanoGPT there"
     ):
         PreparedData.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["unfinished.json", ".polysketch-lock"])
+def test_an_unfinished_folder_is_nobody_elses(tmp_path, name):
+    write_nanogpt(tmp_path / "train.bin", [1, 2, 3])
+    (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=r"expected description\.json in"):
+        PreparedData.open(tmp_path, IDS)
 
 
 def test_ids_beyond_the_vocabulary_are_found_when_they_are_read(tmp_path):

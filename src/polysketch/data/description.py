@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polysketch.data.tokenization.base import TokenizerLike
 
 DESCRIPTION_FILE = "description.json"
+RECORD_FILE = "unfinished.json"  # instead of it, while a folder is being made
 FORMAT = "polysketch-data"
 FORMAT_VERSION = 2  # 1 has one file for each split, and is still written where one file is enough
 READABLE_VERSIONS = (1, 2)

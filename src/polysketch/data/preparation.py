@@ -12,6 +12,7 @@ from pathlib import Path
 from polysketch.data.corpus import BEGINNING, Corpus, Document, Place, ReadOptions, Selection
 from polysketch.data.description import (
     DESCRIPTION_FILE,
+    RECORD_FILE,
     SPLITS,
     DataDescription,
     SplitDescription,
@@ -29,7 +30,7 @@ from polysketch.data.tokenization import (
     load_tokenizer,
     parse_specification,
 )
-from polysketch.data.unfinished import RECORD_FILE, Keeper, Record, read_record
+from polysketch.data.unfinished import Keeper, Record, read_record
 from polysketch.data.workers import EncodeInOrder, encoding_workers
 from polysketch.data.writer import SplitWriter, token_dtype
 from polysketch.storage import whole_folder

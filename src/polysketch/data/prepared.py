@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from polysketch.data.description import DESCRIPTION_FILE, DataDescription, SplitDescription
+from polysketch.data.description import DESCRIPTION_FILE, RECORD_FILE, DataDescription, SplitDescription
 from polysketch.data.foreign import read_foreign
 from polysketch.data.layouts import holds_foreign_files, read_layout
 from polysketch.data.tokenization import TokenizerLike, described_tokenizer
 from polysketch.data.tokens import ShardedTokens, TokenFile, Tokens, joined, require_size
+from polysketch.storage.folders import LOCK_FILE
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -65,9 +66,9 @@ class PreparedData:
             tokenizer: What made the ids of others' files. A prepared folder has its own, and this is not looked at.
 
         Raises:
-            FileNotFoundError: The folder or one of its files is missing.
-            ValueError: The description is damaged, a file was cut short or is of another layout, the tokenizer is not
-                the one it names, or there is none for files of others.
+            FileNotFoundError: The folder or one of its files is missing, or files of others come without a tokenizer.
+            ValueError: The description is damaged, a file was cut short or is of another layout, or the tokenizer is
+                not the one it names.
             ImportError: The extra that the tokenizer needs is missing.
         """
         folder = Path(folder)
@@ -76,9 +77,9 @@ class PreparedData:
             return cls(folder, description, described_tokenizer(folder, description.tokenizer))
         if tokenizer is None:
             layout, _ = read_layout(folder)
-            raise ValueError(
-                f"expected --tokenizer or --vocab-size with token files that polysketch did not prepare, found neither "
-                f"with those of {layout} in {folder}"
+            raise FileNotFoundError(
+                f"expected {DESCRIPTION_FILE} in {folder}, or --tokenizer or --vocab-size for the token files of "
+                f"{layout} there, which polysketch did not prepare; found neither"
             )
         found, tokens = read_foreign(folder, tokenizer)
         return cls(folder, found, tokenizer, tokens)
@@ -128,8 +129,9 @@ class PreparedData:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a path names token files that polysketch did not prepare."""
-    return not (path / DESCRIPTION_FILE).exists() and holds_foreign_files(path)
+    """Whether a path names token files that polysketch did not prepare; those of an unfinished folder are its own."""
+    ours = (DESCRIPTION_FILE, RECORD_FILE, LOCK_FILE)
+    return not any((path / name).exists() for name in ours) and holds_foreign_files(path)
 
 
 def require_data(path: Path) -> None:

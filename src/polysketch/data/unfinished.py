@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.data.corpus import Corpus, Place
-from polysketch.data.description import SplitDescription, TokenizerDescription
+from polysketch.data.description import RECORD_FILE, SplitDescription, TokenizerDescription
 from polysketch.data.writer import SplitWriter
 from polysketch.storage import disk
 
-RECORD_FILE = "unfinished.json"
 # What a kill costs at most; each time everything written is waited for to be on the disk.
 SECONDS_BETWEEN = 30.0
 
