@@ -165,7 +165,7 @@ MUTANTS = {
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
     ),
     "polysketch-window: decoding forgets what leaves in the same call": Mutant(
-        BesideWindow._move,
+        BesideWindow._leaving,
         "[:, :, :new]",
         "[:, :, -new:]",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [8, 8, 8, 8, 5]),),
@@ -191,7 +191,7 @@ MUTANTS = {
     ),
     "polysketch: decoding writes what a new sequence would": Mutant(
         PolysketchAttention._answers,
-        "factors=2, state=state)",
+        "factors=2, state=before)",
         "factors=2)",
         (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 1, 1, 1, 1]),),
     ),

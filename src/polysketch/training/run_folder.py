@@ -118,6 +118,8 @@ class RunFolder(LoopFolder):
 
 def _of_today(config: dict[str, Any]) -> dict[str, Any]:
     written = config.get("format", FORMAT)
+    if written == FORMAT:
+        return config
     training = training_of_format(written, config["training"], config["model"])
     return {**config, "format": FORMAT, "training": training, "model": model_of_format(written, config["model"])}
 
