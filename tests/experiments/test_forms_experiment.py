@@ -71,7 +71,15 @@ def test_the_losses_of_ranges_of_positions_are_their_means():
 
 
 @pytest.mark.parametrize(
-    "folder", ["forms-quick", "forms-quick-sinusoids", "forms-quick-plain", "forms-cpu-sinusoids", "forms-cpu-plain"]
+    "folder",
+    [
+        "forms-quick",
+        "forms-quick-sinusoids",
+        "forms-quick-plain",
+        "forms-cpu-sinusoids",
+        "forms-cpu-plain",
+        "forms-quick-rates",
+    ],
 )
 def test_the_records_in_the_repository_give_their_table(folder, tmp_path):
     pytest.importorskip("matplotlib")
