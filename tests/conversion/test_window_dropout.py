@@ -49,10 +49,14 @@ def test_a_step_draws_by_itself(model):
     assert len({tuple(x) for x in found[0].values()}) == 2
 
 
-def test_mechanisms_without_a_window_stay_as_they_are(softmax_model):
-    model = replace_attention(AutoModelForCausalLM.from_pretrained(softmax_model), "polysketch-paper", local_chunk=4)
-    WindowDropout(model, 1.0, seed=0).begin_step(0, 0.0)
-    assert [mechanism.local_chunk for mechanism in replaced_mechanisms(model).values()] == [4, 4]
+def test_without_a_window_there_is_nothing_to_drop(options, tmp_path):
+    """Told before the first step; and a share is a share."""
+    config = ConversionConfig(**options, window_dropout=0.5, out=tmp_path)
+    with pytest.raises(ValueError, match="--window-dropout: no mechanism of the model has a window"):
+        convert(config, progress=False)
+    for share in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="--window-dropout"):
+            ConversionConfig(**options, window_dropout=share, out=tmp_path)
 
 
 def test_it_changes_what_is_learned_and_not_the_model_that_is_saved(options, tmp_path):

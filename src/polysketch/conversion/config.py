@@ -86,6 +86,8 @@ class ConversionConfig(RunOptions):
                 "--transfer-steps, --distillation-steps and --tuning-steps: expected a step of one of them, found none"
             )
 
+        if not 0.0 <= self.window_dropout <= 1.0:
+            raise ValueError(f"--window-dropout: expected a share from 0 to 1, found {self.window_dropout}")
         if self.transfer == "layers" and self.transfer_steps and self.tuning == "lora":
             raise ValueError(
                 "--transfer layers: expected --tuning all, found lora, whose adapters begin from fixed projections"

@@ -72,6 +72,7 @@ class ConversionTask(Task):
         """Replace attention, read one window as in training and restore it."""
         self._replace()
         self._require_something_to_transfer()
+        WindowDropout(self._model, self._config.window_dropout, self._config.seed)  # refuses where there is no window
         self._model.train(self._config.steps > self._config.transfer_steps)  # the later stages train all of it
         window = self.windows.window(0)[None, :-1]
         self._model.base_model(input_ids=window.to(self._model.device), use_cache=False)

@@ -21,12 +21,19 @@ class WindowDropout:
         model: a transformers model with replaced attention.
         share: of the first steps.
         seed: of the draws.
+
+    Raises:
+        ValueError: windows are to be dropped, and no mechanism has one with a rest beyond it.
     """
 
     def __init__(self, model: Any, share: float, seed: int) -> None:
         self._share, self._seed = share, seed
         beside = [each for each in replaced_mechanisms(model).values() if isinstance(each, BesideWindow)]
         self._windows = {mechanism: mechanism.window for mechanism in beside}
+        if share and not beside:
+            raise ValueError(
+                "--window-dropout: no mechanism of the model has a window and a rest beyond it: leave it out"
+            )
 
     def begin_step(self, step: int, progress: float) -> None:
         """Before a step: short windows, or whole ones.

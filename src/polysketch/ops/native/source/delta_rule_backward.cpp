@@ -16,7 +16,7 @@ class DeltaRuleBackward {
       : head_(call, unit), expansion_(call.features, 1, call.factors), key_(call.features * kBlock),
         query_(call.features * kBlock), key_gradient_(call.features * kBlock), query_gradient_(call.features * kBlock),
         written_columns_(call.value_width * kBlock), columns_(call.value_width * kBlock), rows_(kBlock * head_.row),
-        given_(kBlock * head_.row), of_error_(kBlock * head_.row), read_(kBlock * head_.row), answer_(head_.row),
+        given_(kBlock * head_.row), of_error_(kBlock * head_.row), answer_(head_.row),
         weights_(2 * kPairs), joint_(kPairs), of_weight_(kPairs), product_(kPairs), turned_(kPairs) {}
 
   void run() {
@@ -64,7 +64,7 @@ class DeltaRuleBackward {
     }
     if (first + kBlock >= head_.call.tokens) return;
     head_.read_values(head_.of_key(head_.call.errors, first), count, rows_, masses_);
-    scale_by_strength(first, count, rows_, masses_);
+    scale_by_strength(first, count);
     earlier.fold(key_, kBlock, count, rows_, masses_, 1.0f);
   }
 
@@ -174,12 +174,13 @@ class DeltaRuleBackward {
     }
   }
 
-  void scale_by_strength(int64_t first, int64_t count, float* rows, float* masses) {
+  // Errors -> writes, in `rows_` and `masses_`.
+  void scale_by_strength(int64_t first, int64_t count) {
     const Rows strengths = head_.of_key(head_.call.strength, first);
     for (int64_t t = 0; t < count; t++) {
       const float strength = strengths.at(t)[0];
-      for (int64_t i = 0; i < head_.row; i++) rows[t * head_.row + i] *= strength;
-      masses[t] *= strength;
+      for (int64_t i = 0; i < head_.row; i++) rows_[t * head_.row + i] *= strength;
+      masses_[t] *= strength;
     }
   }
 
@@ -202,8 +203,8 @@ class DeltaRuleBackward {
 
   DeltaHead head_;
   Expansion expansion_;
-  Buffer key_, query_, key_gradient_, query_gradient_, written_columns_, columns_, rows_, given_, of_error_, read_,
-      answer_, weights_, joint_, of_weight_, product_, turned_;
+  Buffer key_, query_, key_gradient_, query_gradient_, written_columns_, columns_, rows_, given_, of_error_, answer_,
+      weights_, joint_, of_weight_, product_, turned_;
   float masses_[kBlock], given_masses_[kBlock], row_masses_[kBlock];
   const float zeros_[kBlock] = {};
 };
