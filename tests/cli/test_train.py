@@ -206,6 +206,16 @@ def test_a_pattern_repeats_over_the_layers_and_trains(fast_flags, tmp_path):
     assert main(fast_flags("--resume", "--extend", "--steps", "2")) == 1
 
 
+def test_rotary_positions_are_as_asked_for_and_stay_so(fast_flags, tmp_path, capfd):
+    assert main(fast_flags("--rotary", "False")) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["rotary"] is False
+    assert main(fast_flags("--resume")) == 0
+    capfd.readouterr()
+    assert main(fast_flags("--resume", "--rotary", "True")) == 1
+    assert "--rotary was False and is now True" in capfd.readouterr().err
+
+
 def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp_path, capfd):
     assert main(fast_flags("--projection-convolution", "0", "--query-key-norm", "False")) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())

@@ -69,6 +69,27 @@ def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path
     assert (summary["runs"], summary["rows"], summary["study"], summary["size"]) == (2, 1, "reversal", "smoke")
 
 
+def test_a_row_may_have_options_of_its_mechanism_and_of_the_model(folder: Path, capsys):
+    rows = ["polysketch-paper+prefix_gain=0.5", "polysketch-paper", "llops+rotary=False+num_features=8"]
+    assert main(["study", "recall", "--only", *rows, "--threads", "1"]) == 0
+    runs = folder / "runs/studies/recall-smoke"
+    gain, plain, unrotated = (json.loads((runs / f"{row}-seed0/run/config.json").read_text()) for row in rows)
+    assert gain["model"]["sizes"]["attention_options"] == {"local_chunk": 4, "prefix_gain": 0.5}
+    assert plain["model"]["sizes"]["attention_options"] == {"local_chunk": 4}
+    assert [one["model"]["sizes"]["rotary"] for one in (gain, unrotated)] == [True, False]
+    assert unrotated["model"]["sizes"]["attention_options"] == {"num_features": 8}
+    table = (runs / "results/table.md").read_text().splitlines()
+    assert [line.split()[1] for line in table[2:5]] == ["polysketch-paper", *sorted((rows[0], rows[2]))]
+
+
+def test_the_activations_of_the_thesis_are_rows_of_reversal():
+    six = {"polynomial+degree=8", "squared-polynomial+coefficients=5", "softmax", "linear"}
+    assert six | {"squared-polynomial+coefficients=3+learned=True"} <= set(study_called("reversal").rows)
+    for row in study_called("reversal").rows:
+        study_called("reversal").check_row(row)
+    study_called("reversal").check_row("squared-polynomial+coefficients=(0.5,2,-3,4)")
+
+
 def test_a_run_that_was_stopped_goes_on(folder: Path, monkeypatch, capsys):
     """And its task is that of the first try."""
     from polysketch.studies import task_study
@@ -92,6 +113,8 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["reversal", "--only", "linear+feature"], "expected a row name+option=value, found 'linear+feature'"),
+        (["reversal", "--only", "linear+nope=1"], "--only: attention mechanism 'linear' has no option 'nope'"),
         (["nope"], "expected a study of selective-copying"),
         (["reversal", "--size", "huge"], "--size: expected one of smoke, cpu, paper"),
         (["reversal", "--only", "polysketch"], "--only: expected rows of softmax"),  # it is causal only

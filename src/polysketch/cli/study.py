@@ -34,7 +34,7 @@ class StudyFlags:
     """smoke: seconds. cpu: what two cores do in an evening or a few. gpu: one GPU. paper: the paper's own sizes."""
 
     only: tuple[str, ...] = ()
-    """Rows to make. Default: all."""
+    """Rows to make; where rows are mechanisms, with other options too: polysketch+window=32. Default: all."""
 
     seeds: tuple[int, ...] = (0,)
     """Seeds of weights and data."""
@@ -78,9 +78,11 @@ def run(flags: StudyFlags) -> int:
 
     study = study_called(flags.name)
     settings = _settings(study.sizes, flags)
-    unknown = [row for row in flags.only if row not in study.rows]
-    if unknown:
-        raise ValueError(f"--only: expected rows of {', '.join(study.rows)}, found {unknown[0]!r}")
+    for row in flags.only:
+        try:
+            study.check_row(row)
+        except ValueError as error:
+            raise ValueError(f"--only: {error}") from None
     places = Places.of(flags.name, flags.size, flags.out, flags.results)
     with use_threads(flags.threads):
         rows = flags.only or tuple(study.rows)

@@ -47,6 +47,15 @@ class Study(ABC):
     rows: Sequence[str]
     sizes: Mapping[str, Any]
 
+    def check_row(self, row: str) -> None:
+        """Refuse what is no row.
+
+        Raises:
+            ValueError: the message lists the rows.
+        """
+        if row not in self.rows:
+            raise ValueError(f"expected rows of {', '.join(self.rows)}, found {row!r}")
+
     @abstractmethod
     def depends_on(self, row: str, seed: int, settings: Any) -> dict[str, Any]:
         """All that a record depends on; JSON values."""
@@ -135,8 +144,9 @@ def _made(study: Study, row: str, seed: int, settings: Any, folder: Path) -> dic
 def show(name: str, study: Study, size: str, results: Path) -> str:
     """Write table.md, plots and summary.json of all records in a folder, and return the table with its one line."""
     files = [path for path in sorted(results.glob("*.json")) if path.name != SUMMARY_FILE]
-    order = list(study.rows)
-    records = sorted((kept.read(path) for path in files), key=lambda one: (order.index(one["row"]), one["seed"]))
+    place = {row: number for number, row in enumerate(study.rows)}  # rows that are not among them come last
+    found_rows = sorted((kept.read(path) for path in files), key=lambda one: (one["row"], one["seed"]))
+    records = sorted(found_rows, key=lambda one: place.get(one["row"], len(place)))
     verdict = study.judge(records)
     holds = {True: "holds", False: "does not hold", None: "open"}[verdict.holds]
     line = f"{study.claim} Paper: {study.paper}. Here: {verdict.ours}. {holds.capitalize()}."

@@ -13,6 +13,7 @@ from typing import Any
 from polysketch import attention
 from polysketch.evaluation import measure_answers
 from polysketch.studies.presentation import Line, number, plot_lines
+from polysketch.studies.rows import parsed
 from polysketch.studies.study import Record, Study, Verdict
 from polysketch.tasks import GeneratedTask, Task, is_task, open_task, task_class, write_task
 from polysketch.training import TrainingConfig, load_answering_model, train
@@ -21,6 +22,9 @@ from polysketch.training.run_folder import RunFolder
 
 _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
 """Options that count nearby or sampled tokens: their defaults are as long as the whole row or longer."""
+
+_ROTARY = "rotary"
+"""The option of a row that is the model's: rotary positions in the heads."""
 
 _COLOURS = 10  # of Matplotlib's cycle; lines beyond them are dashed
 
@@ -63,6 +67,7 @@ class TaskStudy(Study):
         behind_softmax: the claim holds where the best row but softmax is no more than this accuracy behind it.
         sizes: by name.
         mechanisms: rows; every mechanism that can by default.
+        besides: rows with options, after the others. A row that is not among these may be made too.
     """
 
     def __init__(
@@ -77,16 +82,24 @@ class TaskStudy(Study):
         judged: str | None = None,
         by_loss: bool = False,
         mechanisms: Sequence[str] | None = None,
+        besides: Sequence[str] = (),
     ) -> None:
         self.name, self.claim, self.paper = name, claim, paper
         self.wanted, self.judged, self.by_loss, self.sizes = wanted, judged, by_loss, sizes
         self.behind_softmax = behind_softmax
-        self.rows = tuple(mechanisms or self._able())
+        self.rows = (*(mechanisms or self._able()), *besides)
 
     def _able(self) -> list[str]:
         both = self.asks in ("each", "class")
         kinds = attention.MECHANISMS.items()
         return [name for name, kind in kinds if (kind.is_bidirectional if both else kind.is_causal)]
+
+    def check_row(self, row: str) -> None:
+        """A mechanism that can, with any of its options, and `rotary`, which is the model's."""
+        name, options = parsed(row)
+        if name not in self._able():
+            raise ValueError(f"expected rows of {', '.join(self.rows)}, found {row!r}")
+        attention.check_options(name, {key: value for key, value in options.items() if key != _ROTARY})
 
     @property
     def asks(self) -> str:
@@ -175,9 +188,16 @@ def at(task: Task, length: int) -> Task:
 
 def _options(row: str, settings: TaskSettings) -> dict[str, Any]:
     """What differs from the mechanism's defaults."""
-    parameters = inspect.signature(attention.mechanism_class(row)).parameters
-    nearby = [name for name in _NEARBY if name in parameters and parameters[name].default is not None]
-    return dict.fromkeys(nearby, settings.nearby) if settings.nearby else {}
+    name, given = parsed(row)
+    given.pop(_ROTARY, None)
+    return {**nearby_options(name, settings.nearby), **given}
+
+
+def nearby_options(mechanism: str, tokens: int) -> dict[str, int]:
+    """So many tokens for chunks, windows and samples that the mechanism has by default; none when it is 0."""
+    parameters = inspect.signature(attention.mechanism_class(mechanism)).parameters
+    counted = [name for name in _NEARBY if name in parameters and parameters[name].default is not None]
+    return dict.fromkeys(counted, tokens) if tokens else {}
 
 
 def _training(row: str, seed: int, settings: TaskSettings, folder: Path) -> TrainingConfig:
@@ -187,8 +207,9 @@ def _training(row: str, seed: int, settings: TaskSettings, folder: Path) -> Trai
         resume=True,
         preset=settings.preset,
         layers=settings.layers,
-        attention=row,
+        attention=parsed(row)[0],
         attention_options=_options(row, settings),
+        rotary=parsed(row)[1].get(_ROTARY),
         steps=settings.steps,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,

@@ -66,6 +66,12 @@ RECALL = TaskStudy(
     sizes={
         "smoke": TaskSettings(task={"length": 32, "pairs": 2, "vocabulary": 16, "minimum_gap": 8}, nearby=4, **_STEPS),
         "cpu": TaskSettings(task={"length": 96, "pairs": 8, "vocabulary": 128, "minimum_gap": 32}, steps=1000),
+        "short": TaskSettings(
+            task={"length": 64, "pairs": 4, "vocabulary": 32, "minimum_gap": 32}, steps=600, evaluations=60
+        ),
+        "eight": TaskSettings(
+            task={"length": 96, "pairs": 8, "vocabulary": 32, "minimum_gap": 32}, steps=600, evaluations=60
+        ),
         "gpu": TaskSettings(task={"length": 512, "pairs": 64}, steps=20_000, batch_size=256),
     },
 )
@@ -89,6 +95,12 @@ REVERSAL = TaskStudy(
     paper="x^8 4e-6, softmax 5e-6, elu 0.09 nats",
     wanted=1e-5,
     by_loss=True,
+    # Its figures: x^2, x^4, x^8; squares of 1 + ... + x^d; learned ones. A learned one is fixed by giving coefficients.
+    besides=(
+        *(f"polynomial+degree={degree}" for degree in (2, 8)),
+        *(f"squared-polynomial+coefficients={degree}" for degree in (1, 2, 4, 5, 6)),
+        *(f"squared-polynomial+coefficients={degree}+learned=True" for degree in (1, 2, 3, 4, 5, 6)),
+    ),
     sizes={
         "smoke": TaskSettings(task={"length": 8}, nearby=0, **_STEPS),
         "cpu": TaskSettings(task={}, layers=1, nearby=0, steps=3000, learning_rate=2e-3, test_rows=1_000),

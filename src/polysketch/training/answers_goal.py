@@ -55,6 +55,7 @@ class AnswersGoal(Goal):
             query_key_norm=config.query_key_norm,
             head_gate=config.head_gate,
             input_positions=config.input_positions,
+            rotary=config.rotary,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _explicit(config: TrainingConfig, saved: Mapping[str, Any], context: int) ->
     given = {"context": context, "pack": saved.get("pack", "auto")}
     if config.attention is None and not config.attention_options and saved.get("attention") is not None:
         given |= {"attention": saved["attention"], "attention_options": saved["attention_options"]}
-    for name in ("projection_convolution", "query_key_norm", "head_gate", "input_positions"):
+    for name in ("projection_convolution", "query_key_norm", "head_gate", "input_positions", "rotary"):
         if getattr(config, name) is None:
             given[name] = saved.get(name)
     return dataclasses.replace(config, **given)

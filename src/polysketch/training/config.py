@@ -78,6 +78,10 @@ class TrainingConfig(RunOptions):
     """Add sinusoidal positions to the embedded tokens. Default: the preset's own, true in the
     papers' models alone. Rotary positions of the heads are not meant."""
 
+    rotary: bool | None = option(None, on_resume=OnResume.REFUSED)
+    """Rotary positions in the heads of every layer. Default: the preset's own, true in most; for layers that
+    --attention puts in their place, true."""
+
     pack: Literal["auto", "documents", "windows"] = option("auto", on_resume=OnResume.REFUSED)
     """What a row of the batch holds. documents: documents side by side, none of which sees another; a longer one than
     the context is cut. windows: a stretch of the text, with what stood before a document in view. auto: documents; with

@@ -171,6 +171,7 @@ def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelCo
     """The preset with the run's mechanism, its options, what stands around it, the number of layers, and more."""
     given = {
         "num_layers": config.layers,
+        "rotary": config.rotary,
         **{name: getattr(config, name) for name in AROUND},
     }
     changes |= {name: value for name, value in given.items() if value is not None}
@@ -190,6 +191,8 @@ def explicit(config: TrainingConfig, saved: Mapping[str, Any]) -> TrainingConfig
     if attention is None:
         attention, options = models.preset_attention(config.preset, options)
     around: dict[str, Any] = {name: _around(name, config, saved) for name in AROUND}
+    # A preset may name the mechanisms that have rotary positions; what was not given stays open.
+    around["rotary"] = saved.get("rotary") if config.rotary is None else config.rotary
     read: dict[str, Any] = {"pack": _packing(config, saved), "validation": _validation(config, saved)}
     return dataclasses.replace(config, attention=attention, attention_options=options, **read, **around)
 
