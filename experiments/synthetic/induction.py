@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experiments.synthetic.task import SyntheticTask
-from polysketch.data.recall import IGNORED_LABEL
+from polysketch.targets import NO_TARGET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class InductionTask(SyntheticTask):
         place = generator.integers(0, places, self.batch_size)
         ids[rows, place] = special
         ids[:, -1] = special
-        labels = np.full_like(ids, IGNORED_LABEL)
+        labels = np.full_like(ids, NO_TARGET)
         labels[:, -1] = ids[rows, place + 1]
         return torch.from_numpy(ids), torch.from_numpy(labels)
 

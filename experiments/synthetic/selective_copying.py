@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments.synthetic.task import SyntheticTask
-from polysketch.data.recall import IGNORED_LABEL
+from polysketch.targets import NO_TARGET
 
 NOISE = 0
 
@@ -51,6 +51,6 @@ class SelectiveCopyingTask(SyntheticTask):
         ids = np.full((self.batch_size, self.length), NOISE, dtype=np.int64)
         np.put_along_axis(ids, np.sort(order[:, : self.content], axis=1), content, axis=1)
         ids[:, -self.content :] = self.vocabulary - 1
-        labels = np.full_like(ids, IGNORED_LABEL)
+        labels = np.full_like(ids, NO_TARGET)
         labels[:, -self.content :] = content
         return torch.from_numpy(ids), torch.from_numpy(labels)

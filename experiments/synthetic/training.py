@@ -10,10 +10,10 @@ from torch import Tensor
 
 from experiments.foundation.variants import Variant
 from experiments.synthetic.task import SyntheticTask
-from polysketch.data.recall import IGNORED_LABEL
 from polysketch.evaluation import recall_accuracy
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
+from polysketch.targets import NO_TARGET
 from polysketch.training.step import build_optimizer
 
 SOLVED = 0.997
@@ -111,7 +111,7 @@ class TaskRun:
 
 def answer_loss(model: TransformerLM, ids: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy (nats) at the labelled positions."""
-    asked = labels != IGNORED_LABEL
+    asked = labels != NO_TARGET
     hidden = model.hidden_states(ids)[asked]
     return model.token_losses(hidden.unsqueeze(0), labels[asked].unsqueeze(0)).mean()
 
@@ -121,7 +121,7 @@ def whole_sequences(model: TransformerLM, batches: Iterable[tuple[Tensor, Tensor
     right: list[bool] = []
     with evaluation_mode(model), torch.inference_mode():
         for ids, labels in batches:
-            asked = labels != IGNORED_LABEL
+            asked = labels != NO_TARGET
             wrong = torch.zeros_like(asked)
             wrong[asked] = model.logits(model.hidden_states(ids)[asked]).argmax(-1) != labels[asked]
             right += (~wrong.any(1)).tolist()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polysketch.data.recall import IGNORED_LABEL, recall_batch
+from polysketch.data.recall import recall_batch
+from polysketch.targets import NO_TARGET
 
 SETTINGS = {"length": 128, "num_pairs": 16, "vocab_size": 512, "seed": 0, "index": 0}
 
@@ -17,7 +18,7 @@ def test_every_query_asks_for_the_value_of_its_key(filler, minimum_gap):
     assert ids.dtype == labels.dtype == torch.int64
     for row, asked in zip(ids.tolist(), labels.tolist(), strict=True):
         pairs = dict(zip(row[0:32:2], row[1:32:2], strict=True))
-        queries = [position for position, label in enumerate(asked) if label != IGNORED_LABEL]
+        queries = [position for position, label in enumerate(asked) if label != NO_TARGET]
         assert len(pairs) == len(queries) == 16
         assert {row[position] for position in queries} == set(pairs)
         for position in queries:
@@ -30,14 +31,14 @@ def test_keys_and_values_come_from_their_halves_and_all_of_them_occur():
     ids, labels = recall_batch(600, **SETTINGS)
     assert set(ids[:, 0:32:2].flatten().tolist()) == set(range(1, 256))
     assert set(ids[:, 1:32:2].flatten().tolist()) == set(range(256, 512))
-    assert set(labels.flatten().tolist()) == {IGNORED_LABEL, *range(256, 512)}
+    assert set(labels.flatten().tolist()) == {NO_TARGET, *range(256, 512)}
 
 
 def test_the_filler_is_zero_or_anything():
     ids, labels = recall_batch(200, **SETTINGS)
-    assert (ids[:, 32:][labels[:, 32:] == IGNORED_LABEL] == 0).all()
+    assert (ids[:, 32:][labels[:, 32:] == NO_TARGET] == 0).all()
     ids, labels = recall_batch(200, **SETTINGS, filler="random")
-    assert set(ids[:, 32:][labels[:, 32:] == IGNORED_LABEL].tolist()) == set(range(512))
+    assert set(ids[:, 32:][labels[:, 32:] == NO_TARGET].tolist()) == set(range(512))
 
 
 def test_a_batch_depends_on_its_arguments_alone():
@@ -54,7 +55,7 @@ def test_a_batch_depends_on_its_arguments_alone():
 def test_slots_are_drawn_by_the_power_law(minimum_gap):
     settings = {"length": 64, "num_pairs": 1, "vocab_size": 64, "seed": 1, "index": 0}
     _, labels = recall_batch(40_000, **settings, minimum_gap=minimum_gap)
-    slots = (labels != IGNORED_LABEL).nonzero()[:, 1].sub(2).div(2, rounding_mode="floor")
+    slots = (labels != NO_TARGET).nonzero()[:, 1].sub(2).div(2, rounding_mode="floor")
     counts = np.bincount(slots.numpy(), minlength=31)
     weights = 0.01 * np.arange(1.0, 32.0) ** (0.01 - 1) * (2 * np.arange(31) + 1 >= minimum_gap)
     assert counts / 40_000 == pytest.approx(weights / weights.sum(), abs=0.012)
@@ -63,7 +64,7 @@ def test_slots_are_drawn_by_the_power_law(minimum_gap):
 @pytest.mark.parametrize("change", [{"num_pairs": 32}, {"length": 64}])
 def test_the_tightest_fit_still_works(change):
     _, labels = recall_batch(3, **SETTINGS | change)
-    assert (labels != IGNORED_LABEL).sum() == 3 * (SETTINGS | change)["num_pairs"]
+    assert (labels != NO_TARGET).sum() == 3 * (SETTINGS | change)["num_pairs"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from polysketch.models import IGNORED_TARGET, output_layer, token_losses
+from polysketch.models import output_layer, token_losses
+from polysketch.targets import NO_TARGET
 
 
 @pytest.fixture
@@ -20,13 +21,13 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, 
         torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((2, 9, 6), (11, 6), (11,))
     )
     targets = torch.randint(0, 11, (2, 9))
-    targets[0, 3] = IGNORED_TARGET
+    targets[0, 3] = NO_TARGET
     return hidden, weight, bias, targets
 
 
 def plain(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     logits = torch.nn.functional.linear(hidden, weight, bias).transpose(1, 2)
-    return torch.nn.functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none", ignore_index=NO_TARGET)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -78,7 +79,7 @@ def rounded_inputs(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Ten
     torch.manual_seed(0)
     hidden, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((4, 250, 64), (300, 64), (300,)))
     targets = torch.randint(0, 300, (4, 250))
-    targets[0, 3] = IGNORED_TARGET
+    targets[0, 3] = NO_TARGET
     tensors = (each.to(device, dtype).requires_grad_() for each in (hidden, weight, bias))
     return *tensors, targets.to(device)
 

@@ -119,3 +119,17 @@ def test_mechanisms_that_cannot_cross_are_refused_by_name(cross: str):
 def test_another_number_of_rows_than_the_source_has_is_refused():
     with pytest.raises(ValueError, match="the source has 2 rows, got 3"):
         model_of().given(tokens(SOURCE, 0)).init_state(3)
+
+
+def test_activation_checkpointing_computes_the_decoder_again_and_changes_no_gradient():
+    model, source, ids = model_of(), tokens(SOURCE, 0), tokens(LENGTH, 1)
+    calls, gradients = [], []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    for model.activation_checkpointing in (False, True):
+        model.zero_grad()
+        model.loss(source, ids[:, :-1], ids[:, 1:]).backward()
+        gradients.append([each.grad.clone() for each in model.parameters()])
+    assert len(calls) == (1 + 2) * len(model.blocks)
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)

@@ -10,9 +10,9 @@ import torch
 
 from polysketch.data.documents import WholeDocuments
 from polysketch.data.lane_batch import LaneBatch
-from polysketch.data.packed_batch import NO_TARGET
 from polysketch.data.permutation import KeyedPermutation
 from polysketch.data.tokens import Tokens
+from polysketch.targets import NO_TARGET
 
 
 class DocumentLanes:

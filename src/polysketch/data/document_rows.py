@@ -9,9 +9,10 @@ import torch
 
 from polysketch.data.best_fit import RowKind, best_fit_decreasing
 from polysketch.data.documents import DocumentPieces
-from polysketch.data.packed_batch import NO_TARGET, PackedBatch
+from polysketch.data.packed_batch import PackedBatch
 from polysketch.data.permutation import KeyedPermutation, KeyedPermutations
 from polysketch.data.tokens import Tokens
+from polysketch.targets import NO_TARGET
 
 
 class DocumentRows:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.data.packed_batch import NO_TARGET
+from polysketch.targets import NO_TARGET
 
 _REPLACED, _RANDOM = 0.8, 0.9  # shares that become the mask, and up to which a token becomes another one
 

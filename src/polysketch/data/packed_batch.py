@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NO_TARGET = -100
+from polysketch.targets import NO_TARGET
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-IGNORED_LABEL = -100
+from polysketch.targets import NO_TARGET
+
 # The power law of the distances between queries: slot i has weight a i^(a-1).
 POWER = 0.01
 
@@ -64,7 +65,7 @@ def recall_batch(
     slots = first_slot + _draw(generator, batch_size, log_weights, num_pairs)
 
     ids = FILLERS[filler](generator, (batch_size, length), vocab_size)
-    labels = np.full((batch_size, length), IGNORED_LABEL, dtype=np.int64)
+    labels = np.full((batch_size, length), NO_TARGET, dtype=np.int64)
     ids[:, 0 : 2 * num_pairs : 2] = keys
     ids[:, 1 : 2 * num_pairs : 2] = values
     queries = 2 * num_pairs + 2 * slots

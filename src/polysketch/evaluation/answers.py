@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from polysketch.models.modes import evaluation_mode
-from polysketch.tasks import NO_ANSWER, TaskBatch
+from polysketch.targets import NO_TARGET
+from polysketch.tasks import TaskBatch
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def measure_answers(model: Any, batches: Iterable[TaskBatch]) -> AnswersResult:
     loss, right, answers, whole, rows = 0.0, 0, 0, 0, 0
     with evaluation_mode(model):
         for batch in (batch.to(device) for batch in batches):
-            asked = batch.answers != NO_ANSWER
+            asked = batch.answers != NO_TARGET
             logits, expected = model.logits_at(asked, **batch.inputs).float(), batch.answers[asked]
             loss += float(F.cross_entropy(logits, expected, reduction="sum"))
             found = logits.argmax(-1) == expected

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polysketch.attention import PackedDocuments
 from polysketch.data import DocumentLanes, DocumentRows, PackedBatch
-from polysketch.data.packed_batch import NO_TARGET
 from polysketch.data.tokens import Tokens
 from polysketch.evaluation.losses import PositionLosses, Sharing, added_up
 from polysketch.models import TransformerLM
 from polysketch.models.carried import CarriedRows, LayerStates
 from polysketch.models.modes import evaluation_mode
+from polysketch.targets import NO_TARGET
 
 __all__ = ["sum_document_losses"]
 
@@ -71,8 +72,9 @@ def _apart(
         if sharing is not None and index % sharing.count != sharing.rank:
             continue
         batch = rows.batch(index, batch_size).split(min(batch_size, rows.num_rows - first))[0]
-        hidden = model.hidden_states(batch.ids.to(device), cu_seqlens=batch.cu_seqlens)
-        yield _found(model, hidden, batch, _positions(batch.cu_seqlens))
+        documents = PackedDocuments(batch.cu_seqlens)
+        hidden = model.hidden_states(batch.ids.to(device), cu_seqlens=documents)
+        yield _found(model, hidden, batch, documents.positions())
 
 
 def _carried(model: TransformerLM, lanes: DocumentLanes, device: torch.device) -> Found:
@@ -89,12 +91,6 @@ def _found(model: TransformerLM, hidden: Tensor, batch: PackedBatch, positions: 
     losses = model.token_losses(hidden, batch.targets.to(hidden.device)).cpu().double()
     real = batch.targets[0] != NO_TARGET
     return positions[real].numpy(), losses[0, real].numpy(), batch.targets[0, real].numpy()
-
-
-def _positions(cu_seqlens: Tensor) -> Tensor:
-    """(tokens,) int64: the place of each token in its document."""
-    starts = cu_seqlens[:-1].long().repeat_interleave(cu_seqlens.diff().long())
-    return torch.arange(len(starts)) - starts
 
 
 def _longer(x: np.ndarray, size: int) -> np.ndarray:

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polysketch.data.recall import IGNORED_LABEL, recall_batch
+from polysketch.data.recall import recall_batch
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
+from polysketch.targets import NO_TARGET
 
 __all__ = ["RecallResult", "recall_accuracy", "recall_grid"]
 
@@ -34,7 +35,7 @@ def recall_accuracy(model: TransformerLM, batches: Iterable[tuple[Tensor, Tensor
             right, asked = _count_right(model, ids.to(device), labels.to(device))
             num_right, num_asked = num_right + right, num_asked + asked
     if num_asked == 0:
-        raise ValueError(f"expected at least one labelled position, found none: all labels are {IGNORED_LABEL}")
+        raise ValueError(f"expected at least one labelled position, found none: all labels are {NO_TARGET}")
     return num_right / num_asked
 
 
@@ -116,7 +117,7 @@ def _count_right(model: TransformerLM, ids: Tensor, labels: Tensor) -> tuple[int
     """Return (queries answered correctly, queries) of one batch."""
     if ids.shape != labels.shape:
         raise ValueError(f"expected labels of shape {tuple(ids.shape)} like the ids, found {tuple(labels.shape)}")
-    asked = labels != IGNORED_LABEL
+    asked = labels != NO_TARGET
     hidden = model.hidden_states(ids)[asked]
     answers = torch.argmax(model.logits(hidden.unsqueeze(0)).squeeze(0), dim=-1)
     return int((answers == labels[asked]).sum()), int(asked.sum())

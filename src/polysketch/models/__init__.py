@@ -7,7 +7,7 @@ from polysketch.models.presets import PRESETS, preset, preset_attention, preset_
 
 if TYPE_CHECKING:
     from polysketch.models.config import ModelConfig
-    from polysketch.models.cross_entropy import IGNORED_TARGET, token_losses
+    from polysketch.models.cross_entropy import token_losses
     from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TransformerEncoder
     from polysketch.models.encoder_config import EncoderConfig
     from polysketch.models.encoder_decoder import EncoderDecoderConfig, GivenSource, TransformerEncoderDecoder
@@ -18,7 +18,7 @@ else:
         __name__,
         {
             "config": ["ModelConfig"],
-            "cross_entropy": ["IGNORED_TARGET", "token_losses"],
+            "cross_entropy": ["token_losses"],
             "encoder": ["MaskedLanguageModel", "SequenceClassifier", "TransformerEncoder"],
             "encoder_config": ["EncoderConfig"],
             "encoder_decoder": ["EncoderDecoderConfig", "GivenSource", "TransformerEncoderDecoder"],
@@ -28,7 +28,6 @@ else:
     )
 
 __all__ = [
-    "IGNORED_TARGET",
     "PRESETS",
     "EncoderConfig",
     "EncoderDecoderConfig",

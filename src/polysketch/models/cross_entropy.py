@@ -8,8 +8,7 @@ from torch import Tensor
 from polysketch.models import output_layer
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.operation_counts import counts_operations_of
-
-IGNORED_TARGET = -100
+from polysketch.targets import NO_TARGET
 
 
 def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -22,7 +21,7 @@ def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
         hidden: (batch, length, hidden_size), floating.
         weight: (vocab_size, hidden_size), floating.
         bias: (vocab_size,), floating.
-        targets: (batch, length) int64; where it is `IGNORED_TARGET` (-100) the loss is 0.
+        targets: (batch, length) int64; where it is `NO_TARGET` (-100) the loss is 0.
 
     Returns:
         (batch, length) float32 (float64 for float64 inputs), nats.
@@ -94,14 +93,14 @@ def _backward_flops(_grad: tuple, hidden: tuple, weight: tuple, *_: Any, **__: A
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    ignored = targets == IGNORED_TARGET
+    ignored = targets == NO_TARGET
     target_logits = logits.gather(1, targets.masked_fill(ignored, 0)[:, None])[:, 0]
     return (logits.logsumexp(1) - target_logits).masked_fill(ignored, 0.0)
 
 
 def _grad_logits(logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
     """(softmax - one-hot) * grad, built in place of the softmax."""
-    ignored = targets == IGNORED_TARGET
+    ignored = targets == NO_TARGET
     grad = grad.masked_fill(ignored, 0.0)[:, None]
     probabilities = logits.softmax(1).mul_(grad)
     return probabilities.scatter_add_(1, targets.masked_fill(ignored, 0)[:, None], -grad)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polysketch import attention
 from polysketch.models.base import TokenModel
@@ -129,12 +130,15 @@ class TransformerEncoderDecoder(TokenModel):
 
     Attributes:
         config: as given.
+        activation_checkpointing: recompute each block of the decoder in backward instead of keeping what is inside it;
+            False at first. The encoder has its own.
         encoder: the `TransformerEncoder`.
     """
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config, decoder = config, config.decoder
+        self.activation_checkpointing = False
         self.encoder = TransformerEncoder(config.encoder)
         self.embedding = nn.Embedding(decoder.vocab_size, decoder.hidden_size)
         self.blocks = nn.ModuleList(DecoderBlock(config, name, options) for name, options in decoder.layers())
@@ -207,8 +211,15 @@ class TransformerEncoderDecoder(TokenModel):
         encoded = self.encoder(source, key_mask=source_mask)
         hidden, rotation = self.embed(ids, positions_of(ids, None))
         for block in self.blocks:
-            hidden = block(hidden, encoded, rotation, source_mask=source_mask)
+            hidden = self._run(block, hidden, encoded, rotation, source_mask)
         return self.final_norm(hidden)
+
+    def _run(
+        self, block: nn.Module, hidden: Tensor, encoded: Tensor, rotation: Rotation, source_mask: Tensor | None
+    ) -> Tensor:
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, hidden, encoded, rotation, source_mask=source_mask, use_reentrant=False)
+        return block(hidden, encoded, rotation, source_mask=source_mask)
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         """Embedded target tokens at these positions, and their rotation."""

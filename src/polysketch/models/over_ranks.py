@@ -8,11 +8,11 @@ from torch import Tensor
 
 from polysketch.attention import SpanState, add_spans
 from polysketch.distributed import ContextGroup
-from polysketch.models.cross_entropy import IGNORED_TARGET
 from polysketch.models.documents_over_ranks import SharedDocuments
 from polysketch.models.tiles import Tile
 from polysketch.nn import TokenMixer
 from polysketch.ops import PackedDocuments
+from polysketch.targets import NO_TARGET
 
 if TYPE_CHECKING:
     from polysketch.models.transformer_lm import TransformerLM
@@ -47,7 +47,7 @@ def loss_over_ranks(
     rows = _Rows(model, ids, context) if documents is None else SharedDocuments(model, ids, documents, context)
     for layer, before in enumerate(model.init_spans(ids.shape[0])):
         rows.run(layer, before)
-    count = (targets != IGNORED_TARGET).sum()
+    count = (targets != NO_TARGET).sum()
     return context.total([each / count for each in rows.losses(targets)])
 
 

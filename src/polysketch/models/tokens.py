@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.attention import advance_positions
-from polysketch.models.cross_entropy import IGNORED_TARGET
+from polysketch.targets import NO_TARGET
 
 
 def check_ids(ids: Tensor, vocab_size: int, device: torch.device) -> None:
@@ -38,12 +38,12 @@ def check_targets(ids: Tensor, targets: Tensor, vocab_size: int) -> None:
             f"{tuple(targets.shape)}"
         )
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
-        predicted = targets[targets != IGNORED_TARGET]
+        predicted = targets[targets != NO_TARGET]
         if predicted.numel() == 0:
-            raise ValueError(f"nothing is to be predicted: all targets are {IGNORED_TARGET}")
+            raise ValueError(f"nothing is to be predicted: all targets are {NO_TARGET}")
         if predicted.min() < 0 or predicted.max() >= vocab_size:
             raise ValueError(
-                f"targets must be {IGNORED_TARGET} or lie in [0, {vocab_size}), got {int(predicted.min())} to "
+                f"targets must be {NO_TARGET} or lie in [0, {vocab_size}), got {int(predicted.min())} to "
                 f"{int(predicted.max())}"
             )
 
@@ -59,4 +59,4 @@ def positions_of(ids: Tensor, key_mask: Tensor | None) -> Tensor:
 
 def mean_loss(losses: Tensor, targets: Tensor) -> Tensor:
     """The mean over the tokens that have something to predict; a scalar."""
-    return losses.sum() / (targets != IGNORED_TARGET).sum()
+    return losses.sum() / (targets != NO_TARGET).sum()

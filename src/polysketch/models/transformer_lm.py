@@ -12,12 +12,13 @@ from polysketch.models.base import TokenModel
 from polysketch.models.blocks import build_block
 from polysketch.models.carried import CarriedRows, hidden_states_of
 from polysketch.models.config import ModelConfig
-from polysketch.models.cross_entropy import IGNORED_TARGET, token_losses
+from polysketch.models.cross_entropy import token_losses
 from polysketch.models.over_ranks import loss_over_ranks
 from polysketch.models.state import ModelState
 from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
 from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
 from polysketch.ops import PackedDocuments
+from polysketch.targets import NO_TARGET
 
 
 class TransformerLM(TokenModel):
@@ -400,7 +401,7 @@ class TransformerLM(TokenModel):
 def _next_tokens(ids: Tensor, documents: PackedDocuments) -> Tensor:
     """What each token is to predict; nothing where a document ends."""
     targets = ids.roll(-1, 1)
-    targets[:, documents.last_tokens(ids.device)] = IGNORED_TARGET
+    targets[:, documents.last_tokens(ids.device)] = NO_TARGET
     return targets
 
 

@@ -15,7 +15,7 @@ from polysketch.tasks.registry import TASKS, task_class
 
 if TYPE_CHECKING:
     from polysketch.tasks.base import SPLITS, GeneratedTask, Task
-    from polysketch.tasks.batch import NO_ANSWER, Row, TaskBatch
+    from polysketch.tasks.batch import Row, TaskBatch
     from polysketch.tasks.folder import open_task, verify_task, write_task
     from polysketch.tasks.rows import TaskRows
     from polysketch.tasks.stored import Classification, ClassifiedRows
@@ -24,7 +24,7 @@ else:
         __name__,
         {
             "base": ["SPLITS", "GeneratedTask", "Task"],
-            "batch": ["NO_ANSWER", "Row", "TaskBatch"],
+            "batch": ["Row", "TaskBatch"],
             "folder": ["open_task", "verify_task", "write_task"],
             "rows": ["TaskRows"],
             "stored": ["Classification", "ClassifiedRows"],
@@ -32,7 +32,6 @@ else:
     )
 
 __all__ = [
-    "NO_ANSWER",
     "SPLITS",
     "TASKS",
     "Classification",

@@ -32,11 +32,6 @@ class AssociativeRecall(GeneratedTask):
     minimum_gap: int = 0
     filler: Literal["zero", "random"] = "zero"
 
-    @property
-    def vocab_size(self) -> int:
-        """As given."""
-        return self.vocabulary
-
     def make(self, generator: np.random.Generator) -> Row:
         """As the base class has it."""
         ids, labels = recall_batch(

@@ -95,6 +95,11 @@ class GeneratedTask(Task):
         self.row("train", 0)
 
     @property
+    def vocab_size(self) -> int:
+        """The size called `vocabulary`; a task without it says otherwise."""
+        return int(self.options()["vocabulary"])
+
+    @property
     def longest(self) -> int:
         """The size called `length`, which every such task has."""
         return int(self.options()["length"])

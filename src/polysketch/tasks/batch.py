@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NO_ANSWER = -100
-"""Where nothing is asked."""
+from polysketch.targets import NO_TARGET
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class TaskBatch:
     @cached_property
     def num_tokens(self) -> int:
         """Answers: as many as the mean loss is over."""
-        return int((self.answers != NO_ANSWER).sum())
+        return int((self.answers != NO_TARGET).sum())
 
     def split(self, rows: int) -> list[TaskBatch]:
         """Parts of so many rows each; the last may have fewer."""
@@ -72,7 +71,7 @@ def collated(rows: Sequence[Row], asks: str) -> TaskBatch:
     ids, real = _padded([row.ids for row in rows], 0)
     if asks == "class":
         return TaskBatch({"ids": ids, "key_mask": real}, torch.tensor([int(row.answer) for row in rows]))
-    answers, _ = _padded([np.asarray(row.answer) for row in rows], NO_ANSWER)
+    answers, _ = _padded([np.asarray(row.answer) for row in rows], NO_TARGET)
     if asks == "next":
         return TaskBatch({"ids": ids}, answers)
     if asks == "each":

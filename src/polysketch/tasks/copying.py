@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polysketch.targets import NO_TARGET
 from polysketch.tasks.base import GeneratedTask
-from polysketch.tasks.batch import NO_ANSWER, Row
+from polysketch.tasks.batch import Row
 
 NOISE = 0
 
@@ -34,11 +35,6 @@ class SelectiveCopying(GeneratedTask):
     content: int = 16
     minimum_gap: int = 0
 
-    @property
-    def vocab_size(self) -> int:
-        """As given."""
-        return self.vocabulary
-
     def make(self, generator: np.random.Generator) -> Row:
         """As the base class has it."""
         places = self.length - self.minimum_gap - self.content
@@ -52,6 +48,6 @@ class SelectiveCopying(GeneratedTask):
         ids = np.full(self.length, NOISE)
         ids[np.sort(generator.choice(places, self.content, replace=False))] = content
         ids[-self.content :] = self.vocabulary - 1
-        answer = np.full(self.length, NO_ANSWER)
+        answer = np.full(self.length, NO_TARGET)
         answer[-self.content :] = content
         return Row(ids, answer)

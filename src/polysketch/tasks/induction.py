@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polysketch.targets import NO_TARGET
 from polysketch.tasks.base import GeneratedTask
-from polysketch.tasks.batch import NO_ANSWER, Row
+from polysketch.tasks.batch import Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,6 @@ class Induction(GeneratedTask):
     vocabulary: int = 17
     minimum_gap: int = 0
 
-    @property
-    def vocab_size(self) -> int:
-        """As given."""
-        return self.vocabulary
-
     def make(self, generator: np.random.Generator) -> Row:
         """As the base class has it."""
         places = self.length - self.minimum_gap - 2
@@ -45,6 +41,6 @@ class Induction(GeneratedTask):
         special, place = self.vocabulary - 1, int(generator.integers(places))
         ids = generator.integers(0, special, self.length)
         ids[[place, -1]] = special
-        answer = np.full(self.length, NO_ANSWER)
+        answer = np.full(self.length, NO_TARGET)
         answer[-1] = ids[place + 1]
         return Row(ids, answer)

@@ -96,25 +96,3 @@ def encoded(symbols: list[str]) -> np.ndarray:
     if unknown:
         raise ValueError(f"expected symbols {' '.join(SYMBOLS[1:])}, found {unknown[0]!r}")
     return np.array([SYMBOLS.index(symbol) for symbol in symbols])
-
-
-def value_of(symbols: list[str]) -> int:
-    """The value of a list, computed from its symbols.
-
-    Raises:
-        ValueError: not one whole list.
-    """
-    open_lists: list[tuple[str, list[int]]] = [("", [])]
-    for symbol in symbols:
-        if symbol in _OPERATORS:
-            open_lists.append((symbol, []))
-        elif symbol != "]":
-            open_lists[-1][1].append(int(symbol))
-        elif len(open_lists) > 1 and open_lists[-1][1]:
-            operator, values = open_lists.pop()
-            open_lists[-1][1].append(_OPERATORS[operator](values))
-        else:
-            raise ValueError("expected one whole list, found a bracket that closes none")
-    if len(open_lists) != 1 or len(open_lists[0][1]) != 1:
-        raise ValueError("expected one whole list, found another number of them, or one that is not closed")
-    return open_lists[0][1][0]

@@ -5,8 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
+from polysketch.targets import NO_TARGET
 from polysketch.tasks.base import GeneratedTask
-from polysketch.tasks.batch import NO_ANSWER, Row
+from polysketch.tasks.batch import Row
 
 _TRIES = 100
 
@@ -49,12 +50,12 @@ class InContextRecall(GeneratedTask):
         self._check()
         for _ in range(_TRIES):
             row = self._filled(generator)
-            if np.any(row.answer != NO_ANSWER):
+            if np.any(row.answer != NO_TARGET):
                 return row
         raise ValueError(f"no key comes twice in a length of {self.length}: give it a smaller vocabulary or more room")
 
     def _filled(self, generator: np.random.Generator) -> Row:
-        ids, answer = np.full(self.length, self.vocab_size - 1), np.full(self.length, NO_ANSWER)
+        ids, answer = np.full(self.length, self.vocab_size - 1), np.full(self.length, NO_TARGET)
         values: dict[tuple[int, ...], np.ndarray] = {}
         end = 0
         while end + self.key_motif + self.value_motif <= self.length:
@@ -113,11 +114,6 @@ class Memorization(GeneratedTask):
     length: int = 32
     vocabulary: int = 256
 
-    @property
-    def vocab_size(self) -> int:
-        """As given."""
-        return self.vocabulary
-
     def make(self, generator: np.random.Generator) -> Row:
         """As the base class has it."""
         if self.length < 2 or self.length % 2 or self.vocabulary < 5:
@@ -126,7 +122,7 @@ class Memorization(GeneratedTask):
                 f"{self.vocabulary}"
             )
         keys = generator.integers(0, len(self._values), self.length // 2)
-        ids, answer = np.full(self.length, self.vocabulary - 1), np.full(self.length, NO_ANSWER)
+        ids, answer = np.full(self.length, self.vocabulary - 1), np.full(self.length, NO_TARGET)
         ids[::2], answer[1::2] = keys, self._values[keys]
         return Row(ids, answer)
 

@@ -11,8 +11,8 @@ import numpy as np
 from polysketch.data.compressed import plain_name, read_bytes
 from polysketch.tasks.stored import Classification, ClassifiedRows
 
-Labelled = tuple[str, str]
-"""A text and the name of its class."""
+Labelled = tuple[str, str, str]
+"""A text, the name of its class, and where both stand."""
 
 _IDX_BYTES = 0x08  # the type of an IDX file's numbers
 _CIFAR_SHAPE = (32, 32, 3)
@@ -47,25 +47,28 @@ def classified_texts(
         ValueError: another layout, an unknown class or symbol in another split, an empty text; the message says where.
     """
     found = {
-        split: [pair for path in paths for pair in _labelled(Path(path), text_field, class_field)]
+        split: [row for path in paths for row in _labelled(Path(path), text_field, class_field)]
         for split, paths in sources.items()
     }
-    names = sorted({name for _, name in found["train"]})
+    names = sorted({name for _, name, _ in found["train"]})
     if encode is None:
-        symbols = sorted({symbol for text, _ in found["train"] for symbol in _symbols(text)})
+        symbols = sorted({symbol for text, _, _ in found["train"] for symbol in _symbols(text)})
         encode, vocab_size = _encoder(symbols), len(symbols) + 1
-    splits = {split: _rows(split, pairs, names, encode, max_tokens) for split, pairs in found.items()}
+    splits = {split: _rows(rows, names, encode, max_tokens) for split, rows in found.items()}
     return Classification(splits, vocab_size, names)
 
 
 def _rows(
-    split: str, pairs: list[Labelled], names: list[str], encode: Callable[[str], Sequence[int]], most: int | None
+    rows: list[Labelled], names: list[str], encode: Callable[[str], Sequence[int]], most: int | None
 ) -> ClassifiedRows:
-    unknown = sorted({name for _, name in pairs} - set(names))
-    if unknown:
-        raise ValueError(f"{split}: expected the classes of training, {', '.join(names)}, found {unknown[0]!r}")
-    ids = [np.asarray(encode(text)[:most], dtype=np.int64) for text, _ in pairs]
-    return ClassifiedRows.of(ids, [names.index(name) for _, name in pairs])
+    ids = []
+    for text, name, place in rows:
+        if name not in names:
+            raise ValueError(f"{place}: expected a class of training, {', '.join(names)}, found {name!r}")
+        ids.append(np.asarray(encode(text)[:most], dtype=np.int64))
+        if not len(ids[-1]):
+            raise ValueError(f"{place}: expected a text of at least one token, found {text!r}")
+    return ClassifiedRows.of(ids, [names.index(name) for _, name, _ in rows])
 
 
 def _symbols(text: str) -> list[str]:
@@ -116,7 +119,7 @@ def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[La
             raise ValueError(f"{place}: expected an object with {text_field!r} and {class_field!r}") from error
         if not isinstance(text, str) or not isinstance(name, str | int):
             raise ValueError(f"{place}: expected a text and a class, found {type(text).__name__} and {name!r}")
-        yield text, str(name)
+        yield text, str(name), place
 
 
 def _of_table(path: Path) -> Iterator[Labelled]:
@@ -129,7 +132,7 @@ def _of_table(path: Path) -> Iterator[Labelled]:
             text_first = cells[0] == "Source"
             continue
         text, name = cells if text_first else reversed(cells)
-        yield text, name.strip()
+        yield text, name.strip(), place
 
 
 def _of_folder(path: Path) -> Iterator[Labelled]:
@@ -138,7 +141,7 @@ def _of_folder(path: Path) -> Iterator[Labelled]:
         raise ValueError(f"{path}: expected a folder for each of at least two classes, found {len(classes)}")
     for folder in classes:
         for file in sorted(folder.glob("*.txt*")):
-            yield read_bytes(file).decode(errors="replace"), folder.name
+            yield read_bytes(file).decode(errors="replace"), folder.name, str(file)
 
 
 def classified_images(sources: dict[str, Sequence[Path]], class_names: Sequence[str] | None = None) -> Classification:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polysketch.data import DocumentLanes, DocumentRows, TrainingWindows
 from polysketch.distributed.processes import Processes
+from polysketch.tasks import TaskRows
 from polysketch.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -100,7 +101,7 @@ class Loop:
         folder: LoopFolder,
         options: RunOptions,
         task: Task,
-        rows: TrainingWindows | DocumentRows | DocumentLanes,
+        rows: TrainingWindows | DocumentRows | DocumentLanes | TaskRows,
         reporter: Reporter,
         processes: Processes | None = None,
     ) -> None:

@@ -188,5 +188,5 @@ def _share_out(model: Any, processes: Processes) -> None:
 
     processes.take_first(model.state_dict())
     blocks = () if processes.context else model.all_blocks
-    methods = [name for name in ("forward_continued",) if all(hasattr(block, name) for block in blocks)]
-    shard(model, mesh, blocks=blocks, method="loss", block_methods=methods)
+    continued = ["forward_continued"] if all(hasattr(block, "forward_continued") for block in blocks) else []
+    shard(model, mesh, blocks=blocks, method="loss", block_methods=continued)

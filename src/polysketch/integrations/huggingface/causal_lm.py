@@ -14,7 +14,8 @@ from polysketch.integrations.huggingface.model import PolysketchModel
 from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.padding import refuse_right_padding
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
-from polysketch.models import IGNORED_TARGET, TransformerLM
+from polysketch.models import TransformerLM
+from polysketch.targets import NO_TARGET
 
 
 class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
@@ -117,10 +118,10 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
             raise ValueError(f"expected labels of shape {tuple(hidden.shape[:2])}, got {tuple(labels.shape)}")
         targets = labels[:, 1:]
         if documents is not None:
-            targets = targets.index_fill(1, documents.last_tokens(targets.device)[:-1], IGNORED_TARGET)
+            targets = targets.index_fill(1, documents.last_tokens(targets.device)[:-1], NO_TARGET)
         total = self.inner.token_losses(hidden[:, :-1], targets).sum()
         if num_items is None:
-            return total / (targets != IGNORED_TARGET).sum().clamp(min=1)
+            return total / (targets != NO_TARGET).sum().clamp(min=1)
         return total / (num_items.to(total.device) if isinstance(num_items, Tensor) else num_items)
 
     def _prepare_cache_for_generation(
