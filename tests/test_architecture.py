@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "distributed": {"ops", "storage"},
     "models": {"nn", "attention", "feature_maps", "distributed", "ops"},
     "evaluation": {"models", "tasks", "data", "attention", "feature_maps"},
-    "generation": {"models", "attention", "data"},
+    "generation": {"models", "attention", "data", "storage"},
     "training": {"evaluation", "models", "nn", "tasks", "data", "distributed", "storage"},
     "integrations": {"training", "evaluation", "generation", "models", "attention", "data", "storage"},
     "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
@@ -64,7 +64,7 @@ OWNERS = {
     "transformers": {"integrations"},
     "tyro": {"cli"},
     "tensorboard": {"training"},
-    "safetensors": {"ops", "models", "distributed", "training", "integrations", "conversion"},
+    "safetensors": {"ops", "models", "distributed", "generation", "training", "integrations", "conversion"},
     "matplotlib": {""},  # polysketch/plotting.py
     "tqdm": {"data", "training", "integrations", "conversion", "cli"},
 }

@@ -208,7 +208,22 @@ PUBLIC_NAMES = {
         "time_decoding",
         "time_training",
     ],
-    "generation": ["GenerationResult", "Sampler", "draw", "generate", "keep_top_k", "keep_top_p"],
+    "generation": [
+        "Engine",
+        "Event",
+        "GenerationResult",
+        "Request",
+        "Sampler",
+        "Snapshots",
+        "TextStream",
+        "bytes_of_request",
+        "draw",
+        "generate",
+        "keep_top_k",
+        "keep_top_p",
+        "load_conversation",
+        "save_conversation",
+    ],
 }
 
 

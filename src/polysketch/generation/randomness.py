@@ -7,27 +7,43 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["RowUniforms"]
+__all__ = ["PromptUniforms", "RowUniforms"]
+
+
+class PromptUniforms:
+    """The stream of uniform numbers of one sample of a prompt. Drawn on the CPU, the same for every device.
+
+    Args:
+        prompt: token ids.
+        seed: of the draws.
+        sample: which of several samples of this prompt, from 0.
+    """
+
+    def __init__(self, prompt: Sequence[int], seed: int, sample: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(_mix(seed, sample, tuple(prompt)))
+
+    def next(self) -> Tensor:
+        """Return the next number: float64 (1,) in [0, 1)."""
+        return torch.rand(1, dtype=torch.float64, generator=self._generator)
 
 
 class RowUniforms:
-    """One stream of uniform numbers for every row, from a generator of its own.
+    """One stream of uniform numbers for every row.
 
     A row's stream depends on the seed, its prompt, and how many equal prompts stand before it: so a prompt draws the
     same numbers whatever else is in the batch, and asking for the same prompt several times gives several samples.
-    Numbers are drawn on the CPU, the same for every device.
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], seed: int) -> None:
-        self._generators = []
+        self._rows = []
         earlier: Counter[tuple[int, ...]] = Counter()
         for prompt in map(tuple, prompts):
-            self._generators.append(torch.Generator().manual_seed(_mix(seed, earlier[prompt], prompt)))
+            self._rows.append(PromptUniforms(prompt, seed, earlier[prompt]))
             earlier[prompt] += 1
 
     def next(self) -> Tensor:
         """Return the next number of every row: float64 (batch,) in [0, 1)."""
-        return torch.cat([torch.rand(1, dtype=torch.float64, generator=each) for each in self._generators])
+        return torch.cat([row.next() for row in self._rows])
 
 
 def _mix(seed: int, occurrence: int, prompt: tuple[int, ...]) -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polysketch.data import DataDescription
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.models import TransformerLM
+from polysketch.models.fingerprint import weights_sha256
 from polysketch.training.loading import RunDescription
 from polysketch.training.reporting import MetricsFile
 from polysketch.training.run_folder import RunFolder
@@ -55,15 +54,6 @@ def run_facts(model: TransformerLM, description: RunDescription) -> dict[str, An
     }
 
 
-def weights_sha256(model: TransformerLM) -> str:
-    """Fingerprint of all weights, by name: whether a model was trained on since."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + str(tensor.dtype).encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
 def state_bytes(model: TransformerLM) -> int | None:
     """Bytes of the state of one sequence; None where it grows with the sequence."""
     found = set()
@@ -72,10 +62,6 @@ def state_bytes(model: TransformerLM) -> int | None:
         model.extend_hidden(torch.zeros(1, length, dtype=torch.int64, device=model.output_bias.device), state)
         found.add(state.nbytes)
     return found.pop() if len(found) == 1 else None
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _without_folders(training: Mapping[str, Any]) -> dict[str, Any]:

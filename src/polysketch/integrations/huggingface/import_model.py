@@ -16,9 +16,9 @@ from polysketch.data.tokenization.bpe import BpeTokenizer
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.export import original_tokenizer
-from polysketch.integrations.huggingface.facts import weights_sha256
 from polysketch.integrations.huggingface.tokenizer import NOT_OF_TRAINING
 from polysketch.integrations.transformers_folder import check_import
+from polysketch.models.fingerprint import weights_sha256
 from polysketch.models.former import FORMAT
 from polysketch.storage import whole_folder
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint

@@ -1,0 +1,30 @@
+"""Whether two models are the same: hashes of weights and configuration."""
+
+import hashlib
+import json
+
+import torch
+from torch import Tensor, nn
+
+from polysketch.models.transformer_lm import TransformerLM
+
+__all__ = ["model_sha256", "weights_sha256"]
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Hash of all weights, by name: whether a model was trained on since."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + str(tensor.dtype).encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def model_sha256(model: TransformerLM) -> str:
+    """Hash of configuration and weights: two models of one hash understand each other's states."""
+    config = json.dumps(model.config.to_dict(), sort_keys=True)
+    return hashlib.sha256(f"{config}\n{weights_sha256(model)}".encode()).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

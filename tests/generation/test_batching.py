@@ -1,0 +1,364 @@
+"""Continuous batching: a request's tokens are those of its prompt alone, whatever comes and goes beside it."""
+
+import functools
+
+import pytest
+import torch
+
+from polysketch.attention import MECHANISMS
+from polysketch.generation import Engine, Request, Sampler, Snapshots, bytes_of_request, generate
+from polysketch.generation import snapshots as snapshots_file
+from polysketch.generation.slots import Slots
+from polysketch.models import ModelConfig, TransformerLM
+
+VOCAB = 40
+GREEDY = Sampler(temperature=0)
+GROWING = ("softmax", "polynomial", "hyper", "squared-polynomial")
+
+
+def model_of(*attention: str, options: tuple[dict, ...], heads: int = 2) -> TransformerLM:
+    """A sharp distribution that depends on the whole prompt, so that a wrong state shows in the tokens."""
+    torch.manual_seed(1)
+    around = {"attention": attention, "attention_options": options, "projection_convolution": 2}
+    model = TransformerLM(ModelConfig(VOCAB, len(attention), 64, heads, **around))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5).add_(0.05 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> TransformerLM:
+    """States of three kinds: sums with an open chunk, a ring of tokens beside sums, and a convolution's tail."""
+    return model_of(
+        "polysketch-paper",
+        "polysketch",
+        "short-convolution",
+        options=({"local_chunk": 16, "sketch_size": 16}, {"window": 8}, {}),
+    )
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """Random token ids."""
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((1, 37, 16, 5, 70, 33, 2))]
+LENGTHS = (9, 20, 3, 22, 12, 1, 16)
+
+
+def requests(sampler: Sampler = GREEDY, **changes) -> list[Request]:
+    """One for every prompt, of unlike lengths."""
+    return [Request(*each, sampler=sampler, **changes) for each in zip(PROMPTS, LENGTHS, strict=True)]
+
+
+def drain(engine: Engine, made: dict[int, list[int]] | None = None) -> dict[int, list[int]]:
+    """Step until nothing is left; the tokens of each ticket."""
+    made = {} if made is None else made
+    while not engine.is_idle:
+        for event in engine.step():
+            made.setdefault(event.ticket, []).extend([] if event.token is None else [event.token])
+    return made
+
+
+def alone(model: TransformerLM, request: Request) -> list[int]:
+    """What `generate` gives for this prompt and nothing beside it."""
+    return generated(
+        model, tuple(request.prompt), request.max_new_tokens, request.sampler, request.seed, request.sample
+    )
+
+
+@functools.cache
+def generated(
+    model: TransformerLM, prompt: tuple[int, ...], length: int, sampler: Sampler, seed: int, sample: int
+) -> list[int]:
+    found = generate(
+        model,
+        [prompt] * (sample + 1),
+        max_new_tokens=length,
+        temperature=sampler.temperature,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
+        seed=seed,
+    )
+    return found.tokens[sample]
+
+
+def served(engine: Engine, asked: list[Request], apart: int) -> list[list[int]]:
+    """The tokens of requests that come so many steps apart."""
+    made: dict[int, list[int]] = {}
+    tickets = []
+    for request in asked:
+        tickets.append(engine.add(request))
+        for event in (event for _ in range(apart) for event in engine.step()):
+            made.setdefault(event.ticket, []).extend([] if event.token is None else [event.token])
+    drain(engine, made)
+    return [made[ticket] for ticket in tickets]
+
+
+def test_the_prompts_tell_models_states_apart(model):
+    expected = [alone(model, request) for request in requests()]
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+    assert max(len(set(tokens)) for tokens in expected) > 5
+
+
+@pytest.mark.parametrize(("slots", "chunk", "apart"), [(1, 512, 0), (3, 7, 0), (3, 16, 2), (8, 512, 1)])
+def test_greedy_tokens_are_those_of_the_prompt_alone(model, slots, chunk, apart):
+    """All at once or one after the other, more of them than slots, prompts that cross chunks."""
+    asked = requests()
+    expected = [alone(model, request) for request in asked]
+    assert served(Engine(model, slots=slots, chunk=chunk), asked, apart) == expected
+
+
+def test_settings_and_seeds_are_each_requests_own(model):
+    """Drawn tokens too; of several samples of a prompt each is the one that `generate` gives."""
+    samplers = [Sampler(1.0), Sampler(1.3, top_k=5), GREEDY, Sampler(0.7, top_p=0.8)]
+    asked = [
+        Request(PROMPTS[1], 10, sampler, seed=seed, sample=sample)
+        for sampler in samplers
+        for seed in (0, 3)
+        for sample in (0, 1)
+    ]
+    assert served(Engine(model, slots=5, chunk=16), asked, 1) == [alone(model, request) for request in asked]
+
+
+def test_a_request_that_is_cancelled_disturbs_nobody(model):
+    """While it waits, while its prompt is read, and in each slot."""
+    asked = requests()
+    expected = [alone(model, request) for request in asked]
+    for steps in (0, 4, 9):
+        engine = Engine(model, slots=4, chunk=8)
+        tickets = [engine.add(request) for request in asked]
+        made: dict[int, list[int]] = {}
+        for event in (event for _ in range(steps) for event in engine.step()):
+            made.setdefault(event.ticket, []).extend([event.token])
+        gone = tickets[steps % len(tickets)]
+        was_there = engine.cancel(gone)
+        before = list(made.get(gone, []))
+        drain(engine, made)
+        assert was_there == (len(before) < LENGTHS[tickets.index(gone)])
+        assert not engine.cancel(gone)
+        assert made.get(gone, []) == before == expected[tickets.index(gone)][: len(before)]
+        assert [made[t] for t in tickets if t != gone] == [expected[t - 1] for t in tickets if t != gone]
+
+
+def test_a_prompt_goes_on_from_the_snapshot_of_its_beginning(model):
+    """The same tokens, and fewer of the prompt are read."""
+    engine = Engine(model, slots=2, chunk=16, snapshots=Snapshots(1 << 24))
+    first = Request(PROMPTS[4], 10, GREEDY)
+    answer = served(engine, [first], 0)[0]
+    for prompt, reused in [
+        (PROMPTS[4] + answer + prompt_of(20, 9), 79),  # the next turn: all that was fed, so not the last token
+        (PROMPTS[4][:40] + prompt_of(30, 10), 32),
+        (PROMPTS[4], 64),
+        (prompt_of(50, 11), 0),
+    ]:
+        request = Request(prompt, 12, GREEDY)
+        engine.add(request)
+        events = []
+        while not engine.is_idle:
+            events += engine.step()
+        assert {event.reused for event in events} == {reused}
+        assert [event.token for event in events] == alone(model, request)
+
+
+def test_a_snapshot_of_the_whole_prompt_leaves_its_last_token_to_read(model):
+    engine = Engine(model, slots=1, chunk=16, snapshots=Snapshots(1 << 24))
+    request = Request(prompt_of(32, 5), 6, GREEDY)
+    assert served(engine, [request, request], 0) == [alone(model, request)] * 2
+
+
+def test_snapshots_stay_within_their_bytes_and_the_least_recently_used_goes(model):
+    row = bytes_of_request(model)
+    snapshots = Snapshots(2 * row)
+    states = [model.extend(torch.tensor([PROMPTS[1][:n]]), model.init_state(1))[1] for n in (3, 4, 5)]
+    snapshots.keep(PROMPTS[1][:3], states[0])
+    snapshots.keep(PROMPTS[1][:4], states[1])
+    assert snapshots.longest(PROMPTS[1][:3])[0] == 3  # used again
+    snapshots.keep(PROMPTS[1][:5], states[2])
+    assert snapshots.nbytes == 2 * row
+    assert [len(tokens) for tokens, _ in snapshots] == [3, 5]
+    assert snapshots.longest(PROMPTS[1][:4])[0] == 3
+    assert snapshots.longest([*PROMPTS[1][:2], 39 - PROMPTS[1][2]]) is None
+    small = Snapshots(row - 1)
+    small.keep(PROMPTS[1][:3], states[0])
+    assert (len(small), small.nbytes) == (0, 0)
+
+
+def test_a_long_prompt_keeps_nobody_waiting(model):
+    """While it is read, every step gives the others a token."""
+    engine = Engine(model, slots=2, chunk=8)
+    engine.add(Request(PROMPTS[0], 30, GREEDY))
+    engine.step()
+    long = engine.add(Request(prompt_of(80, 3), 5, GREEDY))
+    for _ in range(9):
+        assert [event.ticket for event in engine.step()] == [1]
+    assert [event.ticket for event in engine.step()] == [1, long]
+
+
+def test_more_requests_than_slots_wait_in_their_order(model):
+    engine = Engine(model, slots=2, chunk=512)
+    for length in (3, 5, 2):
+        engine.add(Request(PROMPTS[3], length, GREEDY))
+    assert [event.ticket for event in engine.step()] == [1, 2]
+    assert (engine.num_running, engine.num_waiting) == (2, 1)
+    assert [event.ticket for event in engine.step()] == [1, 2]
+    assert [(event.ticket, event.finish) for event in engine.step()] == [(1, "length"), (2, None), (3, None)]
+
+
+def test_a_stop_id_ends_its_request_and_is_not_a_token_of_it(model):
+    tokens = alone(model, Request(PROMPTS[1], 25, GREEDY))
+    stop = tokens[7]
+    engine = Engine(model, slots=2)
+    engine.add(Request(PROMPTS[1], 25, GREEDY, stop_ids={stop}))
+    engine.add(Request(PROMPTS[1], 25, GREEDY))
+    events = []
+    while not engine.is_idle:
+        events += engine.step()
+    first = [event for event in events if event.ticket == 1]
+    assert [event.token for event in first] == [*tokens[: tokens.index(stop)], None]
+    assert first[-1].finish == "stop"
+    assert [event.token for event in events if event.ticket == 2] == tokens
+
+
+def test_whoever_hears_the_tokens_may_end_them(model):
+    """Text is the listener's business."""
+    tokens, heard = alone(model, Request(PROMPTS[1], 25, GREEDY)), []
+
+    def until(token: int) -> bool:
+        heard.append(token)
+        return len(heard) == 4
+
+    engine = Engine(model, slots=1)
+    engine.add(Request(PROMPTS[1], 25, GREEDY, until=until))
+    assert drain(engine) == {1: tokens[:4]}
+    assert heard == tokens[:4]
+
+
+def test_slots_do_not_grow_and_do_not_move(model):
+    """Their bytes are those of one request, times their number, from the beginning to the end."""
+    engine = Engine(model, slots=3, chunk=16)
+    assert engine.slots.nbytes == 3 * bytes_of_request(model)
+    sums = engine.slots.state.layers[0].attention.sums.data_ptr()
+    served(engine, requests(), 1)
+    engine.add(Request(PROMPTS[1], 3))
+    engine.step()
+    assert engine.slots.state.layers[0].attention.sums.data_ptr() == sums
+    assert engine.slots.nbytes == 3 * bytes_of_request(model)
+
+
+CONSTANT = [name for name in MECHANISMS if MECHANISMS[name].is_causal and name not in GROWING]
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_requests_of_every_mechanism_share_a_batch(name):
+    """Whose states are of many kinds."""
+    model = model_of(name, options=(dict(MECHANISMS[name].examples[0]),), heads=8)
+    asked = [Request(prompt, 6, GREEDY) for prompt in PROMPTS[:4]]
+    assert served(Engine(model, slots=3, chunk=16), asked, 1) == [alone(model, request) for request in asked]
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_model_whose_state_grows_is_refused(name):
+    with pytest.raises(ValueError, match=f"found {name} in layer 0, whose state grows"):
+        Engine(model_of(name, options=({},)), slots=1)
+
+
+def test_a_layer_whose_state_grows_is_refused_by_name():
+    model = model_of("linear", "softmax", options=({}, {}))
+    with pytest.raises(ValueError, match="found softmax in layer 1, whose state grows"):
+        Engine(model, slots=1)
+
+
+def test_logits_that_are_not_finite_end_one_request(model, monkeypatch):
+    def logits(self, hidden):
+        found = original(self, hidden)
+        found[-1] = float("nan")
+        return found
+
+    engine = Engine(model, slots=2)
+    engine.add(Request(PROMPTS[1], 4, GREEDY))
+    engine.add(Request(PROMPTS[2], 4, GREEDY))
+    engine.step()
+    original = TransformerLM.logits
+    monkeypatch.setattr(TransformerLM, "logits", logits)
+    events = engine.step()
+    assert [(event.ticket, event.finish) for event in events] == [(1, None), (2, "error")]
+    assert "finite logits" in events[1].error
+    monkeypatch.undo()
+    assert drain(engine) == {1: alone(model, Request(PROMPTS[1], 4, GREEDY))[2:]}
+
+
+def test_after_a_failure_everything_is_given_up_and_the_engine_goes_on(model):
+    engine = Engine(model, slots=2, chunk=16)
+    for request in requests():
+        engine.add(request)
+    engine.step()
+    events = engine.abandon("out of memory")
+    assert sorted(event.ticket for event in events) == list(range(1, 8))
+    assert {(event.finish, event.error) for event in events} == {("error", "out of memory")}
+    assert engine.is_idle
+    assert served(engine, requests()[:2], 0) == [alone(model, request) for request in requests()[:2]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": []}, "at least one token"),
+        ({"prompt": [1, VOCAB]}, "expected token ids from 0 to 39, found 1 to 40"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+    ],
+)
+def test_a_request_that_nobody_can_serve_is_refused(model, changes, message):
+    engine = Engine(model, slots=1)
+    with pytest.raises(ValueError, match=message):
+        engine.add(Request(**{"prompt": [1], "max_new_tokens": 1, **changes}))
+    assert engine.is_idle
+
+
+@pytest.mark.parametrize(("slots", "chunk"), [(0, 4), (1, 0)])
+def test_an_engine_needs_a_slot_and_a_chunk(model, slots, chunk):
+    with pytest.raises(ValueError, match="at least 1"):
+        Engine(model, slots=slots, chunk=chunk)
+
+
+def put_in_the_slot_before(self, row):
+    """What a slot counted wrongly by one would do."""
+    slot = put(self, row)
+    if slot:
+        self._settle()
+        self.free(slot - 1)
+        put(self, self.copy(slot - 1))
+    return slot
+
+
+def free_without_moving(self, slot):
+    self._settle()
+    self._used = self._first(len(self) - 1)
+
+
+def never_settle(self):
+    """Positions that a step replaced are lost."""
+
+
+put = Slots.put
+MUTANTS = {"put": put_in_the_slot_before, "free": free_without_moving, "_settle": never_settle}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_slot_gives_wrong_tokens(model, monkeypatch, name):
+    """So the tests above would see it."""
+    asked = requests()
+    expected = [alone(model, request) for request in asked]
+    monkeypatch.setattr(Slots, name, MUTANTS[name])
+    assert served(Engine(model, slots=3, chunk=16), asked, 1) != expected
+
+
+def test_a_snapshot_of_other_tokens_gives_wrong_tokens(model, monkeypatch):
+    """A hash of a part of the tokens, here of their number, would."""
+    monkeypatch.setattr(snapshots_file, "_digests", lambda tokens, lengths: [b"%d" % length for length in lengths])
+    engine = Engine(model, slots=1, chunk=16, snapshots=Snapshots(1 << 24))
+    asked = [Request(prompt_of(40, seed), 10, GREEDY) for seed in (1, 2)]
+    found = served(engine, asked, 0)
+    assert found[0] == alone(model, asked[0])
+    assert found[1] != alone(model, asked[1])

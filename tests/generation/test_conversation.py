@@ -1,0 +1,71 @@
+"""A conversation's state as a file: it goes on from there, and only with the model that read it."""
+
+import pytest
+import torch
+
+from polysketch.generation import Engine, Request, Sampler, Snapshots, generate, load_conversation, save_conversation
+from polysketch.models import ModelConfig, TransformerLM
+
+PROMPT = [int(each) for each in torch.randint(40, (30,), generator=torch.Generator().manual_seed(0))]
+
+
+def model_of(seed: int, **changes) -> TransformerLM:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 40, "num_layers": 2, "hidden_size": 64, "num_heads": 2, "projection_convolution": 3}
+    model = TransformerLM(ModelConfig(**sizes, attention=("polysketch", "linear"), **changes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5).add_(0.05 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> TransformerLM:
+    return model_of(1)
+
+
+def read(model: TransformerLM, tokens: list[int]):
+    with torch.inference_mode():
+        return model.extend(torch.tensor([tokens]), model.init_state(1))[1]
+
+
+def test_a_conversation_goes_on_where_it_was_written(model, tmp_path):
+    save_conversation(tmp_path / "talk.safetensors", model, PROMPT[:20], read(model, PROMPT[:20]))
+    tokens, state = load_conversation(tmp_path / "talk.safetensors", model)
+    assert tokens == PROMPT[:20]
+    snapshots = Snapshots(1 << 24)
+    snapshots.keep(tokens, state)
+    engine = Engine(model, slots=1, snapshots=snapshots)
+    engine.add(Request(PROMPT, 12, Sampler(temperature=0)))
+    events = []
+    while not engine.is_idle:
+        events += engine.step()
+    assert [event.token for event in events] == generate(model, [PROMPT], max_new_tokens=12, temperature=0).tokens[0]
+    assert {event.reused for event in events} == {20}
+
+
+def test_another_models_state_is_refused(model, tmp_path):
+    """Other weights, or the same weights and another option."""
+    path = tmp_path / "talk.safetensors"
+    save_conversation(path, model, PROMPT, read(model, PROMPT))
+    with torch.no_grad():
+        other = model_of(1)
+        other.output_bias[3] += 1e-6
+    for wrong in (other, model_of(2), model_of(1, norm_epsilon=1e-4)):
+        with pytest.raises(ValueError, match="expected a conversation of this model"):
+            load_conversation(path, wrong)
+    assert load_conversation(path, model_of(1))[0] == PROMPT
+
+
+def test_a_file_of_something_else_is_refused(model, tmp_path):
+    (tmp_path / "text").write_text("no state")
+    with pytest.raises(ValueError, match="found something else"):
+        load_conversation(tmp_path / "text", model)
+    with pytest.raises(FileNotFoundError, match="found nothing at"):
+        load_conversation(tmp_path / "absent", model)
+
+
+def test_tokens_that_the_state_has_not_read_are_refused(model, tmp_path):
+    with pytest.raises(ValueError, match=r"after 29 tokens, found \[30\]"):
+        save_conversation(tmp_path / "talk", model, PROMPT[1:], read(model, PROMPT))
+    assert list(tmp_path.iterdir()) == []
