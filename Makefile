@@ -5,6 +5,7 @@
 #   make test-full  the full product of combinations; programs by the newest Triton too
 #   make test-oldest  the core by the oldest PyTorch that is supported, in an environment of its own, .venv-oldest
 #   make test-ray   preparing and training on clusters of Ray, on this machine, in an environment of its own, .venv-ray
+#   make test-vision  models of timm and diffusers, in an environment of its own, .venv-vision
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
 #   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
@@ -42,9 +43,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 OLDEST := .venv-oldest
 RAY := .venv-ray
+VISION := .venv-vision
 CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
-.PHONY: setup demo test test-full test-oldest test-ray lint docs format bench clean
+.PHONY: setup demo test test-full test-oldest test-ray test-vision lint docs format bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -98,6 +100,17 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	$(RAY)/bin/python -m pip install --quiet --no-compile -c $(RAY)/constraints.txt -e '.[ray]' hypothesis pytest pytest-timeout
 	touch $@
 
+# torchvision, which timm needs, comes from where torch does: of another build, it would not load.
+test-vision: $(VISION)/.ready
+	$(VISION)/bin/python -m pytest tests/integrations/timm
+
+$(VISION)/.ready: pyproject.toml constraints.txt
+	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
+	grep -v '^triton==' constraints.txt > $(VISION)/constraints.txt
+	$(VISION)/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH) $$(grep '^torchvision==' constraints.txt)
+	$(VISION)/bin/python -m pip install --quiet --no-compile -c $(VISION)/constraints.txt -e '.[vision]' hypothesis pytest pytest-timeout
+	touch $@
+
 $(NEWEST): | $(READY)
 	rm -rf $@.partial
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --target $@.partial triton==$(NEWEST_TRITON)
@@ -119,4 +132,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(RAY) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) $(RAY) $(VISION) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "evaluation": {"models", "tasks", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data", "storage"},
     "training": {"evaluation", "models", "nn", "tasks", "data", "distributed", "storage"},
-    "integrations": {"training", "evaluation", "generation", "models", "attention", "data", "storage"},
+    "integrations": {"training", "evaluation", "generation", "models", "nn", "attention", "data", "storage"},
     "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
     "benchmarking": {
         "integrations",
@@ -55,6 +55,7 @@ MAY_IMPORT = {
 OWNERS = {
     "triton": {"ops"},
     "datasets": {"data", "integrations"},
+    "diffusers": {"integrations"},
     "pyarrow": {"data"},
     "ray": {"data", "training"},
     "sentencepiece": {"data"},
@@ -63,8 +64,10 @@ OWNERS = {
     "peft": {"integrations"},
     "transformers": {"integrations"},
     "tyro": {"cli"},
+    "sklearn": {"tasks"},
     "tensorboard": {"training"},
     "safetensors": {"ops", "models", "distributed", "generation", "training", "integrations", "conversion"},
+    "timm": {"integrations"},
     "matplotlib": {""},  # polysketch/plotting.py
     "tqdm": {"data", "training", "integrations", "conversion", "cli"},
 }

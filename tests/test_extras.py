@@ -11,12 +11,19 @@ from polysketch.extras import EXTRA_OF, how_to_install, require
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 OF_NO_USER = {"all", "dev", "docs"}
+IMPORTED_AS = {"scikit_learn": "sklearn"}
+
+
+def imported_name(requirement: str) -> str:
+    """What the package of a requirement is imported as."""
+    name = re.match(r"[\w-]+", requirement).group().replace("-", "_")
+    return IMPORTED_AS.get(name, name)
 
 
 def test_the_table_is_that_of_the_installation():
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     declared = {
-        re.match(r"[\w-]+", requirement).group().replace("-", "_"): extra
+        imported_name(requirement): extra
         for extra, requirements in extras.items()
         if extra not in OF_NO_USER
         for requirement in requirements

@@ -6,6 +6,7 @@ from types import ModuleType
 EXTRA_OF = {
     "accelerate": "hf",
     "datasets": "hf",
+    "diffusers": "vision",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "peft": "hf",
@@ -13,7 +14,9 @@ EXTRA_OF = {
     "ray": "ray",
     "safetensors": "train",
     "sentencepiece": "sentencepiece",
+    "sklearn": "vision",
     "tensorboard": "tensorboard",
+    "timm": "vision",
     "tokenizers": "train",
     "tqdm": "train",
     "transformers": "hf",

@@ -132,6 +132,33 @@ def test_on_a_grid_the_convolution_is_that_of_the_picture(name: str):
 
 
 @pytest.mark.parametrize("name", ["focused", "polarity"])
+def test_class_tokens_before_a_grid_are_attended_to_and_not_convolved(name: str):
+    plain, picture = build(name, convolution_size=3), build(name, convolution_size=3, grid=(3, 4), class_tokens=2)
+    plain.feature_map.load_state_dict(picture.feature_map.state_dict())
+    tokens = inputs(length=14)
+    for mechanism in (plain, picture):
+        for parameter in mechanism.convolution.parameters():
+            parameter.data.zero_()
+    attended = picture(*tokens, causal=False)
+    torch.testing.assert_close(attended, plain(*tokens, causal=False))
+    torch.nn.init.normal_(picture.convolution.weight)
+    torch.nn.init.normal_(picture.convolution.bias)
+    mask = torch.ones(BATCH, 14, dtype=torch.bool)
+    mask[0, -1] = False
+    masked = picture(*tokens, causal=False, key_mask=mask)
+    blank = tokens[2].clone()
+    blank[0, :, -1] = 0.0
+    added = picture.convolution(blank, causal=False).repeat_interleave(HEADS // KV_HEADS, 1)
+    torch.testing.assert_close(masked - plain(*tokens, causal=False, key_mask=mask), added)
+    convolved = picture(*tokens, causal=False) - attended
+    assert torch.equal(convolved[:, :, :2], torch.zeros_like(convolved[:, :, :2]))
+    alone = build(name, convolution_size=3, grid=(3, 4)).convolution
+    alone.load_state_dict(picture.convolution.state_dict())
+    expected = alone(tokens[2][:, :, 2:], causal=False).repeat_interleave(HEADS // KV_HEADS, 1)
+    torch.testing.assert_close(convolved[:, :, 2:], expected)
+
+
+@pytest.mark.parametrize("name", ["focused", "polarity"])
 def test_a_grid_is_bidirectional_only_and_of_its_own_length(name: str):
     mechanism, tokens = build(name, grid=(4, 3)), inputs()
     assert not mechanism.is_causal
@@ -151,6 +178,10 @@ def test_options_that_do_not_fit_are_refused():
             build(grid=grid)
     with pytest.raises(ValueError, match="grid_width must be at least 1, got 0"):
         build(grid=(4, 0))
+    with pytest.raises(ValueError, match="class_tokens must be a number of tokens before a grid, got 1 and grid=None"):
+        build(class_tokens=1)
+    with pytest.raises(TypeError, match="class_tokens must be a number of tokens, got '1'"):
+        build(grid=(4, 3), class_tokens="1")
     with pytest.raises(ValueError, match="convolution_size must be odd on a grid"):
         build(grid=(4, 3), convolution_size=4)
     with pytest.raises(ValueError, match="convolution_size must be at least 1, got 0"):

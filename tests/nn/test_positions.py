@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from polysketch.nn import apply_rotation, rope, rotation_at, sinusoidal_positions
+from polysketch.nn import (
+    apply_rotation,
+    rope,
+    rotation_at,
+    rotation_on_grid,
+    sinusoidal_positions,
+    sinusoidal_positions_on_grid,
+)
 
 
 def test_products_of_rotated_vectors_depend_on_their_distance_alone():
@@ -78,3 +85,36 @@ def test_rotation_in_place_is_the_formula_with_its_gradients(dtype):
     if dtype == torch.float64:
         assert torch.autograd.gradcheck(lambda y: apply_rotation(y, rotation), (x,))
         assert torch.autograd.gradgradcheck(lambda y: apply_rotation(y, rotation), (x,))
+
+
+def test_on_a_grid_products_depend_on_rows_and_columns_between_alone():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).expand(2, 1, 1, 30, 8)
+    rotation = rotation_on_grid((5, 6), 8)
+    products = (apply_rotation(query, rotation) @ apply_rotation(key, rotation).mT)[0, 0].view(5, 6, 5, 6)
+    torch.testing.assert_close(products[0, 0, 2, 3], products[2, 1, 4, 4], rtol=1e-6, atol=1e-6)
+    assert (products[0, 0, 2, 3] - products[0, 0, 3, 2]).abs() > 0.01
+    assert (products[0, 0, 2, 3] - products[0, 0, 2, 4]).abs() > 0.01
+
+
+def test_class_tokens_before_a_grid_are_not_rotated():
+    x = torch.randn(1, 2, 2 + 6, 8)
+    rotated = apply_rotation(x, rotation_on_grid((2, 3), 8, class_tokens=2))
+    assert torch.equal(rotated[:, :, :2], x[:, :, :2])
+    torch.testing.assert_close(rotated[:, :, 2:], apply_rotation(x[:, :, 2:], rotation_on_grid((2, 3), 8)))
+    assert (rotated[:, :, 3:] - x[:, :, 3:]).abs().amax(-1).min() > 0.01
+
+
+def test_a_grid_has_the_rows_sinusoids_and_then_the_columns():
+    embedded = sinusoidal_positions_on_grid((2, 3), 8).view(2, 3, 8)
+    for row in range(2):
+        for column in range(3):
+            expected = [sinusoidal_positions(torch.tensor([at]), 4)[0] for at in (row, column)]
+            torch.testing.assert_close(embedded[row, column], torch.cat(expected))
+
+
+def test_widths_that_two_sides_cannot_share_are_refused():
+    with pytest.raises(ValueError, match="head_dim that is a multiple of 4, got 6"):
+        rotation_on_grid((2, 3), 6)
+    with pytest.raises(ValueError, match="width that is a multiple of 4, got 6"):
+        sinusoidal_positions_on_grid((2, 3), 6)

@@ -62,6 +62,7 @@ class ConvolvedAttention(LinearizedAttention):
         convolution_size: taps of the convolution, or of its side on a grid.
         grid: (height, width) of a picture in tokens, row by row, for a two-dimensional convolution; the mechanism is
             then bidirectional only.
+        class_tokens: tokens before that picture, such as a class token, which the convolution passes over.
 
     Attributes:
         parts: parts of equal width into which values are split.
@@ -78,9 +79,10 @@ class ConvolvedAttention(LinearizedAttention):
         *,
         convolution_size: int,
         grid: tuple[int, int] | None,
+        class_tokens: int = 0,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        self.convolution = TokenConvolution(head_dim, convolution_size, grid)
+        self.convolution = TokenConvolution(head_dim, convolution_size, grid, class_tokens)
         self.is_causal = grid is None
 
     @property

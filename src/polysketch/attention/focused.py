@@ -22,6 +22,7 @@ class FocusedAttention(ConvolvedAttention):
         focus: the power, 3 in the paper.
         convolution_size: taps of the convolution, or of its side on a grid.
         grid: (height, width) of a picture in tokens, row by row: bidirectional only.
+        class_tokens: tokens before that picture, such as a class token: attended to, and not convolved.
 
     Raises:
         TypeError, ValueError: options of another type or out of range.
@@ -40,6 +41,14 @@ class FocusedAttention(ConvolvedAttention):
         focus: float = 3.0,
         convolution_size: int = 5,
         grid: tuple[int, int] | None = None,
+        class_tokens: int = 0,
     ) -> None:
-        super().__init__(num_heads, head_dim, num_kv_heads, convolution_size=convolution_size, grid=grid)
+        super().__init__(
+            num_heads,
+            head_dim,
+            num_kv_heads,
+            convolution_size=convolution_size,
+            grid=grid,
+            class_tokens=class_tokens,
+        )
         self.feature_map = FocusedFeatures(head_dim, focus=focus, num_kv_heads=self.num_kv_heads)

@@ -27,6 +27,7 @@ class PolarityAttention(ConvolvedAttention):
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         convolution_size: taps of the convolution, or of its side on a grid; odd where it is not causal.
         grid: (height, width) of a picture in tokens, row by row: bidirectional only.
+        class_tokens: tokens before that picture, such as a class token: attended to, and not convolved.
         output_gate: the paper's gate on the output, for every channel of every query head; needs `hidden_size`.
         hidden_size: width of the layer's input, for the gate.
 
@@ -50,11 +51,19 @@ class PolarityAttention(ConvolvedAttention):
         *,
         convolution_size: int = 5,
         grid: tuple[int, int] | None = None,
+        class_tokens: int = 0,
         output_gate: bool = False,
         hidden_size: int | None = None,
     ) -> None:
         _check_gate(output_gate, hidden_size)
-        super().__init__(num_heads, head_dim, num_kv_heads, convolution_size=convolution_size, grid=grid)
+        super().__init__(
+            num_heads,
+            head_dim,
+            num_kv_heads,
+            convolution_size=convolution_size,
+            grid=grid,
+            class_tokens=class_tokens,
+        )
         self.feature_map = PolarityFeatures(head_dim, num_kv_heads=self.num_kv_heads)
         self.output_gate = None
         if output_gate and hidden_size is not None:

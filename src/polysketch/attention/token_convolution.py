@@ -1,6 +1,7 @@
 """The depthwise convolution on values that some linear attentions add to their output."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
@@ -17,17 +18,20 @@ class TokenConvolution(nn.Module):
         head_dim: channels. In a value of another width, channel c takes the filter of channel c modulo head_dim.
         size: taps of the filter, or of its side in a picture; odd where it has two sides.
         grid: (height, width) of the picture in tokens; None for a sequence.
+        class_tokens: tokens before the picture, such as a class token: no filter reaches them, and nothing is added to
+            them.
 
     Raises:
-        TypeError, ValueError: sizes that are no positive integers.
+        TypeError, ValueError: sizes that are no positive integers, or class tokens without a picture.
     """
 
-    def __init__(self, head_dim: int, size: int, grid: tuple[int, int] | None = None) -> None:
+    def __init__(self, head_dim: int, size: int, grid: tuple[int, int] | None = None, class_tokens: int = 0) -> None:
         super().__init__()
         check_at_least_one(convolution_size=size)
         self.grid = None if grid is None else _checked_grid(grid)
         if self.grid is not None and size % 2 == 0:
             raise ValueError(f"convolution_size must be odd on a grid, so that a filter has a middle, got {size}")
+        self.class_tokens = _checked_class_tokens(class_tokens, self.grid)
         taps = (size,) if grid is None else (size, size)
         self.weight = nn.Parameter(torch.empty(1, head_dim, *taps))
         self.bias = nn.Parameter(torch.empty(head_dim))
@@ -50,7 +54,9 @@ class TokenConvolution(nn.Module):
         """
         weight, bias = self._filters(value)
         if self.grid is not None:
-            return ops.depthwise_convolution_2d(value, weight, *self.grid, key_mask=key_mask) + bias
+            mask = None if key_mask is None else key_mask[:, self.class_tokens :]
+            picture = ops.depthwise_convolution_2d(value[:, :, self.class_tokens :], weight, *self.grid, key_mask=mask)
+            return F.pad(picture + bias, (0, 0, self.class_tokens, 0))
         if causal:
             return ops.causal_convolution(value, weight, key_mask=key_mask)[0] + bias
         return ops.centred_convolution(value, weight, key_mask=key_mask) + bias
@@ -64,7 +70,8 @@ class TokenConvolution(nn.Module):
     def extra_repr(self) -> str:
         """Sizes."""
         grid = "" if self.grid is None else f", grid={self.grid}"
-        return f"head_dim={self.weight.shape[1]}, size={self.weight.shape[2]}{grid}"
+        before = f", class_tokens={self.class_tokens}" if self.class_tokens else ""
+        return f"head_dim={self.weight.shape[1]}, size={self.weight.shape[2]}{grid}{before}"
 
     def _filters(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """The filters and biases of the value's channels, the biases in its dtype."""
@@ -86,3 +93,11 @@ def _checked_grid(grid: tuple[int, int]) -> tuple[int, int]:
     height, width = grid
     check_at_least_one(grid_height=height, grid_width=width)
     return height, width
+
+
+def _checked_class_tokens(class_tokens: int, grid: tuple[int, int] | None) -> int:
+    if isinstance(class_tokens, bool) or not isinstance(class_tokens, int):
+        raise TypeError(f"class_tokens must be a number of tokens, got {class_tokens!r}")
+    if class_tokens < 0 or (class_tokens and grid is None):
+        raise ValueError(f"class_tokens must be a number of tokens before a grid, got {class_tokens} and grid={grid}")
+    return class_tokens

@@ -1,1 +1,1 @@
-"""Where polysketch meets other libraries: transformers, peft and lm_eval. Nothing here is imported by the rest."""
+"""Where polysketch meets other libraries: transformers, peft, lm_eval, timm, diffusers. The rest imports none of it."""

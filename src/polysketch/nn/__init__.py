@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from polysketch.nn.block import TransformerBlock
     from polysketch.nn.continued import ContinuedDocuments, DocumentPart
     from polysketch.nn.cross_attention import CrossAttention
-    from polysketch.nn.embedding import sinusoidal_positions
+    from polysketch.nn.embedding import sinusoidal_positions, sinusoidal_positions_on_grid
     from polysketch.nn.glu import GatedLinearUnit, gated_width
     from polysketch.nn.head_gate import HeadGate
     from polysketch.nn.mixer import TokenMixer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from polysketch.nn.multihead import MultiHeadAttention
     from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
     from polysketch.nn.query_key_norm import QueryKeyNorm
-    from polysketch.nn.rope import Rotation, apply_rotation, rotation_at
+    from polysketch.nn.rope import Rotation, apply_rotation, rotation_at, rotation_on_grid
     from polysketch.nn.short_convolution import ShortConvolution, ShortConvolutionState
 else:
     __getattr__, __dir__ = on_demand(
@@ -26,7 +26,7 @@ else:
             "block": ["TransformerBlock"],
             "continued": ["ContinuedDocuments", "DocumentPart"],
             "cross_attention": ["CrossAttention"],
-            "embedding": ["sinusoidal_positions"],
+            "embedding": ["sinusoidal_positions", "sinusoidal_positions_on_grid"],
             "glu": ["GatedLinearUnit", "gated_width"],
             "head_gate": ["HeadGate"],
             "mixer": ["TokenMixer"],
@@ -34,7 +34,7 @@ else:
             "multihead": ["MultiHeadAttention"],
             "projection_convolution": ["ProjectionConvolution", "ProjectionConvolutionState"],
             "query_key_norm": ["QueryKeyNorm"],
-            "rope": ["Rotation", "apply_rotation", "rotation_at"],
+            "rope": ["Rotation", "apply_rotation", "rotation_at", "rotation_on_grid"],
             "short_convolution": ["ShortConvolution", "ShortConvolutionState"],
         },
     )
@@ -61,5 +61,7 @@ __all__ = [
     "gated_width",
     "mixer_class",
     "rotation_at",
+    "rotation_on_grid",
     "sinusoidal_positions",
+    "sinusoidal_positions_on_grid",
 ]

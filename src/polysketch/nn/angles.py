@@ -28,3 +28,10 @@ def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
     dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     exponents = torch.arange(width // 2, device=device, dtype=dtype) * (-2.0 / width)
     return base**exponents
+
+
+def places_on_grid(grid: tuple[int, int], device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """The row and the column of every token of a picture, which stand row by row: int64, (height * width,) each."""
+    height, width = grid
+    tokens = torch.arange(height * width, device=device)
+    return tokens // width, tokens % width

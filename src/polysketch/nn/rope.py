@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.nn.angles import position_angles
+from polysketch.nn.angles import places_on_grid, position_angles
 
 
 class Rotation(NamedTuple):
@@ -39,6 +39,37 @@ def rotation_at(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rota
     angles = position_angles(positions, head_dim, base)
     if positions.dim() == 2:
         angles = angles[:, None]
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotation_on_grid(
+    grid: tuple[int, int],
+    head_dim: int,
+    base: float = 100.0,
+    *,
+    class_tokens: int = 0,
+    device: torch.device | None = None,
+) -> Rotation:
+    """The rotation of the places of a picture: half of the pairs turn by the row, the other half by the column.
+
+    Axial frequencies: Heo, Park, Han and Yun, "Rotary Position Embedding for Vision Transformer" (ECCV 2024). A product
+    of a rotated query and a rotated key depends on how many rows and how many columns lie between them.
+
+    Args:
+        grid: (height, width) of the picture in tokens, which stand row by row.
+        head_dim: a multiple of 4.
+        base: 100 in the paper, for pictures are not as long as texts.
+        class_tokens: tokens before the picture; they are not rotated.
+        device: of the rotation; the default one when None.
+
+    Raises:
+        ValueError: another head_dim.
+    """
+    if head_dim % 4:
+        raise ValueError(f"rotary positions on a grid need a head_dim that is a multiple of 4, got {head_dim}")
+    rows, columns = (position_angles(at, head_dim // 2, base) for at in places_on_grid(grid, device))
+    places = torch.cat([rows, columns], -1)
+    angles = torch.cat([places.new_zeros(class_tokens, head_dim // 2), places])
     return Rotation(angles.cos(), angles.sin())
 
 
