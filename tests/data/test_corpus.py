@@ -7,6 +7,7 @@ import pytest
 
 from polysketch.data import ReadOptions
 from polysketch.data.corpus import Corpus, Selection
+from polysketch.data.corpus.cutting import LONGEST_DOCUMENT, SHORTEST_SEARCH
 from polysketch.data.splits import SplitRule, SplitTable
 
 
@@ -64,6 +65,38 @@ def test_cutting_text_loses_nothing_and_cuts_after_lines(write_files, size):
     assert "".join(pieces) == text
     assert all(piece.endswith("\n") for piece in pieces[:-1])
     assert len(pieces) >= len(text.encode()) // (size + 12)
+
+
+@pytest.mark.parametrize("line", ["word " * 5000, "x" * 25_000, "é€😀" * 4000, "€" * 9000 + "\n" + "y" * 9000])
+@pytest.mark.parametrize("size", [1, 100, 5000])
+def test_text_without_line_ends_is_cut_too_and_no_character_is(write_files, size, line):
+    pieces = texts_of(write_files({"a.txt": line}), options=ReadOptions(cut_text=size))
+    assert "".join(pieces) == line
+    assert len(pieces) > 1
+    assert all(len(piece.encode()) <= 2 * max(size, SHORTEST_SEARCH) + 4 for piece in pieces)
+    assert " " not in line or all(piece.endswith(" ") for piece in pieces)
+
+
+@pytest.mark.parametrize(("files", "cut"), [(1, 100), (79, 790), (80, LONGEST_DOCUMENT)])
+def test_few_files_are_cut_so_that_no_split_is_empty(write_files, files, cut):
+    # 5 % of fewer than 80 files are fewer than 4; 5 % of the text in 20 documents of a split
+    folder = write_files({f"{number}.txt": "two bytes\n" * 400 for number in range(files)})
+    assert Corpus([str(folder)], ReadOptions(), SplitRule()).cut_text == cut
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "limits"),
+    [
+        ({"train/a.txt": "x\n" * 999, "test/b.txt": "x\n" * 999}, {}, {}),
+        ({"a.txt": "x\n" * 999, "b.jsonl": '{"text": "x"}\n' * 999}, {}, {}),
+        ({"a.txt": "x\n" * 999}, {"cut_text": 0}, {}),
+        ({"a.txt": "x\n" * 999}, {"encoding": "utf-16"}, {}),
+        ({"a.txt": "x\n" * 999}, {}, {"max_documents": 1}),
+    ],
+)
+def test_files_stay_whole_where_something_else_decides(write_files, files, options, limits):
+    corpus = Corpus([str(write_files(files))], ReadOptions(**options), SplitRule(), selection=Selection(**limits))
+    assert corpus.cut_text in (0, LONGEST_DOCUMENT)
 
 
 def test_another_text_field_can_be_named(write_files):
@@ -154,7 +187,7 @@ def test_a_named_file_that_cannot_be_read_is_refused(write_files, name, message)
     "options",
     [
         {"undecodable": "ignore"},
-        {"cut_text": 0},
+        {"cut_text": -1},
         {"encoding": "martian"},
         {"encoding": "undefined"},
         {"encoding": "utf-16", "cut_text": 100},

@@ -142,6 +142,18 @@ def test_a_single_file_can_be_cut_into_splits(write_files, tmp_path, texts):
     assert sum(split.bytes for split in data.description.splits.values()) == len("".join(texts).encode())
 
 
+def test_one_book_gives_all_splits_and_it_is_said(write_files, tmp_path, texts):
+    book = "".join(f"{number} {text}" for number in range(20) for text in texts)
+    said = []
+    data = prepare(write_files({"a.txt": book}), "bytes", tmp_path / "out", progress=False, say=said.append)
+    assert set(data.description.splits) == {"train", "validation", "test"}
+    assert sum(split.bytes for split in data.description.splits.values()) == len(book.encode())
+    assert ["--cut-text 0" in line for line in said] == [True]
+    whole = dict(options=ReadOptions(cut_text=0), validation_share=0, test_share=0, progress=False)
+    data = prepare(tmp_path / "files", "bytes", tmp_path / "whole", **whole, say=said.append)
+    assert data.description.splits["train"].documents == len(said) == 1
+
+
 def test_progress_shows_the_amount_of_text(corpus_folder, tmp_path, capsys, texts):
     prepare(corpus_folder, "bpe:300", tmp_path / "out", validation_share=0.2, test_share=0.2)
     shown = capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,8 @@ class PrepareFlags:
     """What to do with documents that are not in that encoding. The summary counts skipped ones."""
 
     cut_text: int | None = None
-    """Cut text files into documents of about this many bytes, at line ends: for few, long files."""
+    """Cut text files into documents of about this many bytes, at line ends; 0 keeps them whole. Default: few files are
+    cut so that every split gets some text, and all into documents of at most a megabyte."""
 
     exclude: tuple[str, ...] = ()
     """Patterns of paths inside folders to leave out, for instance '*/test/*'."""
@@ -138,6 +140,7 @@ def run(flags: PrepareFlags) -> int:
         workers=flags.workers,
         ray=flags.ray,
         progress=flags.progress,
+        say=print,
     )
     for line in summary_lines(data, time.perf_counter() - started):
         print(line)
@@ -162,4 +165,9 @@ def summary_lines(data: PreparedData, seconds: float) -> list[str]:
     lines += [f"left out: {count:,} {reason} documents" for reason, count in description.skipped.items()]
     if not description.tokenizer.lossless:
         lines.append("note: this tokenizer does not keep all text; bits per byte count what it keeps")
-    return [*lines, f"prepared {data.folder}"]
+    folder = shlex.quote(str(data.folder))
+    return [
+        *lines,
+        f"prepared {data.folder}",
+        f"next: polysketch train --data {folder} --preset tiny --out runs/{shlex.quote(data.folder.name)}",
+    ]

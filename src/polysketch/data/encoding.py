@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from polysketch.data.corpus import Corpus, Document, Place
 from polysketch.data.description import SPLITS
+from polysketch.data.long_texts import encoded_in_pieces
 from polysketch.data.tokenization import TOKENIZERS, TokenizerLike
 from polysketch.data.writer import token_dtype
 
@@ -80,19 +81,26 @@ class Encoder:
         Raises:
             ValueError: The tokenizer lost bytes of a document.
         """
-        encoded = self._tokenizer.encode_batch([document.text for document in documents])
+        short = [document.text for document in documents if document.num_bytes <= BATCH_BYTES]
+        encoded = iter(self._tokenizer.encode_batch(short))
         parts: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
-        for document, ids in zip(documents, encoded, strict=True):
-            tokens = np.asarray(ids, dtype=np.int64)
-            self._require_all_bytes(document, tokens)
-            parts[document.split or "train"] += [tokens.astype(self._dtype), self._end]
+        for document in documents:
+            is_short = document.num_bytes <= BATCH_BYTES
+            pieces = [next(encoded)] if is_short else encoded_in_pieces(self._tokenizer, document.text)
+            parts[document.split or "train"] += [self._tokens_of(document, pieces), self._end]
         return {name: _joined(name, documents, part) for name, part in parts.items() if part}
 
-    def _require_all_bytes(self, document: Document, tokens: np.ndarray) -> None:
-        if not self._tokenizer.lossless:
-            return
-        found = int(self._token_bytes[tokens].sum())
-        if found != document.num_bytes:
+    def _tokens_of(self, document: Document, pieces: Iterable[Sequence[int] | np.ndarray]) -> np.ndarray:
+        tokens, found = [], 0
+        for piece in pieces:
+            ids = np.asarray(piece, dtype=np.int64)
+            tokens.append(ids.astype(self._dtype))
+            found += int(self._token_bytes[ids].sum())
+        self._require_all_bytes(document, found)
+        return np.concatenate(tokens) if len(tokens) > 1 else tokens[0]
+
+    def _require_all_bytes(self, document: Document, found: int) -> None:
+        if self._tokenizer.lossless and found != document.num_bytes:
             raise ValueError(
                 f"expected tokens for {document.num_bytes} bytes of {document.origin}, found tokens for {found}: the "
                 f"tokenizer {self._tokenizer.name} does not keep all of this text"

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from polysketch.data.corpus import BEGINNING, Corpus, Document, Place, ReadOptions, Selection
+from polysketch.data.corpus.cutting import LONGEST_DOCUMENT
 from polysketch.data.description import (
     DESCRIPTION_FILE,
     RECORD_FILE,
@@ -59,6 +60,7 @@ def prepare(
     workers: int | None = None,
     ray: bool = False,
     progress: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> PreparedData:
     """Turn text into memory-mapped tokens with a tokenizer, a split and a description.
 
@@ -70,6 +72,9 @@ def prepare(
 
     Twice a minute it is recorded in ``OUT.partial`` how far the work is. However it ends before it is whole, the same
     call goes on from there and gives the same bytes as if nothing had happened.
+
+    Text files are cut where there are so few that a split would be empty, or where they are longer than a megabyte;
+    ``ReadOptions.cut_text`` says it otherwise.
 
     Args:
         sources: Files, folders, names of ``polysketch.data.corpus.RECIPES`` such as ``pg19``, and ``hf:NAME[:CONFIG]``.
@@ -94,6 +99,7 @@ def prepare(
         ray: Encode on the machines of a cluster of Ray (extra ``ray``), see ``polysketch.data.ray_workers``;
             ``workers`` is then the number of cores to use, None for all.
         progress: Show a progress bar on standard error.
+        say: Called with a line for what is decided here and not by the arguments.
 
     Returns:
         The prepared folder, opened.
@@ -129,6 +135,8 @@ def prepare(
     }
     with whole_folder(Path(out), record=RECORD_FILE) as folder:
         corpus = Corpus(names, options, rule, table=table, selection=selection, mirror=place)
+        if say is not None and options.cut_text is None:
+            _say_how_it_is_cut(corpus.cut_text, say)
         record = read_record(folder, job, corpus)
         if isinstance(tokenizer, str):
             texts = _TrainingTexts(corpus, tokenizer_text_bytes, progress)
@@ -149,6 +157,11 @@ def _require_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise ValueError(f"expected {name} of at least 1, found {value}")
+
+
+def _say_how_it_is_cut(size: int, say: Callable[[str], None]) -> None:
+    if 0 < size < LONGEST_DOCUMENT:
+        say(f"few files: their text is cut into documents of about {size:,} bytes; --cut-text 0 keeps files whole")
 
 
 def _known(
@@ -265,6 +278,6 @@ def _require_text_to_train_on(tokenizer: str, kind: str | None, splits: Sequence
 def _empty_split(name: str, share: float, total: str) -> str:
     without = "" if name == "train" else f"; --{name}-share 0 does without the split"
     return (
-        f"expected documents in every split, found none of {total} in {name} (share {share:g}): give more documents, "
-        f"other shares or another --seed, or cut long text files into more with --cut-text 20000{without}"
+        f"expected documents in every split, found none of {total} in {name} (share {share:g}): give more text, "
+        f"other shares or another --seed, or cut text files into more documents with a smaller --cut-text{without}"
     )

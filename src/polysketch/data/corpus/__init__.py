@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from polysketch.data.corpus.cutting import LONGEST_DOCUMENT, cut_for
 from polysketch.data.corpus.document import Document, ReadOptions, decoded
 from polysketch.data.corpus.hub import NamedDataset, named_dataset, read_dataset
 from polysketch.data.corpus.place import BEGINNING, Place
-from polysketch.data.corpus.readers import RawDocument, read_file
+from polysketch.data.corpus.readers import RawDocument, read_file, read_text
 from polysketch.data.corpus.recipes import RECIPES, Recipe
 from polysketch.data.corpus.selection import Selection
 from polysketch.data.corpus.source_files import SourceFile, source_files
@@ -29,6 +31,7 @@ class Corpus:
     Attributes:
         skipped: Documents left out in the last pass, by reason: ``empty``, ``undecodable``.
         split_by_hash: Whether in the last pass there was a document whose source gave it no split.
+        cut_text: Bytes of the documents that text files are cut into; 0 where they are kept whole.
         source_bytes: Bytes of files read in the last pass so far.
     """
 
@@ -58,7 +61,6 @@ class Corpus:
         if not sources:
             raise ValueError("expected at least one source (file, folder, dataset or hf:NAME), found none")
         self._start_at(BEGINNING)
-        self._options = options
         self._rule = rule
         self._selection = selection
         self._parts = _without_repeats(
@@ -66,6 +68,8 @@ class Corpus:
             for number, source in enumerate(sources)
             for part in _parts_of(source, named_dataset(source, mirror), options, table)
         )
+        self.cut_text = self._chosen_cut(options) if options.cut_text is None else options.cut_text
+        self._options = dataclasses.replace(options, cut_text=self.cut_text)
 
     def documents(self, start: Place = BEGINNING) -> Iterator[Document]:
         """All documents, each with its split decided.
@@ -123,8 +127,19 @@ class Corpus:
             raise ValueError(
                 f"expected max_text_bytes that hold a document, found {self._selection.max_text_bytes}, and the first "
                 f"one, {document.origin}, has {document.num_bytes} bytes: allow more, or cut long text files with "
-                "--cut-text"
+                "a smaller --cut-text"
             )
+
+    def _chosen_cut(self, options: ReadOptions) -> int:
+        """What is right where the user does not say how text files are cut."""
+        if not options.can_cut or self._selection.max_documents is not None:
+            return 0
+        parts = [part for _, part in self._parts]
+        split_elsewhere = all(part.split is not None for part in parts if isinstance(part, SourceFile))
+        if split_elsewhere:
+            return LONGEST_DOCUMENT
+        text = [part.path for part in parts if isinstance(part, SourceFile) and part.reader is read_text]
+        return cut_for(text, len(text) < len(parts), self._rule)
 
     def known_bytes(self) -> int | None:
         """Bytes of all files, compressed ones as they are; None where datasets or limits make that no measure."""

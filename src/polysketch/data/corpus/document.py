@@ -35,8 +35,8 @@ class ReadOptions:
         encoding: Of text files and JSON lines.
         undecodable: What becomes of text that the encoding does not allow: ``"error"``, ``"skip"`` (leave the document
             out and count it) or ``"replace"`` (with U+FFFD).
-        cut_text: Cut plain text files at the first line end after this many bytes, each piece a document of its own;
-            None keeps a file whole.
+        cut_text: Cut plain text files at the first line end after this many bytes, each piece a document of its own; 0
+            keeps them whole. None leaves it to ``prepare``, see ``corpus.cutting``.
         exclude: Patterns of relative paths inside folders to leave out, as in a shell (``"*/test/*"``; ``*`` also
             matches slashes).
 
@@ -51,18 +51,26 @@ class ReadOptions:
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._line_end()
         if self.undecodable not in UNDECODABLE:
             raise ValueError(f"expected undecodable of {', '.join(UNDECODABLE)}, found {self.undecodable!r}")
-        if self.cut_text is not None and self.cut_text < 1:
-            raise ValueError(f"expected cut_text of at least 1 byte, found {self.cut_text}")
-        try:
-            line_end = "\n".encode(self.encoding)
-        except (LookupError, UnicodeError) as error:
-            raise ValueError(f"expected an encoding that Python knows, found {self.encoding!r}") from error
-        if line_end != b"\n" and self.cut_text is not None:
+        if self.cut_text is not None and self.cut_text < 0:
+            raise ValueError(f"expected cut_text of at least 0 bytes, found {self.cut_text}")
+        if self.cut_text and not self.can_cut:
             raise ValueError(
                 f"expected an encoding whose line ends are single bytes for cut_text, found {self.encoding}"
             )
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether text files can be cut at line ends: where these are single bytes."""
+        return self._line_end() == b"\n"
+
+    def _line_end(self) -> bytes:
+        try:
+            return "\n".encode(self.encoding)
+        except (LookupError, UnicodeError) as error:
+            raise ValueError(f"expected an encoding that Python knows, found {self.encoding!r}") from error
 
 
 def decoded(raw: bytes | str, options: ReadOptions, origin: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from polysketch.data.compressed import open_bytes, plain_name
+from polysketch.data.corpus.cutting import pieces_of_file
 from polysketch.data.corpus.document import ReadOptions, decoded, text_of_row
 from polysketch.extras import require
 
@@ -16,6 +17,8 @@ RawDocument = tuple[str, bytes | str]
 Reader = Callable[[BinaryIO, str, ReadOptions], Iterator[RawDocument]]
 
 PARQUET_ROWS = 256
+# A line of JSON is in memory about five times at once.
+LONGEST_LINE = 64_000_000  # bytes
 
 TEXT_SUFFIXES = (
     *(".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".xml", ".css", ".srt", ".org", ".adoc"),
@@ -27,19 +30,24 @@ TEXT_SUFFIXES = (
 
 def read_text(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
     """A plain text file: one document, or pieces of about ``options.cut_text`` bytes that end with a line."""
-    if options.cut_text is None:
+    if not options.cut_text:
         yield origin, file.read()
         return
-    number = 0
-    while piece := file.read(options.cut_text):
-        yield f"{origin} piece {number}", piece + file.readline()
-        number += 1
+    pieces = pieces_of_file(file, options.cut_text)
+    yield origin, next(pieces, b"")  # an empty file is a document, to be counted
+    for number, piece in enumerate(pieces, start=2):
+        yield f"{origin} piece {number}", piece
 
 
 def read_json_lines(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
     """A document for each line: a JSON object with a text field. Blank lines are passed over."""
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
         place = f"{origin}:{number}"
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"expected lines of at most {LONGEST_LINE:,} bytes, found a longer one at {place}: cut its text into "
+                "several lines, or give the text as a .txt file"
+            )
         if not line.strip():
             continue
         text = decoded(line, options, place)
