@@ -95,8 +95,9 @@ def test_few_files_are_cut_so_that_no_split_is_empty(write_files, files, cut):
     ],
 )
 def test_files_stay_whole_where_something_else_decides(write_files, files, options, limits):
-    corpus = Corpus([str(write_files(files))], ReadOptions(**options), SplitRule(), selection=Selection(**limits))
-    assert corpus.cut_text in (0, LONGEST_DOCUMENT)
+    folder, limits = [str(write_files(files))], Selection(**limits)
+    assert Corpus(folder, ReadOptions(**options), SplitRule(), selection=limits).cut_text in (0, LONGEST_DOCUMENT)
+    assert Corpus(folder, ReadOptions(), SplitRule(0, 0)).cut_text == LONGEST_DOCUMENT
 
 
 def test_another_text_field_can_be_named(write_files):

@@ -27,6 +27,7 @@ VERBS = {
     "prepare": "turn text (files, folders, data sets) into tokens, split for training and testing",
     "task": "make a task from a seed, or from classified texts and images, to train models on",
     "train": "train a model on prepared text or a task, or go on with a run that was stopped",
+    "compare": "training runs side by side: a table, and a plot of their losses",
     "evaluate": "loss of a model on held-out text, its score on tasks, and how far back it reaches",
     "generate": "continue a prompt with a trained model",
     "export": "write a trained model for transformers, with a model card",

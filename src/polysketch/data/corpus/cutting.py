@@ -31,11 +31,11 @@ def cut_for(text_files: Sequence[Path], other_documents: bool, rule: SplitRule) 
         A length that gives every split about 20 documents, at most 20,000 bytes, where whole files would leave a split
         empty; else a megabyte.
     """
-    share = min((rule.share_of(name) for name in ("validation", "test") if rule.share_of(name) > 0), default=1.0)
-    if other_documents or not text_files or len(text_files) * share >= FEW_DOCUMENTS:
+    shares = [rule.share_of(name) for name in ("validation", "test") if rule.share_of(name) > 0]
+    if other_documents or not text_files or not shares or len(text_files) * min(shares) >= FEW_DOCUMENTS:
         return LONGEST_DOCUMENT
     total = sum(path.stat().st_size for path in text_files)
-    return min(USUAL_DOCUMENT, max(SHORTEST_DOCUMENT, int(total * share) // EXPECTED_DOCUMENTS))
+    return min(USUAL_DOCUMENT, max(SHORTEST_DOCUMENT, int(total * min(shares)) // EXPECTED_DOCUMENTS))
 
 
 def pieces_of_file(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -1,0 +1,119 @@
+"""Runs side by side: a table of what each is and how far it came, and a plot of their validation losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polysketch import plotting
+from polysketch.training.reporting import MetricsFile, format_seconds
+from polysketch.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What a run says of itself.
+
+    Attributes:
+        folder: where it is, as it was named.
+        mechanism: its attention; with options where some differ from the defaults.
+        data: digest of the data's description: losses of other data mean other things.
+        steps: made, and asked for.
+        tokens: trained on.
+        seconds: of training.
+        validation: (step, loss in nats) of each evaluation.
+    """
+
+    folder: Path
+    mechanism: str
+    data: str
+    steps: tuple[int, int]
+    tokens: int
+    seconds: float
+    validation: Sequence[tuple[int, float]]
+
+
+def compared(folder: Path) -> ComparedRun:
+    """Read what a run says of itself; its weights are not looked at.
+
+    Raises:
+        FileNotFoundError: it is no run.
+        ValueError: it is damaged, or made no step.
+    """
+    place = RunFolder(folder)
+    config = place.read_config()
+    lines = MetricsFile(place.metrics).read()
+    training = [line for line in lines if line["kind"] == "train"]
+    if not training:
+        raise ValueError(f"expected a run with a line of metrics, found none in {place.metrics}: let it train first")
+    evaluations = [(line["step"], line["loss"]) for line in lines if line["kind"] == "evaluation"]
+    return ComparedRun(
+        folder,
+        _mechanism(config["model"]),
+        config["data"]["description_sha256"],
+        (training[-1]["step"], config["training"]["steps"]),
+        training[-1]["tokens"],
+        training[-1]["seconds"],
+        [(step, loss) for step, loss in evaluations if loss is not None],
+    )
+
+
+def comparison_table(runs: Sequence[ComparedRun]) -> list[str]:
+    """Lines of at most 80 columns for short names: best first, by the lowest validation loss."""
+    rows = [["run", "attention", "steps", "tokens", "time", "best loss", "last"], *map(_row, sorted(runs, key=_best))]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(_padded(row, widths)).rstrip() for row in rows]
+
+
+def plot_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
+    """Draw the validation losses over steps.
+
+    Args:
+        runs: at least one with an evaluation.
+        path: .png, .pdf or .svg.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        ValueError: no run was evaluated.
+    """
+    drawn = [run for run in runs if run.validation]
+    if not drawn:
+        raise ValueError("expected a run that was evaluated at least once, found none: there is nothing to draw")
+    with plotting.picture(path, (7, 4.5)) as axes:
+        for run in drawn:
+            axes.plot(*zip(*run.validation, strict=True), "o-", markersize=3, label=f"{run.folder} ({run.mechanism})")
+        plotting.finish(axes, xlabel="step", ylabel="validation loss (nats per token)")
+
+
+def _best(run: ComparedRun) -> float:
+    return min((loss for _, loss in run.validation), default=float("inf"))
+
+
+def _mechanism(model: Mapping[str, Any]) -> str:
+    sizes = model.get("sizes", model)
+    options = sizes.get("attention_options") or {}
+    told = ", ".join(f"{name}={value}" for name, value in options.items())
+    return f"{sizes['attention']} {told}".strip()
+
+
+def _row(run: ComparedRun) -> list[str]:
+    made, asked = run.steps
+    best = min(run.validation, key=lambda point: point[1], default=None)
+    return [
+        str(run.folder),
+        run.mechanism,
+        f"{made:,}" if made == asked else f"{made:,} of {asked:,}",
+        f"{run.tokens:,}",
+        format_seconds(run.seconds),
+        "-" if best is None else f"{best[1]:.4f} at {best[0]:,}",
+        "-" if best is None else f"{run.validation[-1][1]:.4f}",
+    ]
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [
+        cell.ljust(width) if index < 2 else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]

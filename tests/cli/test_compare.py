@@ -1,0 +1,79 @@
+"""`polysketch compare`: runs side by side, best first, and never losses that mean different things."""
+
+import json
+
+import pytest
+
+from polysketch.cli import main
+from polysketch.storage import strict_json
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    """A function that writes what a run says of itself."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name, losses, *, data="a" * 64, steps=100, attention="softmax", **options):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = {
+            "format": 3,
+            "training": {"context": 64, "extend": False, "steps": steps},
+            "resolved": {"dtype": "float32"},
+            "model": {"attention": attention, "attention_options": options},
+            "data": {"folder": "data", "description_sha256": data},
+            "environment": {},
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        lines = [{"kind": "train", "step": 50, "loss": 3.0, "tokens": 6400, "seconds": 61.2}]
+        lines += [{"kind": "evaluation", "step": step, "loss": loss} for step, loss in losses]
+        (folder / "metrics.jsonl").write_bytes(b"".join(map(strict_json.encoded, lines)))
+
+    return make
+
+
+def test_the_best_run_comes_first_with_what_it_is(make_run, capsys, tmp_path):
+    make_run("plain", [(10, 2.5), (50, 2.25)])
+    make_run("own", [(10, 2.125), (50, 2.375)], steps=50, attention="polysketch", window=16)
+    make_run("begun", [])
+    assert main(["compare", "plain", "own", "begun", "--plot", "losses.png", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["own", "plain", "begun"]
+    assert "polysketch window=16" in lines[1]
+    assert "2.1250 at 10" in lines[1]
+    assert lines[1].endswith("2.3750")
+    assert "50 of 100" in lines[2]
+    assert "1:01" in lines[2]
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert [run["validation"] for run in json.loads(lines[-1])] == [
+        [[10, 2.5], [50, 2.25]],
+        [[10, 2.125], [50, 2.375]],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["one", "other"], "expected runs of the same data, found other data in other"),
+        (["one", "one"], "named once"),
+        (["one", "absent"], "expected a run folder"),
+        (["one", "--plot", "losses.doc"], ".png"),
+        (["unborn"], "expected a run with a line of metrics"),
+        (["one", "--plot", "none/losses.png"], "expected a folder none"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(make_run, capsys, arguments, message):
+    make_run("one", [(10, 2.5)])
+    make_run("other", [(10, 2.5)], data="b" * 64)
+    make_run("unborn", [])
+    open("unborn/metrics.jsonl", "w").close()
+    assert main(["compare", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_without_an_evaluation_there_is_nothing_to_draw(make_run, capsys):
+    make_run("begun", [])
+    assert main(["compare", "begun", "--plot", "losses.png"]) == 1
+    assert "nothing to draw" in capsys.readouterr().err
