@@ -80,6 +80,6 @@ def _meeting(before: _Piece, after: _Piece, begin_byte: int) -> tuple[int, int] 
             ids[place + 1 - AGREEMENT_TOKENS : place + 1 + AGREEMENT_TOKENS]
             for ids, place in ((before.ids, left[candidate]), (after.ids, right[candidate]))
         ]
-        if len(around[0]) == 2 * AGREEMENT_TOKENS and np.array_equal(*around):
+        if len(around[0]) == 2 * AGREEMENT_TOKENS and np.array_equal(around[0], around[1]):
             return int(left[candidate]) + 1, int(right[candidate]) + 1
     return None

@@ -48,7 +48,7 @@ INDUCTION = TaskStudy(
         "smoke": TaskSettings(task={"length": 32, "minimum_gap": 8}, nearby=4, lengths=(48,), **_STEPS),
         "cpu": TaskSettings(
             task={"length": 256, "minimum_gap": 32},
-            steps=2000,
+            steps=400,
             lengths=(128, 512, 1024),
             test_rows=256,
         ),
@@ -65,7 +65,7 @@ RECALL = TaskStudy(
     judged="polysketch",
     sizes={
         "smoke": TaskSettings(task={"length": 32, "pairs": 2, "vocabulary": 16, "minimum_gap": 8}, nearby=4, **_STEPS),
-        "cpu": TaskSettings(task={"length": 96, "pairs": 8, "vocabulary": 128, "minimum_gap": 32}, steps=1000),
+        "cpu": TaskSettings(task={"length": 96, "pairs": 8, "vocabulary": 128, "minimum_gap": 32}, steps=400),
         "short": TaskSettings(
             task={"length": 64, "pairs": 4, "vocabulary": 32, "minimum_gap": 32}, steps=600, evaluations=60
         ),
