@@ -102,7 +102,7 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 
 # torchvision, which timm needs, comes from where torch does: of another build, it would not load.
 test-vision: $(VISION)/.ready
-	$(VISION)/bin/python -m pytest tests/integrations/timm
+	$(VISION)/bin/python -m pytest tests/integrations/timm tests/integrations/diffusers
 
 $(VISION)/.ready: pyproject.toml constraints.txt
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)
