@@ -53,6 +53,7 @@ MAY_IMPORT = {
 """The table of the design: what each package may import of ours, besides itself."""
 
 OWNERS = {
+    "PIL": {"tasks"},
     "triton": {"ops"},
     "datasets": {"data", "integrations"},
     "diffusers": {"integrations"},

@@ -104,6 +104,8 @@ PUBLIC_NAMES = {
         "ModelConfig",
         "ModelState",
         "PRESETS",
+        "PairClassifier",
+        "SequenceAutoencoder",
         "SequenceClassifier",
         "TransformerEncoder",
         "TransformerEncoderDecoder",

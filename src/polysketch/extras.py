@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 
 EXTRA_OF = {
+    "PIL": "images",
     "accelerate": "hf",
     "datasets": "hf",
     "diffusers": "vision",

@@ -9,6 +9,7 @@ import pytest
 from polysketch.cli import main
 from polysketch.tasks import open_task
 from polysketch.tasks.reversal import Reversal
+from tasks.test_task_folders import PAIRS, pair_table, pathfinder_folder
 
 
 def reviews(path: Path, count: int) -> Path:
@@ -56,6 +57,12 @@ def test_symbols_and_images_are_read(tmp_path: Path, capsys):
         (["texts", "--train", "nowhere.jsonl", "--out", "OUT"], "found nothing at nowhere.jsonl"),
         (["texts", "--train", "x", "--set", "length=3", "--out", "OUT"], "expected no --set"),
         (["reversal", "--train", "x", "--out", "OUT"], "expected no --train"),
+        (["reversal", "--max-tokens", "5", "--out", "OUT"], "reversal: expected no --max-tokens"),
+        (["reversal", "--seed", "5"], "reversal: expected no --seed"),
+        (["images", "--train", "x", "--tokenizer", "y", "--out", "OUT"], "images: expected no --tokenizer"),
+        (["pairs", "--train", "x", "--class-names", "y", "--out", "OUT"], "pairs: expected no --class-names"),
+        (["pairs", "--train", "x.tsv", "--out", "OUT"], "expected a file, found none at x.tsv"),
+        (["pathfinder", "--train", "x", "--out", "OUT"], "expected Pathfinder's metadata"),
         (["reversal", "--set", "size=3", "--out", "OUT"], "with one of seed, examples, asks"),
         (["reversal", "--set", "length=ten", "--out", "OUT"], "a value such as int has"),
         (["reversal", "--set", "length=0", "--out", "OUT"], "a length of at least 1"),
@@ -75,3 +82,15 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, capsys):
     assert main(["task", "reversal", "--out", str(tmp_path)]) == 1
     assert "with contents" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_pairs_and_pathfinder_are_folders_too(tmp_path: Path, capsys):
+    table = pair_table(tmp_path / "pairs.tsv", PAIRS * 5)
+    assert main(["task", "pairs", "--train", str(table), "--out", str(tmp_path / "a")]) == 0
+    assert "19 train, 1 validation rows of up to 11 tokens, 257 ids; asks: one of 2 classes for two documents" in (
+        capsys.readouterr().out
+    )
+    folder, _ = pathfinder_folder(tmp_path / "pathfinder")
+    sources = [str(folder)] * 2
+    assert main(["task", "pathfinder", "--train", *sources, "--out", str(tmp_path / "b")]) == 0
+    assert "8 train, 1 validation, 1 test rows of up to 64 tokens, 256 ids" in capsys.readouterr().out

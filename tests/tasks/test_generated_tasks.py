@@ -11,7 +11,7 @@ from polysketch.tasks import TASKS, Classification, GeneratedTask, task_class
 from polysketch.tasks.copying import SelectiveCopying
 from polysketch.tasks.induction import Induction
 from polysketch.tasks.listops import SYMBOLS, ListOps
-from polysketch.tasks.mad import InContextRecall, Memorization
+from polysketch.tasks.mad import Compression, InContextRecall, Memorization
 from polysketch.tasks.reversal import Reversal
 
 SMALL = {
@@ -22,6 +22,7 @@ SMALL = {
     "listops": {"shortest": 5, "length": 60},
     "in-context-recall": {"noise_vocabulary": 4, "noise_share": 0.3, "key_motif": 2, "value_motif": 3},
     "memorization": {},
+    "compression": {"length": 9},
 }
 
 
@@ -91,6 +92,13 @@ def test_induction_asks_for_what_followed_the_special_token():
         assert first + 1 < 39 - 3
         assert row.answer[-1] == row.ids[first + 1]
         assert (row.answer[:-1] == NO_TARGET).all()
+
+
+def test_compression_asks_for_all_but_the_last_token_which_is_always_the_same():
+    rows = [Compression(length=9).row("train", index) for index in range(200)]
+    assert all(row.ids[-1] == 15 and row.answer[-1] == NO_TARGET for row in rows)
+    assert all((row.answer[:-1] == row.ids[:-1]).all() for row in rows)
+    assert {*np.concatenate([row.ids[:-1] for row in rows])} == {*range(15)}
 
 
 @pytest.mark.parametrize("asks", ["each", "written"])
@@ -189,6 +197,7 @@ def test_memorization_has_one_value_a_key_in_all_rows_and_in_no_row():
         ("in-context-recall", {"noise_share": 0.5}, "ids for it"),
         ("in-context-recall", {"vocabulary": 100_000, "length": 8}, "no key comes twice"),
         ("memorization", {"length": 5}, "an even length"),
+        ("compression", {"length": 1}, "a length from 2 on"),
         ("induction", {"seed": -1}, "not be negative"),
     ],
 )

@@ -12,7 +12,8 @@ import torch
 from polysketch.data.tokenization import BytesTokenizer
 from polysketch.tasks import TASKS, TaskBatch, open_task, task_class, task_digest, verify_task, write_task
 from polysketch.tasks.batch import Row, collated
-from polysketch.tasks.sources import classified_images, classified_texts, split_off
+from polysketch.tasks.images import classified_images, pathfinder
+from polysketch.tasks.sources import classified_pairs, classified_texts, split_off
 from tasks.test_generated_tasks import SMALL
 
 TEXTS = [("one good film", "pos"), ("bad", "neg"), ("very good", "pos"), ("no", "neg"), ("dull and long", "neg")]
@@ -208,3 +209,97 @@ def test_a_damaged_folder_is_told(tmp_path: Path):
         (folder / "task.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             open_task(folder)
+
+
+PAIRS = [("0.0", "one", "another one"), ("1.0", "two and", "two"), ("1.0", "x y", "x"), ("0.0", "z", 'w "v')]
+
+
+def pair_table(path: Path, rows=PAIRS) -> Path:
+    path.write_text("".join(f"{label}\tA{i}\tB{i}\t{one}\t{two}\n" for i, (label, one, two) in enumerate(rows)))
+    return path
+
+
+def test_pairs_of_long_range_arena_come_back_from_their_folder(tmp_path: Path):
+    file = pair_table(tmp_path / "new_aan_pairs.train.tsv")
+    task = classified_pairs({"train": [file]}, BytesTokenizer().encode, 257, max_tokens=7, alphabet="x")
+    write_task(split_off(task, 0.25), tmp_path / "task")
+    found = open_task(tmp_path / "task")
+    assert (found.asks, found.class_names, found.documents, found.alphabet) == ("pair", ("0.0", "1.0"), 2, "x")
+    assert (found.num_rows("train"), found.num_rows("validation"), found.longest) == (3, 1, 7)
+    rows = [found.row(split, i) for split in ("train", "validation") for i in range(found.num_rows(split))]
+    seen = {(found.class_names[row.answer], bytes(row.ids.tolist()), bytes(row.second.tolist())) for row in rows}
+    assert seen == {(label, one.encode()[:7], two.encode()[:7]) for label, one, two in PAIRS}
+    batch = found.rows("train", np.arange(3))
+    assert {"ids", "key_mask", "second", "second_mask"} == batch.inputs.keys()
+    assert batch.inputs["second"].shape == batch.inputs["second_mask"].shape
+    first, second = batch.split(2)
+    assert len(second) == 1
+    assert first.inputs["second"].equal(batch.inputs["second"][:2])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("0\ta\tb\ttext\n", "a.tsv:1: expected five columns apart by tabs, .* found 4"),
+        ("0\ta\tb\tx\ty\n1\ta\tb\tx\t\n", "a.tsv:2: expected a text of at least one token"),
+    ],
+)
+def test_pairs_of_another_layout_are_refused_with_their_place(content: str, message: str, tmp_path: Path):
+    (tmp_path / "a.tsv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        classified_pairs({"train": [tmp_path / "a.tsv"]}, BytesTokenizer().encode, 257)
+
+
+def pathfinder_folder(path: Path) -> tuple[Path, np.ndarray]:
+    """Six images, one of them without a byte; returns the others."""
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
+    for number, array in enumerate(pixels):
+        folder = path / "imgs" / str(number // 3)
+        folder.mkdir(parents=True, exist_ok=True)
+        image.fromarray(array).save(folder / f"sample_{number % 3}.png")
+    (path / "imgs" / "1" / "sample_1.png").write_bytes(b"")
+    (path / "metadata").mkdir()
+    for part in range(2):
+        lines = [
+            f"imgs/{part} sample_{i} {i} {(3 * part + i) % 2} 1.8 6".replace(f"_{i} ", f"_{i}.png ") for i in range(3)
+        ]
+        (path / "metadata" / f"{part}.npy").write_text("\n".join(lines) + "\n")
+    return path, np.delete(pixels, 4, axis=0)
+
+
+def test_pathfinder_is_read_by_its_metadata(tmp_path: Path):
+    folder, pixels = pathfinder_folder(tmp_path / "curv_contour_length_14")
+    task = pathfinder({"train": [folder]})
+    assert (task.shape, task.num_classes, task.num_rows("train"), task.vocab_size) == ((8, 8, 1), 2, 5, 256)
+    for number, (array, label) in enumerate(zip(pixels, [0, 1, 0, 1, 1], strict=True)):
+        row = task.row("train", number)
+        assert (row.ids.reshape(8, 8) == array).all()
+        assert row.answer == label
+    (folder / "imgs" / "0" / "sample_0.png").write_bytes(b"GIF89a")
+    with pytest.raises(ValueError, match=r"expected a PNG image, found something else: .*sample_0.png"):
+        pathfinder({"train": [folder]})
+    (folder / "imgs" / "0" / "sample_0.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"0.npy:1: expected the image"):
+        pathfinder({"train": [folder]})
+    (folder / "metadata" / "0.npy").write_text("imgs/0 sample_1.png 1\n")
+    with pytest.raises(ValueError, match=r"0.npy:1: expected a folder, a file, a number and a class"):
+        pathfinder({"train": [folder]})
+    with pytest.raises(FileNotFoundError, match="expected Pathfinder's metadata"):
+        pathfinder({"train": [tmp_path]})
+
+
+def test_a_folder_that_does_not_say_what_its_ids_are_is_read(tmp_path: Path):
+    """As those that were written before it was said."""
+    write_task(texts(tmp_path), tmp_path / "task")
+    file = tmp_path / "task" / "task.json"
+    described = json.loads(file.read_text())
+    for name in ("alphabet", "documents"):
+        del described["options"][name]
+    file.write_text(json.dumps(described))
+    found = open_task(tmp_path / "task")
+    assert (found.alphabet, found.asks, found.num_rows("train")) == ("", "class", 5)
+    described["options"]["size"] = 3
+    file.write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="expected the sizes of classification, found others"):
+        open_task(tmp_path / "task")

@@ -17,9 +17,11 @@ class TaskFlags:
     """Make a folder of a task, for `polysketch train --data FOLDER` and `polysketch evaluate`.
 
     A task is made from a seed, in sizes that --set changes: selective-copying, induction, recall, reversal, listops,
-    in-context-recall, memorization; without --out its sizes are listed. Or it is read from local files: `texts` with a
-    class each (JSON Lines; tables of two columns; a folder with a folder of text files for each class), and `images`
-    with a class each (an IDX file of images and one of labels, as MNIST has them; CIFAR-10's binary files).
+    in-context-recall, memorization, compression; without --out its sizes are listed. Or it is read from local files:
+    `texts` with a class each (JSON Lines; tables of two columns; a folder with a folder of text files for each class);
+    `pairs` of texts with a class each (tables of five columns, as Long Range Arena has them); `images` with a class
+    each (an IDX file of images and one of labels, as MNIST has them; CIFAR-10's binary files); and `pathfinder`, a
+    folder of images and one of metadata, as Long Range Arena has them.
 
     Examples:
       polysketch task reversal --set length=50 --out data/reversal
@@ -40,10 +42,10 @@ class TaskFlags:
     """Files or folders to train on."""
 
     validation: tuple[Path, ...] = ()
-    """Files or folders to validate on. Default: a twentieth of those to train on."""
+    """Files or folders to validate on. Default: a twentieth of those to train on; of pathfinder a tenth."""
 
     test: tuple[Path, ...] = ()
-    """Files or folders to test on."""
+    """Files or folders to test on. Default: none; of pathfinder a tenth of those to train on."""
 
     tokenizer: str = "bytes"
     """How texts become tokens: bytes; symbols, which stand apart by spaces; or the path of a tokenizer, as for
@@ -81,6 +83,7 @@ def run(flags: TaskFlags) -> int:
     from polysketch.tasks.requirements import check_requirements
 
     check_requirements(flags.name, flags.out)
+    _check_flags(flags)
     if flags.out is None:
         return _list_sizes(flags.name)
     from polysketch.tasks import write_task
@@ -95,12 +98,32 @@ def run(flags: TaskFlags) -> int:
     return 0
 
 
+_READ = ("train", "validation", "test", "seed")
+_TAKEN: dict[str, tuple[str, ...]] = {
+    "texts": (*_READ, "tokenizer", "max_tokens", "text_field", "class_field"),
+    "pairs": (*_READ, "tokenizer", "max_tokens"),
+    "images": (*_READ, "class_names"),
+    "pathfinder": _READ,
+}
+"""The flags that say something about each task out of files; about others --set does."""
+
+
+def _check_flags(flags: TaskFlags) -> None:
+    """Refuse flags that would do nothing."""
+    taken = ("name", "out", *_TAKEN.get(flags.name, ("set",)))
+    for field in dataclasses.fields(flags):
+        if field.name not in taken and getattr(flags, field.name) != field.default:
+            raise ValueError(f"{flags.name}: expected no --{field.name.replace('_', '-')}, found one: leave it out")
+
+
 def _asks(task: Any) -> str:
     asked = {
         "next": "the next token, at some places",
         "each": "a token at each place",
         "class": f"one of {task.num_classes} classes",
+        "pair": f"one of {task.num_classes} classes for two documents",
         "written": "a sequence",
+        "recovered": "the row, out of one vector",
     }
     return asked[task.asks]
 
@@ -118,9 +141,6 @@ def _list_sizes(name: str) -> int:
 def _generated(flags: TaskFlags) -> Any:
     from polysketch.tasks import task_class
 
-    given = [name for name in ("train", "validation", "test") if getattr(flags, name)]
-    if given:
-        raise ValueError(f"{flags.name} is made from a seed: expected no --{given[0]}, found one")
     kind = task_class(flags.name)
     types = typing.get_type_hints(kind)
     known = {each.name: types[each.name] for each in dataclasses.fields(kind)}
@@ -140,30 +160,30 @@ def _size(text: str, known: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _from_files(flags: TaskFlags) -> Any:
-    from polysketch.tasks.sources import classified_images, split_off
+    from polysketch.tasks.images import classified_images, pathfinder
+    from polysketch.tasks.sources import split_off
 
-    if flags.set:
-        raise ValueError(f"{flags.name} is read from files: expected no --set, found {flags.set[0]}")
     if not flags.train:
         raise ValueError(f"{flags.name}: expected --train, files or folders, found none")
     given = {"train": flags.train, "validation": flags.validation, "test": flags.test}
     sources: dict[str, Sequence[Path]] = {split: paths for split, paths in given.items() if paths}
+    if flags.name == "pathfinder":
+        task = pathfinder(sources)
+        task = task if flags.test else split_off(task, 0.1, flags.seed, "test")
+        return task if flags.validation else split_off(task, 0.1 if flags.test else 1 / 9, flags.seed)
     task = classified_images(sources, flags.class_names) if flags.name == "images" else _texts(flags, sources)
     return task if flags.validation else split_off(task, 0.05, flags.seed)
 
 
 def _texts(flags: TaskFlags, sources: dict[str, Sequence[Path]]) -> Any:
     from polysketch.data.tokenization import BytesTokenizer, load_tokenizer
-    from polysketch.tasks.sources import classified_texts
+    from polysketch.tasks.sources import classified_pairs, classified_texts
 
-    tokenizer = None
-    if flags.tokenizer != "symbols":
-        tokenizer = BytesTokenizer() if flags.tokenizer == "bytes" else load_tokenizer(flags.tokenizer)
-    return classified_texts(
-        sources,
-        None if tokenizer is None else tokenizer.encode,
-        0 if tokenizer is None else tokenizer.vocab_size,
-        max_tokens=flags.max_tokens,
-        text_field=flags.text_field,
-        class_field=flags.class_field,
-    )
+    fields: dict[str, Any] = {"text_field": flags.text_field, "class_field": flags.class_field}
+    if flags.tokenizer == "symbols" and flags.name == "texts":
+        return classified_texts(sources, None, max_tokens=flags.max_tokens, **fields)
+    tokenizer = BytesTokenizer() if flags.tokenizer == "bytes" else load_tokenizer(flags.tokenizer)
+    given: dict[str, Any] = {"max_tokens": flags.max_tokens, "alphabet": tokenizer.sha256}
+    if flags.name == "pairs":
+        return classified_pairs(sources, tokenizer.encode, tokenizer.vocab_size, **given)
+    return classified_texts(sources, tokenizer.encode, tokenizer.vocab_size, **given, **fields)

@@ -6,22 +6,26 @@ from polysketch.lazy import on_demand
 from polysketch.models.presets import PRESETS, preset, preset_attention, preset_fields
 
 if TYPE_CHECKING:
+    from polysketch.models.autoencoder import SequenceAutoencoder
     from polysketch.models.config import ModelConfig
     from polysketch.models.cross_entropy import token_losses
     from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TransformerEncoder
     from polysketch.models.encoder_config import EncoderConfig
     from polysketch.models.encoder_decoder import EncoderDecoderConfig, GivenSource, TransformerEncoderDecoder
+    from polysketch.models.pair_classifier import PairClassifier
     from polysketch.models.state import ModelState
     from polysketch.models.transformer_lm import TransformerLM
 else:
     __getattr__, __dir__ = on_demand(
         __name__,
         {
+            "autoencoder": ["SequenceAutoencoder"],
             "config": ["ModelConfig"],
             "cross_entropy": ["token_losses"],
             "encoder": ["MaskedLanguageModel", "SequenceClassifier", "TransformerEncoder"],
             "encoder_config": ["EncoderConfig"],
             "encoder_decoder": ["EncoderDecoderConfig", "GivenSource", "TransformerEncoderDecoder"],
+            "pair_classifier": ["PairClassifier"],
             "state": ["ModelState"],
             "transformer_lm": ["TransformerLM"],
         },
@@ -35,6 +39,8 @@ __all__ = [
     "MaskedLanguageModel",
     "ModelConfig",
     "ModelState",
+    "PairClassifier",
+    "SequenceAutoencoder",
     "SequenceClassifier",
     "TransformerEncoder",
     "TransformerEncoderDecoder",

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from polysketch import attention
+from polysketch.models.autoencoder import SequenceAutoencoder
 from polysketch.models.base import TokenModel
 from polysketch.models.config import ModelConfig
 from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.models.encoder_decoder import EncoderDecoderConfig, TransformerEncoderDecoder
-from polysketch.models.presets import preset, preset_fields
+from polysketch.models.pair_classifier import PairClassifier
+from polysketch.models.presets import preset, preset_attention, preset_fields
 from polysketch.models.transformer_lm import TransformerLM
 
 Sizes = ModelConfig | EncoderDecoderConfig
@@ -19,7 +21,9 @@ _CONFIGS: Mapping[str, type[Sizes]] = {
     "next": ModelConfig,
     "each": EncoderConfig,
     "class": EncoderConfig,
+    "pair": EncoderConfig,
     "written": EncoderDecoderConfig,
+    "recovered": ModelConfig,
 }
 _CROSS = "linear"  # keeps what it has read of the source in a state of constant size
 
@@ -29,9 +33,10 @@ class AnsweringConfig:
     """A model for what a task asks (`polysketch.tasks.Task.asks`).
 
     Attributes:
-        asks: "next", "each", "class" or "written".
-        sizes: a `ModelConfig`, an `EncoderConfig` for "each" and "class", an `EncoderDecoderConfig` for "written".
-        num_classes: of "class".
+        asks: "next", "each", "class", "pair", "written" or "recovered".
+        sizes: a `ModelConfig`; an `EncoderConfig` for "each", "class" and "pair"; an `EncoderDecoderConfig` for
+            "written".
+        num_classes: of "class" and "pair".
     """
 
     asks: str
@@ -46,13 +51,14 @@ class AnsweringConfig:
 
     def build(self) -> TokenModel:
         """The model, with its initial weights."""
-        if isinstance(self.sizes, EncoderDecoderConfig):
-            return TransformerEncoderDecoder(self.sizes)
-        if not isinstance(self.sizes, EncoderConfig):
-            return TransformerLM(self.sizes)
-        return (
-            MaskedLanguageModel(self.sizes) if self.asks == "each" else SequenceClassifier(self.sizes, self.num_classes)
-        )
+        sizes = self.sizes
+        if isinstance(sizes, EncoderDecoderConfig):
+            return TransformerEncoderDecoder(sizes)
+        if not isinstance(sizes, EncoderConfig):
+            return TransformerLM(sizes) if self.asks == "next" else SequenceAutoencoder(sizes)
+        if self.asks == "each":
+            return MaskedLanguageModel(sizes)
+        return (SequenceClassifier if self.asks == "class" else PairClassifier)(sizes, self.num_classes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold; `from_dict` gives an equal configuration back."""
@@ -67,6 +73,24 @@ class AnsweringConfig:
             TypeError, ValueError: as the configurations of the models.
         """
         return cls(values["asks"], _CONFIGS[values["asks"]].from_dict(values["sizes"]), values["num_classes"])
+
+
+def default_mechanism(asks: str, name: str) -> str | tuple[str, ...]:
+    """The mechanism that `answering_config` takes where none is given, of every layer or layer by layer.
+
+    Args:
+        asks: see `AnsweringConfig`.
+        name: of a preset.
+
+    Raises:
+        ValueError: an unknown preset, or "written", whose parts have several.
+    """
+    if asks == "written":
+        raise ValueError(
+            "--attention-options: expected --attention beside it, for encoder, decoder and cross-attention have "
+            "mechanisms of their own, found none"
+        )
+    return EncoderConfig.attention if _CONFIGS[asks] is EncoderConfig else preset_attention(name, {})[0]
 
 
 def answering_config(
@@ -89,18 +113,20 @@ def answering_config(
         name: of a preset.
         vocab_size, num_classes: of the task.
         mechanism: of all layers; of "written", of encoder, decoder and cross-attention, and it must be able to be each.
-            By default the preset's for "next", that of `EncoderConfig` for encoders, and for "written" these two, with
-            cross-attention by "linear".
-        options: of the mechanism.
+            By default the preset's for causal models, that of `EncoderConfig` for encoders, and for "written" these
+            two, with cross-attention by "linear".
+        options: of the mechanism, given or not; those of a preset's own mechanism change the preset's.
         **changes: fields of the configuration, for instance `num_layers`; those that are None are left out.
 
     Raises:
         ValueError: an unknown preset, mechanism or option, or a mechanism that cannot be what the model asks; those
-            that can are named.
+            that can are named. Options without a mechanism for "written", whose parts have several.
     """
     changes = {"vocab_size": vocab_size, **{key: value for key, value in changes.items() if value is not None}}
+    if mechanism is None and options:
+        mechanism, options = _default_with(asks, name, options)
     given = {} if mechanism is None else {"attention": mechanism, "attention_options": options or {}}
-    if asks == "next":
+    if _CONFIGS[asks] is ModelConfig:
         return AnsweringConfig(asks, preset(name, **given, **changes))
     if asks != "written":
         return AnsweringConfig(asks, _encoder(name, {**given, **changes}), num_classes)
@@ -111,6 +137,13 @@ def answering_config(
     return AnsweringConfig(
         asks, EncoderDecoderConfig(encoder, decoder, cross, dict(options or {}) if mechanism else {})
     )
+
+
+def _default_with(asks: str, name: str, options: Any) -> tuple[Any, Any]:
+    """The mechanism that is not given, with these options."""
+    if _CONFIGS[asks] is ModelConfig:
+        return preset_attention(name, options)
+    return default_mechanism(asks, name), options
 
 
 def _encoder(name: str, changes: Mapping[str, Any]) -> EncoderConfig:

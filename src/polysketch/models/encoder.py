@@ -207,19 +207,35 @@ class SequenceClassifier(TokenModel):
         Raises:
             ValueError: targets of another shape or out of range.
         """
-        classes = self.output.out_features
-        if targets.shape != ids.shape[:1] or targets.dtype != torch.int64:
-            raise ValueError(f"targets must be int64 of shape ({ids.shape[0]},), got {targets.dtype} {targets.shape}")
-        if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
-            low, high = int(targets.min()), int(targets.max())
-            if low < 0 or high >= classes:
-                raise ValueError(f"targets must lie in [0, {classes}), got {low} to {high}")
-        return nn.functional.cross_entropy(self(ids, key_mask=key_mask).float(), targets)
+        return class_loss(self(ids, key_mask=key_mask), targets)
 
     def _pooled(self, hidden: Tensor, key_mask: Tensor | None) -> Tensor:
+        if self.pooling == "mean":
+            return mean_of_real(hidden, key_mask)
         if key_mask is None:
-            return hidden.mean(1) if self.pooling == "mean" else hidden[:, 0]
-        if self.pooling == "first":
-            return hidden[torch.arange(hidden.shape[0], device=hidden.device), key_mask.int().argmax(1)]
-        real = hidden.masked_fill(~key_mask[..., None], 0.0)
-        return real.sum(1) / key_mask.sum(1, keepdim=True).to(hidden.dtype)
+            return hidden[:, 0]
+        return hidden[torch.arange(hidden.shape[0], device=hidden.device), key_mask.int().argmax(1)]
+
+
+def mean_of_real(hidden: Tensor, key_mask: Tensor | None) -> Tensor:
+    """(batch, length, width) -> (batch, width), the mean over tokens, without those that `key_mask` calls padding."""
+    if key_mask is None:
+        return hidden.mean(1)
+    real = hidden.masked_fill(~key_mask[..., None], 0.0)
+    return real.sum(1) / key_mask.sum(1, keepdim=True).to(hidden.dtype)
+
+
+def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of (batch, classes) logits; on a GPU values of targets are not read.
+
+    Raises:
+        ValueError: targets of another shape than (batch,), of another dtype than int64, or out of range.
+    """
+    rows, classes = logits.shape
+    if targets.shape != (rows,) or targets.dtype != torch.int64:
+        raise ValueError(f"targets must be int64 of shape ({rows},), got {targets.dtype} {targets.shape}")
+    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= classes:
+            raise ValueError(f"targets must lie in [0, {classes}), got {low} to {high}")
+    return nn.functional.cross_entropy(logits.float(), targets)

@@ -12,7 +12,7 @@ import numpy as np
 
 from polysketch.tasks.batch import Row, TaskBatch, collated
 
-Asks = Literal["next", "each", "class", "written"]
+Asks = Literal["next", "each", "class", "pair", "written", "recovered"]
 Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -28,7 +28,9 @@ class Task(ABC):
     | `next` | `TransformerLM` | at some positions, the token that is to follow there |
     | `each` | `MaskedLanguageModel`, an encoder | at some positions, a token |
     | `class` | `SequenceClassifier`, an encoder | one class for the row |
+    | `pair` | `PairClassifier`, an encoder | one class for two documents |
     | `written` | `TransformerEncoderDecoder` | a sequence of its own |
+    | `recovered` | `SequenceAutoencoder`, causal | the row's own tokens, out of its last vector |
 
     Attributes:
         name: of the task in `TASKS`.
@@ -47,6 +49,11 @@ class Task(ABC):
     def num_classes(self) -> int:
         """Number of classes; 0 unless the task asks for one."""
         return 0
+
+    @property
+    def alphabet(self) -> str:
+        """What ids stand for: the same word where they mean the same, "" where it is not known."""
+        return self.name
 
     @property
     @abstractmethod

@@ -20,10 +20,12 @@ class Row:
     Attributes:
         ids: (length,) tokens.
         answer: (length,) tokens, -100 where nothing is asked; or one class; or (any length,) the tokens to be written.
+        second: (any length,) tokens of the second document of a pair; None for others.
     """
 
     ids: np.ndarray
     answer: np.ndarray | int
+    second: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,20 @@ def collated(rows: Sequence[Row], asks: str) -> TaskBatch:
 
     Args:
         rows: at least one.
-        asks: what the task asks. A model that sees both sides is told what is padding (`key_mask`, `source_mask`), and
+        asks: what the task asks. A model that is not causal is told what is padding (`key_mask`, `source_mask`), and
             one that writes gets what it has written so far: 0, which stands for the beginning, and then the answer.
     """
     ids, real = _padded([row.ids for row in rows], 0)
-    if asks == "class":
-        return TaskBatch({"ids": ids, "key_mask": real}, torch.tensor([int(row.answer) for row in rows]))
+    inputs = {"ids": ids, "key_mask": real}
+    if asks in ("class", "pair"):
+        if asks == "pair":
+            inputs["second"], inputs["second_mask"] = _padded([np.asarray(row.second) for row in rows], 0)
+        return TaskBatch(inputs, torch.tensor([int(row.answer) for row in rows]))
     answers, _ = _padded([np.asarray(row.answer) for row in rows], NO_TARGET)
     if asks == "next":
         return TaskBatch({"ids": ids}, answers)
-    if asks == "each":
-        return TaskBatch({"ids": ids, "key_mask": real}, answers)
+    if asks in ("each", "recovered"):
+        return TaskBatch(inputs, answers)
     written = torch.nn.functional.pad(answers[:, :-1].clamp(min=0), (1, 0))
     return TaskBatch({"source": ids, "source_mask": real, "ids": written}, answers)
 

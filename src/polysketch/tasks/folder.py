@@ -39,14 +39,14 @@ def open_task(folder: str | Path) -> Task:
     folder = Path(folder)
     found = read_task_description(folder)
     options, name = dict(found["options"]), found["task"]
-    if name == Classification.name:
-        splits = {split: read_rows(folder, split) for split in found["splits"]}
-        shape = options["shape"]
-        return Classification(splits, options["vocab_size"], options["class_names"], shape and tuple(shape))
-    if name not in TASKS:
+    if name not in (*TASKS, Classification.name):
         raise ValueError(f"{folder}: expected one of the tasks {', '.join(TASKS)}, found {name!r}")
+    splits = {split: read_rows(folder, split) for split in found["splits"]}
+    shape = options.pop("shape", None)
     try:
-        return task_class(name)(**options)
+        if name in TASKS:
+            return task_class(name)(**options)
+        return Classification(splits, shape=shape and tuple(shape), **options)
     except TypeError as error:
         raise ValueError(f"{folder / TASK_FILE}: expected the sizes of {name}, found others: {error}") from error
 

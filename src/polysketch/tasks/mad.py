@@ -1,4 +1,4 @@
-"""Tasks of MAD, "Mechanistic Design and Scaling of Hybrid Architectures" (Poli et al. 2024), that a row can ask."""
+"""Tasks of MAD, "Mechanistic Design and Scaling of Hybrid Architectures" (Poli et al. 2024)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -131,3 +131,31 @@ class Memorization(GeneratedTask):
         """The value of each key, drawn from the seed alone."""
         keys = (self.vocabulary - 1) // 2
         return keys + np.random.default_rng([self.seed, 0x6D6164]).permutation(keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression(GeneratedTask):
+    """Random tokens and then one that says "compress": all of them are to be read out of the vector of the last one.
+
+    What reads them is no attention: it sees that vector and a place in the row (`models.SequenceAutoencoder`). One
+    departure from MAD: the last token, which is always the same, is not asked for.
+
+    Attributes:
+        length: tokens of a row.
+        vocabulary: ids; the last one says "compress".
+    """
+
+    name = "compression"
+    asks = "recovered"
+    length: int = 32
+    vocabulary: int = 16
+
+    def make(self, generator: np.random.Generator) -> Row:
+        """As the base class has it."""
+        if self.length < 2 or self.vocabulary < 3:
+            raise ValueError(
+                f"expected a length from 2 on and a vocabulary from 3 on, found {self.length} and {self.vocabulary}"
+            )
+        ids = np.full(self.length, self.vocabulary - 1)
+        ids[:-1] = generator.integers(0, self.vocabulary - 1, self.length - 1)
+        return Row(ids, np.where(np.arange(self.length) < self.length - 1, ids, NO_TARGET))

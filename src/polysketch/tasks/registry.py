@@ -16,6 +16,7 @@ TASKS = {
     "listops": "listops.ListOps",
     "in-context-recall": "mad.InContextRecall",
     "memorization": "mad.Memorization",
+    "compression": "mad.Compression",
 }
 """By name, the class of each, beside this file."""
 

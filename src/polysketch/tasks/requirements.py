@@ -7,7 +7,7 @@ from pathlib import Path
 from polysketch.storage import require_free
 from polysketch.tasks.registry import TASKS
 
-FROM_FILES = ("texts", "images")
+FROM_FILES = ("texts", "pairs", "images", "pathfinder")
 """Tasks that are read from local files."""
 
 

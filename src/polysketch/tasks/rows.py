@@ -33,14 +33,25 @@ class TaskRows:
             batch_size: rows.
         """
         indices = step * batch_size + np.arange(batch_size)
-        if self.num_rows is None:
-            return self._task.rows("train", indices)
-        epochs, places = np.divmod(indices, self.num_rows)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            places[chosen] = self._order(int(epoch))(places[chosen])
-        return self._task.rows("train", places)
+        if self.num_rows is not None:
+            indices = shuffled(indices, self.num_rows, self._seed)
+        return self._task.rows("train", indices)
 
-    def _order(self, epoch: int) -> KeyedPermutation:
-        digest = hashlib.blake2b(f"rows/{self._seed}/{epoch}".encode(), digest_size=8).digest()
-        return KeyedPermutation(self.num_rows or 0, int.from_bytes(digest, "little"))
+
+def shuffled(indices: np.ndarray, num_rows: int, seed: int) -> np.ndarray:
+    """The rows that come at places of an endless sequence of epochs, each of which has all rows in an order of its own.
+
+    Args:
+        indices: places, from 0.
+        num_rows: of an epoch.
+        seed: another one gives other orders.
+
+    Returns:
+        Numbers of rows, from 0.
+    """
+    epochs, places = np.divmod(indices, num_rows)
+    for epoch in np.unique(epochs):
+        chosen = epochs == epoch
+        digest = hashlib.blake2b(f"rows/{seed}/{epoch}".encode(), digest_size=8).digest()
+        places[chosen] = KeyedPermutation(num_rows, int.from_bytes(digest, "little"))(places[chosen])
+    return places

@@ -1,21 +1,27 @@
-"""Classified rows out of local files: texts, lists of symbols, and images as their pixels."""
+"""Classified rows out of local files of texts, pairs of texts and lists of symbols."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from polysketch.data.compressed import plain_name, read_bytes
+from polysketch.tasks.base import Split
 from polysketch.tasks.stored import Classification, ClassifiedRows
 
-Labelled = tuple[str, str, str]
-"""A text, the name of its class, and where both stand."""
 
-_IDX_BYTES = 0x08  # the type of an IDX file's numbers
-_CIFAR_SHAPE = (32, 32, 3)
+class Labelled(NamedTuple):
+    """One text, or two, with the name of a class, and where they stand."""
+
+    texts: tuple[str, ...]
+    name: str
+    place: str
+
+
 _LEFT_OUT = ("(", ")")
 # The parentheses around every entry in the files of ListOps say nothing new.
 
@@ -28,6 +34,7 @@ def classified_texts(
     max_tokens: int | None = None,
     text_field: str = "text",
     class_field: str = "label",
+    alphabet: str = "",
 ) -> Classification:
     """Texts with their classes.
 
@@ -41,6 +48,7 @@ def classified_texts(
         vocab_size: number of ids of `encode`.
         max_tokens: longer rows are cut.
         text_field, class_field: of JSON Lines.
+        alphabet: what the ids of `encode` stand for, for instance the tokenizer's sha256.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -50,25 +58,53 @@ def classified_texts(
         split: [row for path in paths for row in _labelled(Path(path), text_field, class_field)]
         for split, paths in sources.items()
     }
-    names = sorted({name for _, name, _ in found["train"]})
+    names = sorted({row.name for row in found["train"]})
     if encode is None:
-        symbols = sorted({symbol for text, _, _ in found["train"] for symbol in _symbols(text)})
-        encode, vocab_size = _encoder(symbols), len(symbols) + 1
+        symbols = sorted({symbol for row in found["train"] for symbol in _symbols(row.texts[0])})
+        encode, vocab_size, alphabet = _encoder(symbols), len(symbols) + 1, f"symbols {' '.join(symbols)}"
     splits = {split: _rows(rows, names, encode, max_tokens) for split, rows in found.items()}
-    return Classification(splits, vocab_size, names)
+    return Classification(splits, vocab_size, names, alphabet=alphabet)
+
+
+def classified_pairs(
+    sources: dict[str, Sequence[Path]],
+    encode: Callable[[str], Sequence[int]],
+    vocab_size: int,
+    *,
+    max_tokens: int | None = None,
+    alphabet: str = "",
+) -> Classification:
+    """Pairs of texts with the class of each pair.
+
+    Args:
+        sources: by split, "train" at least, tables of five columns apart by tabs, without a heading: a class, two names
+            that nothing is made of, and two texts. So are the files of Long Range Arena's retrieval,
+            new_aan_pairs.train.tsv and the like. Each file may be compressed (.gz).
+        encode, vocab_size, alphabet: of a tokenizer, as for `classified_texts`.
+        max_tokens: longer documents are cut.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: another layout, an unknown class in another split, an empty text; the message says where.
+    """
+    found = {split: [row for path in paths for row in _of_pairs(Path(path))] for split, paths in sources.items()}
+    names = sorted({row.name for row in found["train"]})
+    splits = {split: _rows(rows, names, encode, max_tokens) for split, rows in found.items()}
+    return Classification(splits, vocab_size, names, alphabet=alphabet, documents=2)
 
 
 def _rows(
     rows: list[Labelled], names: list[str], encode: Callable[[str], Sequence[int]], most: int | None
 ) -> ClassifiedRows:
     ids = []
-    for text, name, place in rows:
-        if name not in names:
-            raise ValueError(f"{place}: expected a class of training, {', '.join(names)}, found {name!r}")
-        ids.append(np.asarray(encode(text)[:most], dtype=np.int64))
-        if not len(ids[-1]):
-            raise ValueError(f"{place}: expected a text of at least one token, found {text!r}")
-    return ClassifiedRows.of(ids, [names.index(name) for _, name, _ in rows])
+    for row in rows:
+        if row.name not in names:
+            raise ValueError(f"{row.place}: expected a class of training, {', '.join(names)}, found {row.name!r}")
+        for text in row.texts:
+            ids.append(np.asarray(encode(text)[:most], dtype=np.int64))
+            if not len(ids[-1]):
+                raise ValueError(f"{row.place}: expected a text of at least one token, found {text!r}")
+    return ClassifiedRows.of(ids, [names.index(row.name) for row in rows])
 
 
 def _symbols(text: str) -> list[str]:
@@ -119,7 +155,7 @@ def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[La
             raise ValueError(f"{place}: expected an object with {text_field!r} and {class_field!r}") from error
         if not isinstance(text, str) or not isinstance(name, str | int):
             raise ValueError(f"{place}: expected a text and a class, found {type(text).__name__} and {name!r}")
-        yield text, str(name), place
+        yield Labelled((text,), str(name), place)
 
 
 def _of_table(path: Path) -> Iterator[Labelled]:
@@ -132,7 +168,19 @@ def _of_table(path: Path) -> Iterator[Labelled]:
             text_first = cells[0] == "Source"
             continue
         text, name = cells if text_first else reversed(cells)
-        yield text, name.strip(), place
+        yield Labelled((text,), name.strip(), place)
+
+
+def _of_pairs(path: Path) -> Iterator[Labelled]:
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a file, found none at {path}")
+    for place, line in _lines(path):
+        cells = line.rstrip("\r").split("\t")
+        if len(cells) != 5:
+            raise ValueError(
+                f"{place}: expected five columns apart by tabs, a class, two names and two texts, found {len(cells)}"
+            )
+        yield Labelled((cells[3], cells[4]), cells[0].strip(), place)
 
 
 def _of_folder(path: Path) -> Iterator[Labelled]:
@@ -141,91 +189,26 @@ def _of_folder(path: Path) -> Iterator[Labelled]:
         raise ValueError(f"{path}: expected a folder for each of at least two classes, found {len(classes)}")
     for folder in classes:
         for file in sorted(folder.glob("*.txt*")):
-            yield read_bytes(file).decode(errors="replace"), folder.name, str(file)
+            yield Labelled((read_bytes(file).decode(errors="replace"),), folder.name, str(file))
 
 
-def classified_images(sources: dict[str, Sequence[Path]], class_names: Sequence[str] | None = None) -> Classification:
-    """Images with their classes; a row is the pixels of one, line by line, 0 to 255.
-
-    Args:
-        sources: by split, "train" at least: an IDX file of images and one of labels, in this order, as MNIST and
-            FashionMNIST have them; or CIFAR-10's binary files (data_batch_1.bin and so on; not the pickled ones).
-        class_names: of the classes in order; their numbers when None.
+def split_off(task: Classification, share: float, seed: int = 0, split: Split = "validation") -> Classification:
+    """The same rows, a share of those of training moved to another split.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: another layout, or splits of unlike images.
-    """
-    found = {split: _images([Path(path) for path in paths]) for split, paths in sources.items()}
-    shapes = {images.shape[1:] for images, _ in found.values()}
-    if len(shapes) != 1:
-        raise ValueError(f"expected images of one size, found {', '.join(map(str, sorted(shapes)))}")
-    count = 1 + max(int(labels.max()) for _, labels in found.values())
-    names = list(map(str, range(count))) if class_names is None else list(class_names)
-    if len(names) < count:
-        raise ValueError(f"expected names of {count} classes, found {len(names)}")
-    splits = {
-        split: ClassifiedRows.of(list(images.reshape(len(images), -1)), labels.tolist())
-        for split, (images, labels) in found.items()
-    }
-    return Classification(splits, 256, names, tuple(shapes.pop()))
-
-
-def _images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """(images, height, width, channels) and (images,) labels."""
-    contents = [(path, read_bytes(path)) for path in paths]
-    if all(plain_name(path).endswith(".bin") for path in paths):
-        parts = [_cifar(path, data) for path, data in contents]
-        return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-    if len(paths) != 2:
-        raise ValueError(f"expected an IDX file of images and one of labels, or .bin files of CIFAR-10, found {paths}")
-    images, labels = (_idx(path, data) for path, data in contents)
-    if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
-        raise ValueError(
-            f"expected images in {paths[0]} and as many labels in {paths[1]}, found shapes {images.shape} and "
-            f"{labels.shape}"
-        )
-    return images.reshape(*images.shape[:3], -1), labels
-
-
-def _idx(path: Path, data: bytes) -> np.ndarray:
-    """The array of an IDX file of bytes: two zeros, the type, the number of axes, their lengths, the numbers."""
-    axes = data[3] if len(data) > 4 and data[:3] == bytes([0, 0, _IDX_BYTES]) else 0
-    shape = np.frombuffer(data, ">u4", axes, 4).astype(int) if len(data) >= 4 + 4 * axes else np.empty(0, int)
-    if not axes or len(data) != 4 + 4 * axes + int(shape.prod()):
-        raise ValueError(f"expected a whole IDX file of bytes, found something else: {path}")
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
-
-
-def _cifar(path: Path, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """A label and then red, green and blue of 32 x 32 pixels, again and again."""
-    height, width, channels = _CIFAR_SHAPE
-    size = 1 + height * width * channels
-    if not data or len(data) % size:
-        raise ValueError(f"expected CIFAR-10's binary layout, rows of {size} bytes, found {len(data)} bytes: {path}")
-    rows = np.frombuffer(data, np.uint8).reshape(-1, size)
-    return rows[:, 1:].reshape(-1, channels, height, width).transpose(0, 2, 3, 1), rows[:, 0]
-
-
-def split_off(task: Classification, share: float, seed: int = 0) -> Classification:
-    """The same rows, a share of those of training moved to "validation".
-
-    Raises:
-        ValueError: there is a validation split, or nothing would remain.
+        ValueError: the task has that split, or nothing would remain.
     """
     rows = task.splits["train"]
     count = round(share * len(rows))
-    if "validation" in task.splits or not 0 < count < len(rows):
-        raise ValueError(f"expected no validation rows yet and a share that leaves some to train on, found {share}")
+    if split in task.splits or not 0 < count < len(rows):
+        raise ValueError(f"expected no {split} rows yet and a share that leaves some to train on, found {share}")
     order = np.random.default_rng([seed, len(rows)]).permutation(len(rows))
     held, kept = np.sort(order[:count]), np.sort(order[count:])
-    splits = {**task.splits, "train": _chosen(rows, kept), "validation": _chosen(rows, held)}
-    return Classification(splits, task.vocab_size, task.class_names, task.shape)
+    splits = {**task.splits, "train": _chosen(rows, kept), split: _chosen(rows, held)}
+    return Classification(splits, **{**task.options(), "shape": task.shape})
 
 
-def _chosen(rows: ClassifiedRows, indices: Iterable[int]) -> ClassifiedRows:
-    starts = np.concatenate([[0], rows.ends[:-1]])
-    chosen = [int(index) for index in indices]
-    return ClassifiedRows.of(
-        [rows.ids[starts[i] : rows.ends[i]] for i in chosen], [int(rows.classes[i]) for i in chosen]
-    )
+def _chosen(rows: ClassifiedRows, indices: np.ndarray) -> ClassifiedRows:
+    documents = len(rows.ends) // len(rows)
+    chosen = [int(index) * documents + number for index in indices for number in range(documents)]
+    return ClassifiedRows.of([rows.document(index) for index in chosen], rows.classes[indices].tolist())

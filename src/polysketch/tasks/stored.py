@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from polysketch.tasks.base import Split, Task
+from polysketch.tasks.base import Asks, Split, Task
 from polysketch.tasks.batch import Row
 
 
@@ -18,8 +18,8 @@ class ClassifiedRows:
     """One split.
 
     Attributes:
-        ids: tokens of all rows, one row after the other.
-        ends: (rows,) int64, where each row ends in `ids`.
+        ids: tokens of all documents, one after the other; a row has one of them, or two.
+        ends: (documents,) int64, where each ends in `ids`.
         classes: (rows,) the class of each.
     """
 
@@ -29,7 +29,12 @@ class ClassifiedRows:
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray], classes: Sequence[int]) -> ClassifiedRows:
-        """Rows of memory."""
+        """Of memory.
+
+        Args:
+            rows: tokens of each document, the second one of a pair behind its first.
+            classes: of rows.
+        """
         ids = np.concatenate(rows) if len(rows) else np.empty(0, np.int64)
         return cls(ids, np.cumsum([len(row) for row in rows], dtype=np.int64), np.array(classes, dtype=np.int64))
 
@@ -37,22 +42,27 @@ class ClassifiedRows:
         """Number of rows."""
         return len(self.classes)
 
+    def document(self, index: int) -> np.ndarray:
+        """(length,) the tokens of document number `index`, from 0, as they are stored."""
+        return self.ids[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
+
 
 class Classification(Task):
-    """Rows of one class each, from files: texts, lists of symbols or the pixels of images.
+    """Rows of one class each, from files: texts, pairs of texts, lists of symbols or the pixels of images.
 
     Args:
         splits: rows by the name of their split; "train" at least.
         vocab_size: ids of tokens.
         class_names: of the classes, in order.
         shape: (height, width, channels) where rows are pixels; None for others.
+        alphabet: what ids stand for, for instance the sha256 of a tokenizer; "" where it is not known.
+        documents: of a row; 2 for pairs.
 
     Raises:
         ValueError: fewer than two classes, no rows to train on, or an empty row.
     """
 
     name = "classification"
-    asks = "class"
 
     def __init__(
         self,
@@ -60,8 +70,11 @@ class Classification(Task):
         vocab_size: int,
         class_names: Sequence[str],
         shape: tuple[int, int, int] | None = None,
+        alphabet: str = "",
+        documents: Literal[1, 2] = 1,
     ) -> None:
-        self._splits, self._vocab_size = dict(splits), vocab_size
+        self._splits, self._vocab_size, self._alphabet = dict(splits), vocab_size, alphabet
+        self.asks: Asks = "class" if documents == 1 else "pair"
         self.class_names, self.shape = tuple(class_names), shape
         if len(self.class_names) < 2 or not len(self._splits.get("train", ())):
             raise ValueError(
@@ -70,13 +83,26 @@ class Classification(Task):
             )
         for split, rows in self._splits.items():
             lengths = np.diff(rows.ends, prepend=0)
-            if not len(lengths) or not lengths.all():
-                raise ValueError(f"{split}: expected rows of at least one token, found an empty one, or no row")
+            if not len(lengths) or not lengths.all() or len(lengths) != self.documents * len(rows):
+                raise ValueError(
+                    f"{split}: expected rows of {self.documents} documents of at least one token, found an empty one, "
+                    "another number of them, or no row"
+                )
+
+    @property
+    def documents(self) -> Literal[1, 2]:
+        """Of a row: 2 where the task is about pairs."""
+        return 1 if self.asks == "class" else 2
 
     @property
     def vocab_size(self) -> int:
         """As given."""
         return self._vocab_size
+
+    @property
+    def alphabet(self) -> str:
+        """As given."""
+        return self._alphabet
 
     @property
     def num_classes(self) -> int:
@@ -99,14 +125,15 @@ class Classification(Task):
 
     def row(self, split: Split, index: int) -> Row:
         """As the base class has it."""
-        rows = self._splits[split]
-        start = int(rows.ends[index - 1]) if index else 0
-        return Row(np.asarray(rows.ids[start : int(rows.ends[index])], dtype=np.int64), int(rows.classes[index]))
+        rows, first = self._splits[split], self.documents * index
+        found = [np.asarray(rows.document(first + number), dtype=np.int64) for number in range(self.documents)]
+        return Row(found[0], int(rows.classes[index]), *found[1:])
 
     def options(self) -> dict[str, Any]:
         """All but the rows; JSON values."""
         shape = None if self.shape is None else list(self.shape)
-        return {"vocab_size": self.vocab_size, "class_names": list(self.class_names), "shape": shape}
+        named = {"alphabet": self.alphabet, "documents": self.documents}
+        return {"vocab_size": self.vocab_size, "class_names": list(self.class_names), "shape": shape, **named}
 
 
 _FILES: dict[str, Any] = {"ids": np.dtype("<u4"), "ends": np.dtype("<i8"), "classes": np.dtype("<u4")}
@@ -130,7 +157,7 @@ def read_rows(folder: Path, split: str) -> ClassifiedRows:
         ValueError: a file was cut short.
     """
     ids, ends, classes = (_mapped(folder / f"{split}.{part}.bin", dtype) for part, dtype in _FILES.items())
-    if len(ends) != len(classes) or (len(ends) and int(ends[-1]) != len(ids)):
+    if len(ends) not in (len(classes), 2 * len(classes)) or (len(ends) and int(ends[-1]) != len(ids)):
         raise ValueError(f"{folder}: expected files of {split} that belong together, found one cut short or exchanged")
     return ClassifiedRows(ids, ends, classes)
 
