@@ -1,19 +1,28 @@
 """Training on tasks: what is asked decides the model, kills change nothing, and wrong options are told."""
 
+import dataclasses
 import json
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from polysketch.cli import main
-from polysketch.models import MaskedLanguageModel, SequenceClassifier, TransformerEncoderDecoder, TransformerLM
+from polysketch.cli.train import TrainFlags, configuration
+from polysketch.models import (
+    MaskedLanguageModel,
+    PairClassifier,
+    SequenceAutoencoder,
+    SequenceClassifier,
+    TransformerEncoderDecoder,
+    TransformerLM,
+)
 from polysketch.models.answering import AnsweringConfig
 from polysketch.tasks import TaskRows, open_task, task_class, write_task
 from polysketch.tasks.reversal import Reversal
 from polysketch.tasks.stored import Classification, ClassifiedRows
-from polysketch.training import load_answering_model, load_model, train
+from polysketch.training import TrainingConfig, load_answering_model, load_model, train
 from polysketch.training.reporting import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
@@ -24,19 +33,24 @@ MODELS = {
     "next": TransformerLM,
     "each": MaskedLanguageModel,
     "class": SequenceClassifier,
+    "pair": PairClassifier,
     "written": TransformerEncoderDecoder,
+    "recovered": SequenceAutoencoder,
 }
 
 
 def small_task(asks: str):
-    """One of each kind; rows of the last two are of unequal length."""
+    """One of each kind; rows of most are of unequal length."""
     if asks == "next":
         return task_class("induction")(length=12)
-    if asks == "class":
-        generator = np.random.default_rng(0)
-        rows = [generator.integers(0, 9, generator.integers(1, 12)) for _ in range(30)]
-        split = ClassifiedRows.of(rows, [int(row[0]) % 3 for row in rows])
-        return Classification({"train": split, "validation": split, "test": split}, 9, ["a", "b", "c"])
+    if asks == "recovered":
+        return task_class("compression")(length=8)
+    if asks in ("class", "pair"):
+        generator, documents = np.random.default_rng(0), 1 + (asks == "pair")
+        rows = [generator.integers(0, 9, generator.integers(1, 12)) for _ in range(30 * documents)]
+        split = ClassifiedRows.of(rows, [int(row[0]) % 3 for row in rows[::documents]])
+        splits = {"train": split, "validation": split, "test": split}
+        return Classification(splits, 9, ["a", "b", "c"], documents=documents)
     return Reversal(asks=asks, length=8, shortest=3)
 
 
@@ -48,8 +62,8 @@ def make_learning(tmp_path, make_config):
         folder = tmp_path / f"task-{asks}"
         if not folder.exists():
             write_task(small_task(asks), folder)
-        given = {"data": folder, "pack": "auto", "attention": None, "attention_options": {}, "context": 64, **changes}
-        return make_config(**given)
+        unsaid = {"attention": None, "attention_options": {}, "context": TrainingConfig.context}
+        return make_config(**{"data": folder, **unsaid, **changes})
 
     return make
 
@@ -70,7 +84,7 @@ def test_what_a_task_asks_decides_the_model_and_the_run_can_be_measured(asks: st
     assert {"loss", "accuracy", "whole_rows", "rows"} <= found[0].keys()
     assert main(["evaluate", str(config.out), "--split", "validation", "--device", "cpu", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    if asks == "class":  # the same rows; others are without end
+    if asks in ("class", "pair"):  # the same rows; others are without end
         assert figures["loss"] == pytest.approx(found[-1]["loss"], rel=1e-5)
         assert figures["accuracy"] == found[-1]["accuracy"]
     with pytest.raises(ValueError, match="expected a run that learned text"):
@@ -94,7 +108,7 @@ def test_a_step_is_that_of_the_mean_over_all_answers(asks: str, make_learning):
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("asks", ["class", "written"])
+@pytest.mark.parametrize("asks", ["class", "written", "recovered"])
 def test_killed_and_resumed_it_ends_the_same(asks: str, disk, make_learning, assert_same_outcome, tmp_path):
     options = {"steps": 5, "save_every": 2, "eval_every": 2, "batch_size": 16}  # 30 rows: an epoch ends in between
     whole = make_learning(asks, out=tmp_path / "alone", **options)
@@ -126,9 +140,13 @@ def padded(batch, width: int) -> list[list[int]]:
         ("written", {"attention": "skyformer"}, "read another sequence"),
         ("next", {"attention": "nystrom"}, "cannot be causal"),
         ("next", {"pack": "windows"}, "--pack: .* is a task"),
+        ("next", {"context": 99}, "--context: .* is a task"),
+        ("next", {"validation": "documents"}, "--validation: .* is a task"),
+        ("written", {"attention_options": {"gate": 1}}, "expected --attention beside it"),
+        ("class", {"attention_options": {"window": 8}}, "window"),
         ("next", {"carry_state": True}, "--carry-state: .* is a task"),
         ("class", {"tokenizer": "bytes"}, "--tokenizer: .* is a task"),
-        ("class", {"init_from": Path("x")}, "--init-from: .* is a task"),
+        ("class", {"vocab_size": 9}, "--vocab-size: .* is a task"),
     ],
 )
 def test_what_a_task_cannot_be_learned_with_is_told(asks, changes, message, make_learning):
@@ -175,3 +193,112 @@ def test_another_task_of_other_answers_is_refused_in_one_line(make_learning, cap
         assert told.count("\n") == 1
     assert main(["generate", str(config.out), "--prompt", "x"]) == 1
     assert "expected a run that learned text" in capsys.readouterr().err
+
+
+@pytest.fixture
+def make_masked(make_learning, data_folder):
+    """Options of a run that finds hidden tokens, in what a task asks about or in text."""
+
+    def make(where: str, **changes) -> TrainingConfig:
+        given = {"data": data_folder, "context": 48} if where == "text" else {}
+        return make_learning("class" if where == "text" else where, **{"objective": "masked", **given, **changes})
+
+    return make
+
+
+@pytest.mark.parametrize("where", ["text", "class", "pair", "next"])
+def test_hidden_tokens_are_learned_and_a_stopped_run_ends_the_same(
+    where: str, make_masked, tmp_path, assert_same_outcome, capsys
+):
+    whole = make_masked(where, out=tmp_path / "alone", steps=4, batch_size=8, eval_tokens=800)
+    train(whole, progress=False)
+    shutil.copytree(whole.out, tmp_path / "again")
+    again = dataclasses.replace(whole, out=tmp_path / "again", resume=True, checkpoint="step-00000002")
+    assert train(again, progress=False).step == 4
+    assert_same_outcome(again.out, whole.out)
+    model, sizes, _ = load_answering_model(whole.out)
+    assert type(model) is MaskedLanguageModel
+    assert sizes.vocab_size == {"text": 257, "class": 9, "pair": 9, "next": 17}[where] + 1
+    found = [line for line in MetricsFile(RunFolder(whole.out).metrics).read() if line["kind"] == "evaluation"]
+    assert {"loss", "accuracy"} <= found[-1].keys()
+    arguments = ["evaluate", str(whole.out), "--split", "validation", "--device", "cpu", "--max-tokens", "800"]
+    assert main([*arguments, "--data", str(whole.data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["loss"] == pytest.approx(found[-1]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("pretrained", "tuned"), [("class", "class"), ("class", "pair"), ("pair", "class")])
+def test_an_encoder_gives_its_body_and_leaves_its_mask_behind(pretrained, tuned, make_masked, make_learning, tmp_path):
+    first = make_masked(pretrained, out=tmp_path / "first", steps=2, eval_every=0)
+    train(first, progress=False)
+    config = make_learning(tuned, init_from=first.out, steps=1, eval_every=0)
+    goal = make_plan(config).goal
+    torch.manual_seed(5)
+    model = goal.build_model()
+    untouched = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    goal.initialize(model, torch.device("cpu"), torch.float32)
+    body = load_answering_model(first.out)[0].encoder.state_dict()
+    for name, tensor in model.state_dict().items():
+        part, _, rest = name.partition(".")
+        expected = body[rest][: len(tensor)] if part == "encoder" else untouched[name]
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
+    assert len(body["embedding.weight"]) == 10
+    assert any("the encoder; what stands on it is new" in note for note in goal.notes(model, goal.rows()))
+    assert train(config, progress=False).step == 1
+
+
+def test_a_model_of_the_same_sizes_gives_all_weights(make_learning, tmp_path):
+    first = make_learning("recovered", out=tmp_path / "first", steps=1, eval_every=0)
+    train(first, progress=False)
+    goal = make_plan(make_learning("recovered", init_from=first.out)).goal
+    model = goal.build_model()
+    goal.initialize(model, torch.device("cpu"), torch.float32)
+    for name, tensor in load_answering_model(first.out)[0].state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_weights_that_do_not_fit_are_refused_in_one_line(make_masked, make_learning, make_config, tmp_path):
+    text = make_masked("text", out=tmp_path / "text", steps=1, eval_every=0)
+    masked = make_masked("class", out=tmp_path / "masked", steps=1, eval_every=0)
+    causal = make_config(out=tmp_path / "causal", steps=1, eval_every=0)
+    for run in (text, masked, causal):
+        train(run, progress=False)
+    named = Classification(small_task("class").splits, 9, ["a", "b", "c"], alphabet="pixels")
+    write_task(named, tmp_path / "named")
+    for run, changes, message in (
+        (text, {}, "expected a run with 9 ids, found one with 257"),
+        (text, {"data": tmp_path / "named"}, "expected a run whose ids stand for the same as here, pixels, found"),
+        (masked, {"layers": 2}, "expected an encoder of the same sizes, found num_layers 1 in .* and 2 here"),
+        (masked, {"attention": "linear"}, "of the same sizes, found attention"),
+        (causal, {}, "expected a run that learned a task, or --objective masked"),
+    ):
+        with pytest.raises(ValueError, match=f"--init-from: .*{message}"):
+            train(make_learning("class", init_from=run.out, **changes), progress=False)
+    with pytest.raises(ValueError, match="--init-from: expected an encoder for an encoder"):
+        train(make_learning("next", init_from=masked.out), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"carry_state": True}, "--carry-state: expected windows of text"),
+        ({"pack": "documents"}, "--pack documents: expected windows of text"),
+        ({"validation": "carried"}, "--validation carried: expected windows of text"),
+        ({"attention": "polysketch"}, "causal only, and an encoder sees both sides"),
+    ],
+)
+def test_what_hidden_tokens_cannot_be_learned_with_is_told(changes, message, make_masked):
+    with pytest.raises(ValueError, match=message):
+        train(make_masked("text", **changes), progress=False)
+    with pytest.raises(ValueError, match="--mask-share: expected --objective masked"):
+        make_masked("text", objective="auto", mask_share=0.3)
+
+
+def test_options_are_those_of_the_mechanism_that_is_used(make_learning):
+    """An encoder has another one than the preset; the preset's has no option of this name."""
+    folder = make_learning("class").data
+    flags = TrainFlags(data=folder, out=folder.parent / "out", attention_options=("local_chunk=8",))
+    plan = make_plan(configuration(flags))
+    assert [options for _, options in plan.goal.sizes.sizes.layers()] == [{"local_chunk": 8}] * 4
+    written = make_learning("written").data
+    with pytest.raises(ValueError, match="expected --attention beside it"):
+        configuration(dataclasses.replace(flags, data=written))

@@ -1,4 +1,4 @@
-"""`polysketch train`: train a model on prepared text, or go on with a run that was stopped."""
+"""`polysketch train`: train a model on prepared text or a task, or go on with a run that was stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIGNAL_STATUS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags(TrainingConfig):
-    """Train a language model on a folder of prepared text; everything about the run goes into one run folder.
+    """Train a model on a folder of prepared text, or of a task; everything about the run goes into one run folder.
 
     A run may be stopped or killed at any moment. The same command with --resume goes on from the last checkpoint and
     ends as if nothing had happened. The exit status is 0 when the run is finished or --max-minutes is reached, 130
@@ -70,12 +70,19 @@ def configuration(flags: TrainFlags) -> TrainingConfig:
     Raises:
         ValueError: an unknown mechanism, option or type of value; the message lists those that exist.
     """
-    from polysketch.models import preset_attention
-
     pattern = _pattern(flags.attention)
-    used = preset_attention(flags.preset, {})[0] if pattern is None else pattern
+    options = _options(flags, _default(flags) if pattern is None else pattern) if flags.attention_options else {}
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
-    return TrainingConfig(**{**values, "attention": pattern, "attention_options": _options(flags, used)})
+    return TrainingConfig(**{**values, "attention": pattern, "attention_options": options})
+
+
+def _default(flags: TrainFlags) -> str | tuple[str, ...]:
+    """The mechanism that is used where none is given: what is learned decides."""
+    from polysketch.models.answering import default_mechanism
+    from polysketch.tasks import is_task, open_task
+
+    asks = open_task(flags.data).asks if is_task(flags.data) else "next"
+    return default_mechanism("each" if flags.objective == "masked" else asks, flags.preset)
 
 
 def _pattern(text: str | None) -> str | tuple[str, ...] | None:

@@ -9,14 +9,15 @@ import torch
 from polysketch.distributed.processes import Processes
 from polysketch.distributed.shares import gathered
 from polysketch.evaluation import measure_answers
-from polysketch.models import TransformerLM
 from polysketch.models.answering import answering_config
 from polysketch.models.base import TokenModel
-from polysketch.tasks import TaskRows, open_task, read_task_description, task_digest, verify_task
+from polysketch.tasks import Task, TaskRows, open_task, task_digest, verify_task
+from polysketch.tasks.masked import MaskedTokens, TaskInputs
 from polysketch.training.config import TrainingConfig
 from polysketch.training.goal import Goal
 from polysketch.training.requirements import check_task
 from polysketch.training.run_folder import RunFolder
+from polysketch.training.starting_weights import take_weights
 from polysketch.training.step import precision
 from polysketch.training.tensors import unchanged_randomness
 
@@ -31,7 +32,7 @@ class AnswersGoal(Goal):
     Attributes:
         config: the options; `context` is the length of the task's longest row.
         sizes: an `AnsweringConfig`.
-        task: the task of the data folder.
+        task: the task of the data folder, or to find hidden tokens in what it asks about.
 
     Raises:
         FileNotFoundError: a file of the task is missing.
@@ -40,8 +41,8 @@ class AnswersGoal(Goal):
     """
 
     def __init__(self, config: TrainingConfig, saved: Mapping[str, Any]) -> None:
-        check_task(config)
-        self.task = open_task(config.data)
+        self.task = self.open_task(config)
+        self._taken = ""
         self.config = config = _explicit(config, saved, self.task.longest)
         self.sizes = answering_config(
             self.task.asks,
@@ -58,10 +59,21 @@ class AnswersGoal(Goal):
             rotary=config.rotary,
         )
 
+    def open_task(self, config: TrainingConfig) -> Task:
+        """What is learned, after a look at the options.
+
+        Raises:
+            FileNotFoundError, ValueError: as the class.
+        """
+        check_task(config)
+        task = open_task(config.data)
+        masked = config.objective == "masked"
+        return MaskedTokens(TaskInputs(task), config.mask_share, config.seed) if masked else task
+
     def describe(self) -> dict[str, Any]:
-        """The sha256 of task.json, which holds those of other files, and the name of the task."""
-        name = read_task_description(self.config.data)["task"]
-        return {"description_sha256": task_digest(self.config.data), "tokenizer": "none", "task": name}
+        """The sha256 of task.json, which holds those of other files, the name of the task, and what its ids mean."""
+        named = {"task": self.task.name, "alphabet": self.task.alphabet}
+        return {"description_sha256": task_digest(self.config.data), "tokenizer": "none", **named}
 
     def verify(self) -> None:
         """As `verify_task`."""
@@ -81,8 +93,10 @@ class AnswersGoal(Goal):
         return model
 
     def initialize(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
-        """The calibration of the prefix gains of a language model."""
-        if isinstance(model, TransformerLM):
+        """Weights of another run, or the calibration of the prefix gains of a causal model."""
+        if self.config.init_from is not None:
+            self._taken = take_weights(model, self.sizes, self.task, self.config.init_from)
+        elif hasattr(model, "calibrate"):
             batch = self.rows().batch(0, self.config.batch_size // self.config.accumulation)
             with precision(dtype, device):
                 model.calibrate(batch.inputs["ids"].to(device))
@@ -110,6 +124,8 @@ class AnswersGoal(Goal):
         """What is asked, and by which model it is learned."""
         count = "endless" if rows.num_rows is None else f"{rows.num_rows:,}"
         yield f"{type(model).__name__}, {count} rows of up to {self.task.longest:,} tokens; speed counts answers"
+        if self._taken:
+            yield f"from {self.config.init_from}: {self._taken}"
 
     def lay_out(self, run: RunFolder) -> None:
         """Nothing: the model is of no use without its task."""

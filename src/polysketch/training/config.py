@@ -10,12 +10,19 @@ from polysketch.training.options import OnResume, RunOptions, StepOptions, optio
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(RunOptions):
-    """Train a language model on a prepared data folder; everything about the run goes into one run folder."""
+    """Train a model on a prepared data folder or a task; everything about the run goes into one run folder."""
 
     data: Path = option(on_resume=OnResume.FREE)  # it may have moved: its sha256 is compared
-    """Folder that `polysketch prepare` made: the text to train on, and its tokenizer. Or token files that others made,
-    read where they are: a folder, or what the names of the files begin with (Megatron-LM's .bin and .idx, nanoGPT's and
-    llm.c's .bin). These need --tokenizer or --vocab-size."""
+    """Folder that `polysketch prepare` made: the text to train on, and its tokenizer. Or one that `polysketch task`
+    made. Or token files that others made, read where they are: a folder, or what the names of the files begin with
+    (Megatron-LM's .bin and .idx, nanoGPT's and llm.c's .bin). These need --tokenizer or --vocab-size."""
+
+    objective: Literal["auto", "masked"] = option("auto", on_resume=OnResume.REFUSED)
+    """What is learned. auto: to continue text, or to answer what a task asks. masked: an encoder finds tokens that are
+    hidden, in windows of the text, or in the inputs of a task; --init-from gives it to a task afterwards."""
+
+    mask_share: float = option(0.15, on_resume=OnResume.REFUSED, positive=True)
+    """Share of the tokens that --objective masked asks for. Of these 80 % are hidden, 10 % become others, 10 % stay."""
 
     tokenizer: str | None = option(None, on_resume=OnResume.FREE)
     """What made the ids of token files that others made: bytes, a tokenizer.json, GPT-2's encoder.json, a sentencepiece
@@ -43,7 +50,8 @@ class TrainingConfig(RunOptions):
     """With --resume: allow more --steps than the run was started with. The learning rate then decays to the new end."""
 
     init_from: Path | None = option(None, on_resume=OnResume.FREE)  # matters before the first step alone
-    """Run folder whose latest weights to start from (the weights only; step, data and learning rate start anew)."""
+    """Run folder whose latest weights to start from (the weights only; step, data and learning rate start anew). For a
+    task, a run of a task or of --objective masked: an encoder gives its body to an encoder that asks something else."""
 
     preset: str = option("tiny", on_resume=OnResume.REFUSED)
     """Size of the model: tiny (about 1 million parameters), mini (about 10 million), gpt2-small, gpt2-medium,
@@ -154,6 +162,10 @@ class TrainingConfig(RunOptions):
         if self.carry_state and (self.pack == "windows" or self.compile):
             other = "--compile" if self.compile else "--pack windows"
             raise ValueError(f"--carry-state: expected rows of documents, and no {other}: leave one of them out")
+        if self.mask_share > 1:
+            raise ValueError(f"--mask-share: expected at most 1, found {self.mask_share}")
+        if self.objective != "masked" and self.mask_share != TrainingConfig.mask_share:
+            raise ValueError(f"--mask-share: expected --objective masked beside it, found {self.objective}")
         if not self.resume and (self.extend or self.checkpoint != "latest"):
             raise ValueError("--extend and --checkpoint go on with an existing run: give --resume as well")
 

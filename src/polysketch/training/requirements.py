@@ -1,5 +1,6 @@
 """What a run has to find before it starts. PyTorch takes a second to load, and is not needed to tell."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from polysketch.nn.names import check_mixer_name
 from polysketch.tasks.description import is_task, read_task_description
 from polysketch.training.checkpoint import find_checkpoint, list_checkpoints
 from polysketch.training.config import TrainingConfig
+from polysketch.training.options import flag
 from polysketch.training.run_folder import RunFolder, find_run
 
 
@@ -35,6 +37,7 @@ def check_requirements(config: TrainingConfig) -> None:
     if is_task(config.data):
         check_task(config)
     else:
+        check_masked_text(config)
         check_data(config, _description(config))
     starting_checkpoint(config)
     if config.init_from is not None:
@@ -90,19 +93,36 @@ def check_task(config: TrainingConfig) -> None:
         ValueError: names the option, or what is missing.
     """
     description = read_task_description(config.data)
-    given = [
-        name for name in ("tokenizer", "vocab_size", "end_of_text", "init_from") if getattr(config, name) is not None
-    ]
-    given += ["pack"] * (config.pack != "auto") + ["carry_state"] * config.carry_state
-    if given:
-        raise ValueError(
-            f"--{given[0].replace('_', '-')}: {config.data} is a task, which has no use for it: leave it out"
-        )
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in _OF_TEXT:
+        if getattr(config, name) != defaults[name]:
+            raise ValueError(f"{flag(name)}: {config.data} is a task, which has no use for it: leave it out")
     if config.eval_every and description["splits"] and "validation" not in description["splits"]:
         raise ValueError(
             f"--data: expected validation rows in {config.data}, found {', '.join(description['splits'])}: make the "
             "task with some, or train without evaluation by --eval-every 0"
         )
+
+
+_OF_TEXT = ("tokenizer", "vocab_size", "end_of_text", "context", "pack", "carry_state", "validation")
+"""Options that mean nothing for a task."""
+
+
+def check_masked_text(config: TrainingConfig) -> None:
+    """Refuse options that say how documents are read, where hidden tokens of windows are learned.
+
+    Raises:
+        ValueError: names the option.
+    """
+    if config.objective != "masked":
+        return
+    given = {
+        "--carry-state": config.carry_state,
+        f"--pack {config.pack}": config.pack == "documents",
+        f"--validation {config.validation}": config.validation not in ("auto", "windows"),
+    }
+    for name in (name for name, found in given.items() if found):
+        raise ValueError(f"{name}: expected windows of text for --objective masked: leave one of them out")
 
 
 def starting_checkpoint(config: TrainingConfig) -> Path | None:

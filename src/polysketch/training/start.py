@@ -19,6 +19,7 @@ from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, se
 from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 from polysketch.training.goal import Goal, facts_of
+from polysketch.training.masked_goal import MaskedTextGoal
 from polysketch.training.options import as_json, check_changes, flag
 from polysketch.training.reporting import MetricsFile
 from polysketch.training.requirements import starting_checkpoint
@@ -80,7 +81,9 @@ def make_plan(config: TrainingConfig, processes: Processes | None = None) -> Pla
 def _goal(config: TrainingConfig) -> Goal:
     run = RunFolder(config.out)
     saved = run.read_config()["training"] if config.resume and run.has_run() else {}
-    return AnswersGoal(config, saved) if is_task(config.data) else TextGoal(config, saved)
+    if is_task(config.data):
+        return AnswersGoal(config, saved)
+    return (MaskedTextGoal if config.objective == "masked" else TextGoal)(config, saved)
 
 
 def _shared(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:

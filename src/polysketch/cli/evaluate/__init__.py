@@ -55,14 +55,15 @@ def _check_folders(flags: EvaluateFlags) -> bool:
     """Refuse a model or text that is not there before PyTorch is loaded; returns whether a task was learned."""
     from polysketch.data.prepared import require_data
     from polysketch.integrations.transformers_folder import is_transformers_folder, require_model
-    from polysketch.tasks import read_task_description
+    from polysketch.tasks import is_task, read_task_description
     from polysketch.training.run_folder import find_run, task_of_run
 
     if is_transformers_folder(flags.run):
         require_model(flags.run)
-    elif task_of_run(find_run(flags.run, flags.checkpoint)[0]) is not None:
+    elif task_of_run(saved := find_run(flags.run, flags.checkpoint)[0]) is not None:
         if flags.data is not None:
-            read_task_description(flags.data)
+            of_text = saved["training"].get("objective") == "masked" and not is_task(flags.data)
+            (require_data if of_text else read_task_description)(flags.data)
         return True
     if flags.data is not None:
         require_data(flags.data)

@@ -6,8 +6,8 @@ from typing import Any
 
 from polysketch.cli.evaluate.flags import EvaluateFlags
 from polysketch.evaluation import measure_answers
-from polysketch.tasks import open_task
 from polysketch.training.environment import resolve_device
+from polysketch.training.learned import learned_task
 from polysketch.training.loading import load_answering_model
 
 __all__ = ["measure_task"]
@@ -25,7 +25,7 @@ def measure_task(flags: EvaluateFlags) -> dict[str, Any]:
     model, sizes, run = load_answering_model(
         flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint
     )
-    task = open_task(run.data if flags.data is None else flags.data)
+    task = learned_task(run, flags.data)
     _check_fits(sizes, task, flags)
     limit = sys.maxsize if task.num_rows(flags.split) is not None else _ROWS
     if flags.max_tokens is not None:
