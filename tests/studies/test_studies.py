@@ -1,5 +1,6 @@
 """Studies: every table of the papers is listed, a run leaves one record, and what is there is kept."""
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -54,7 +55,7 @@ def data_folder_of_reviews(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYSKETCH_DATA", str(tmp_path / "data"))
 
 
-def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path, capsys):
+def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path, capsys, monkeypatch):
     command = ["study", "reversal", "--only", "linear", "--threads", "1"]
     assert main(command) == 0
     record = folder / "runs/studies/reversal-smoke/results/linear-seed0.json"
@@ -62,8 +63,16 @@ def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path
     assert main([*command, "--seeds", "0", "1"]) == 0
     assert "there is a record" in capsys.readouterr().out
     assert record.read_bytes() == before
-    assert main([*command, "--set", "steps=3"]) == 1
-    assert "made with other settings: steps was 2 and is now 3" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        sizes = study_called("reversal").sizes
+        patch.setitem(sizes, "smoke", dataclasses.replace(sizes["smoke"], steps=3))
+        assert main(command) == 1
+    assert "other settings: steps was 2 and is now 3; give another --results" in capsys.readouterr().err
+    assert record.read_bytes() == before
+    assert main([*command, "--set", "steps=3", 'task={"length": 6}']) == 0  # asked for, it has a place of its own
+    changed = folder / "runs/studies/reversal-smoke+steps=3+task=length6/results"
+    assert json.loads((changed / "linear-seed0.json").read_text())["settings"]["task"] == {"length": 6}
+    assert json.loads((changed / "summary.json").read_text())["size"] == "smoke+steps=3+task=length6"
     assert record.read_bytes() == before
     summary = json.loads((record.parent / "summary.json").read_text())
     assert (summary["runs"], summary["rows"], summary["study"], summary["size"]) == (2, 1, "reversal", "smoke")
@@ -108,6 +117,25 @@ def test_a_run_that_was_stopped_goes_on(folder: Path, monkeypatch, capsys):
     assert main(command) == 0
     assert calls[0].data == calls[1].data
     assert open_task(calls[0].data).longest == 8
+
+
+def test_a_run_that_was_stopped_is_not_taken_for_one_with_other_settings(folder: Path, monkeypatch):
+    from polysketch.studies import task_study
+
+    real, tasks = task_study.train, []
+
+    def stopped(config):
+        tasks.append(open_task(config.data).longest)
+        result = real(config)
+        return result if len(tasks) > 1 else type(result)(result.folder, result.step, "signal")
+
+    monkeypatch.setattr(task_study, "train", stopped)
+    command = ["study", "reversal", "--only", "linear", "--threads", "1"]
+    assert main(command) == 130
+    sizes = study_called("reversal").sizes
+    monkeypatch.setitem(sizes, "smoke", dataclasses.replace(sizes["smoke"], task={"length": 6}))
+    assert main(command) == 0
+    assert tasks == [8, 6]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class StudyFlags:
     """Seeds of weights and data."""
 
     set: tuple[str, ...] = ()
-    """Settings of the size to change, each as NAME=VALUE in JSON: steps=100. Give another --results with it."""
+    """Settings of the size to change, each as NAME=VALUE in JSON: steps=100. Records then stand in a folder of their
+    own, named after the changes."""
 
     out: Path = Path("runs/studies")
     """Folder of the runs."""
@@ -73,7 +74,7 @@ def run(flags: StudyFlags) -> int:
     if flags.name is None:
         raise ValueError("expected the name of a study, or --list, found neither")
     check_name(flags.name)
-    from polysketch.studies.study import Places, run_study
+    from polysketch.studies.study import Places, changed, run_study
     from polysketch.training.environment import use_threads
 
     study = study_called(flags.name)
@@ -83,10 +84,11 @@ def run(flags: StudyFlags) -> int:
             study.check_row(row)
         except ValueError as error:
             raise ValueError(f"--only: {error}") from None
-    places = Places.of(flags.name, flags.size, flags.out, flags.results)
+    size = changed(flags.size, flags.set)
+    places = Places.of(flags.name, size, flags.out, flags.results)
     with use_threads(flags.threads):
         rows = flags.only or tuple(study.rows)
-        print(run_study(flags.name, study, flags.size, places, rows=rows, seeds=flags.seeds, settings=settings))
+        print(run_study(flags.name, study, size, places, rows=rows, seeds=flags.seeds, settings=settings))
     return 0
 
 

@@ -1,5 +1,6 @@
 """Records: one JSON file for each finished variant, with what is needed to judge or repeat it."""
 
+import hashlib
 import json
 import os
 import platform
@@ -8,14 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from polysketch.benchmarking.environment import commit, processor
 from polysketch.benchmarking.workbench import save
-from polysketch.training.environment import describe_environment
+from polysketch.training.environment import describe_environment, resolve_device
 
 
-def provenance(device: str = "cpu") -> dict[str, Any]:
+def provenance(device: str = "auto") -> dict[str, Any]:
     """Hardware, versions, commit and time of a measurement; JSON values."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -24,7 +23,7 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "system": platform.platform(terse=True),
-        **describe_environment(torch.device(device)),
+        **describe_environment(resolve_device(device)),
     }
 
 
@@ -38,6 +37,11 @@ def read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: expected a record of JSON, found something else ({error}): delete it") from error
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """Eight letters that tell settings apart; equal settings have the same."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def kept_or_made(path: Path, settings: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
@@ -64,7 +68,8 @@ def _check_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) 
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if changed:
         listed = ", ".join(f"{name} was {old.get(name)} and is now {new.get(name)}" for name in changed)
-        raise ValueError(f"{path} was made with other settings: {listed}; give another --out, or delete it to repeat")
+        remedy = "give another --results, or delete it to repeat"
+        raise ValueError(f"{path} was made with other settings: {listed}; {remedy}")
 
 
 def publish(record: Mapping[str, Any], name: str, folder: Path) -> list[dict[str, Any]]:

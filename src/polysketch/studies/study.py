@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,9 +96,15 @@ class Places:
 
     @classmethod
     def of(cls, name: str, size: str, out: Path, results: Path) -> Places:
-        """Those of a study; what a smoke run shows stays with its runs."""
+        """Those of a study, where `size` may be one of `changed`; what a smoke run shows stays with its runs."""
         runs = out / f"{name}-{size}"
-        return cls(runs, runs / "results" if size == "smoke" else results / f"{name}-{size}")
+        smoke = size.partition("+")[0] == "smoke"
+        return cls(runs, runs / "results" if smoke else results / f"{name}-{size}")
+
+
+def changed(size: str, changes: Sequence[str]) -> str:
+    """A size with other settings, `cpu+steps=100`: its records stand apart from those of the size."""
+    return "+".join([size, *sorted(re.sub(r"[^\w.,=-]", "", change) for change in changes)])
 
 
 def run_study(
@@ -114,7 +121,8 @@ def run_study(
     """Make the runs that are missing, show everything there is, and return the table.
 
     Args:
-        name, study, size: of the study.
+        name, study: of the study.
+        size: its name, for people.
         places: where its things are.
         rows, seeds: which runs.
         settings: those of the size, or changed ones.
@@ -130,8 +138,10 @@ def run_study(
             file = places.results / f"{run}.json"
             if file.is_file():
                 say(f"{run}: there is a record, {file}")
-            make = partial(_made, study, row, seed, settings, places.runs / run)
-            made = kept.kept_or_made(file, study.depends_on(row, seed, settings), make)
+            told = study.depends_on(row, seed, settings)
+            # A run that was killed is gone on with by the same settings alone.
+            make = partial(_made, study, row, seed, settings, places.runs / f"{run}-{kept.digest(told)}")
+            made = kept.kept_or_made(file, told, make)
             say(f"{run}: {study.judge([made]).ours}")
     return show(name, study, size, places.results)
 
