@@ -1,10 +1,12 @@
 """What the site does beyond mkdocs: links that leave docs/ on GitHub lead to the same things inside the site.
 
-A page may show a picture of `../benchmarks/results` or `../experiments/results`, which is then copied into the site,
-and link to `../CONTRIBUTING.md`, whose text is the page contributing.md. A page has a table of the mechanisms, made of
-their docstrings, where it says `<!-- every mechanism -->`.
+A page may show a picture of `../benchmarks/results` or of `../studies`, which is then copied into the site, and link to
+`../CONTRIBUTING.md`, whose text is the page contributing.md. A page has a table of the mechanisms, made of their
+docstrings, where it says `<!-- every mechanism -->`, and all studies with their records where it says
+`<!-- every study -->`.
 """
 
+import functools
 import inspect
 import re
 from pathlib import Path, PurePosixPath
@@ -12,30 +14,47 @@ from pathlib import Path, PurePosixPath
 from mkdocs.structure.files import File, Files
 
 from polysketch.attention import MECHANISMS
+from polysketch.studies.page import page as page_of_studies
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|experiments)/[^)\s]+\.png)\)")
+PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|experiments|studies)/[^)\s]+\.png)\)")
 EVERY_MECHANISM = "<!-- every mechanism -->"
+EVERY_STUDY = "<!-- every study -->"
 PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
 
 
 def on_files(files: Files, config) -> Files:
     """Add the pictures that pages show."""
-    shown = {name for page in files.documentation_pages() for _, name in PICTURE.findall(page.content_string)}
+    pages = [generated(page.content_string) for page in files.documentation_pages()]
+    shown = {name for markdown in pages for _, name in PICTURE.findall(markdown)}
     for name in sorted(shown):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Lead links to where their targets are in the site, and write the table of mechanisms."""
-    markdown = markdown.replace(EVERY_MECHANISM, mechanism_table())
+    """Lead links to where their targets are in the site, and write what is made of the code and of records."""
+    markdown = generated(markdown)
     up = "../" * (len(PurePosixPath(page.file.src_uri).parts) - 1)
     # A picture leads to itself, for on a telephone it is small.
     markdown = PICTURE.sub(lambda found: f"[![{found[1]}]({up}{found[2]})]({up}{found[2]})", markdown)
     for outside, inside in PAGES.items():
         markdown = markdown.replace(f"]({outside})", f"]({up}{inside})")
     return markdown
+
+
+def generated(markdown: str) -> str:
+    """With the table of mechanisms, and the studies."""
+    for mark, made in ((EVERY_MECHANISM, mechanism_table), (EVERY_STUDY, every_study)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
+    return markdown
+
+
+@functools.cache
+def every_study() -> str:
+    """As the records have it."""
+    return page_of_studies(ROOT / "studies", "../studies")
 
 
 def mechanism_table() -> str:

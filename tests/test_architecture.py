@@ -44,7 +44,10 @@ MAY_IMPORT = {
         "data",
         "storage",
     },
-    "studies": {"benchmarking", "training", "evaluation", "tasks", "models", "attention", "data", "storage"},
+    "studies": {
+        *("benchmarking", "conversion", "integrations", "training", "evaluation", "tasks"),
+        *("models", "attention", "data", "storage"),
+    },
     "cli": {
         *("studies", "ops", "feature_maps", "attention", "nn", "models", "data", "tasks"),
         *("evaluation", "generation", "training", "integrations", "conversion", "benchmarking", "distributed"),

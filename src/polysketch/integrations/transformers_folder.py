@@ -6,6 +6,7 @@ What is asked of a folder before a model is read loads neither transformers nor 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["is_transformers_folder", "load_transformers", "read_model", "read_tokenizer", "require_model"]
+__all__ = ["is_transformers_folder", "load_transformers", "new_model", "read_model", "read_tokenizer", "require_model"]
 
 MODEL_TYPE = "polysketch"
 """What config.json calls a model of ours."""
@@ -66,6 +67,22 @@ def read_model(
 
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     return model.to(device).eval()
+
+
+def new_model(config: Mapping[str, Any]) -> Any:
+    """A causal language model with random weights, drawn from PyTorch's generator.
+
+    Args:
+        config: what its config.json would hold, `model_type` among it: "llama".
+
+    Raises:
+        ValueError: a model type that transformers does not know.
+        ImportError: the extra `hf` is missing; the message has the pip command.
+    """
+    _require_transformers()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
 
 
 def read_tokenizer(folder: str | Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from polysketch.studies.catalogue import ENTRIES, Entry
 
-_STATES = {True: "holds", False: "does not hold", None: "open"}
+STATES = {True: "holds", False: "does not hold", None: "open"}
 
 
 def listed(results: Path) -> str:
@@ -33,4 +33,4 @@ def _state(entry: Entry, results: Path) -> str:
 
 def _told(one: Mapping[str, Any]) -> str:
     made = f"{one['size']}: {one['rows']} of {one['of_rows']} rows, {one['runs']} runs"
-    return f"{made}; {one['ours']}; {_STATES[one['holds']]}"
+    return f"{made}; {one['ours']}; {STATES[one['holds']]}"

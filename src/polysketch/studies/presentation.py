@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from polysketch.plotting import finish, picture, powers_of_two
@@ -23,6 +23,14 @@ def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 def number(value: float | None, digits: int = 3) -> str:
     """`value` with so many digits after the point; a dash for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def spread(values: Sequence[float | None]) -> str:
+    """The mean over seeds, and behind it their standard deviation; a dash without a value."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "-"
+    return number(mean(present)) + (f" ± {stdev(present):.3f}" if len(present) > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Linearising a softmax model: what conversion regains, beside its controls."""

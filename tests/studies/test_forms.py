@@ -1,0 +1,77 @@
+"""The study of forms at its smallest: what it leaves behind, and what it calls a repeat."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from polysketch.cli import main
+from polysketch.studies import forms
+from polysketch.studies.forms import FORMS, FORMS_STUDY
+from polysketch.studies.held_out import by_position
+from polysketch.studies.repeats import Repeat, repeats
+
+ONLY = ("softmax", "codes", "mixture")
+
+
+def test_every_form_leaves_a_record_a_row_and_a_line(folder):
+    assert main(["study", "forms", "--threads", "1", "--only", *ONLY]) == 0
+    results = folder / "runs/studies/forms-smoke/results"
+    found = {name: json.loads((results / f"{name}-seed0.json").read_text()) for name in ONLY}
+    assert found["codes"]["loss_without"] != found["codes"]["loss"]
+    assert len(found["codes"]["shares"]) == 4
+    assert "loss_without" not in found["softmax"]
+    for record in found.values():
+        assert record["counts"]["far"] > 0
+        assert record["position_edges"] == list(range(0, 49, 3))
+        assert np.mean(record["loss_by_position"]) == pytest.approx(record["loss"], rel=1e-6)
+        assert list(record["lengths"]) == ["48", "192"]
+        assert list(record["needle"]) == ["none", "0", "0.5"]
+    assert len((results / "table.md").read_text().splitlines()) == 2 + len(ONLY) + 2
+    names = ("validation", "loss-by-position", "loss-by-length", "gain-by-depth")
+    assert all((results / f"{name}.png").stat().st_size > 1_000 for name in names)
+
+
+def test_what_is_finished_is_measured_once(folder, monkeypatch):
+    command = ["study", "forms", "--threads", "1", "--only", "softmax"]
+    assert main(command) == 0
+    monkeypatch.setattr(forms, "trained", None)
+    assert main(command) == 0
+
+
+def test_the_losses_of_ranges_of_positions_are_their_means():
+    losses = np.arange(3)[:, None] + np.arange(40.0) ** 2
+    found = by_position(losses)
+    edges = found["position_edges"]
+    assert len(edges) == 17
+    assert (edges[0], edges[-1], set(np.diff(edges))) == (0, 40, {2, 3})
+    means = [losses[:, first:end].mean() for first, end in pairwise(edges)]
+    assert found["loss_by_position"] == pytest.approx(means)
+    assert by_position(losses[:, :5]) == {"position_edges": [0, 1, 2, 3, 4, 5], "loss_by_position": [1, 2, 5, 10, 17]}
+
+
+def test_a_pair_is_near_far_or_new_by_where_it_occurred_last():
+    window = np.array([[1, 2, 3, 1, 2, 9, 9, 9, 2, 3, 1, 2]])
+    expected = [
+        *(Repeat.NEW, Repeat.NEW, Repeat.NEW),  # 12, 23, 31
+        Repeat.NEAR,  # 12, three tokens back
+        *(Repeat.NEW, Repeat.NEW, Repeat.NEAR, Repeat.NEW),  # 29, 99, 99 again, 92
+        *(Repeat.FAR, Repeat.FAR, Repeat.FAR),  # 23, 31, 12: seven tokens back
+    ]
+    assert repeats(window, 4).tolist() == [[int(one) for one in expected]]
+
+
+def test_the_window_is_filled_in_wherever_a_form_leaves_it_open():
+    assert FORMS["window"].attention_options(16) == {"window": 16}
+    assert FORMS["based"].attention_options(16) == {"sliding-window": {"window": 16}}
+    assert FORMS["paper"].attention_options(16) == {"local_chunk": 16}
+
+
+@pytest.mark.parametrize(("softmax", "ours", "holds"), [(2.44, 2.449, True), (2.44, 2.451, False), (2.44, None, None)])
+def test_the_claim_is_judged_by_means_over_seeds(softmax, ours, holds):
+    records = [{"row": "softmax", "loss": softmax + change} for change in (-0.1, 0.1)]
+    records += [] if ours is None else [{"row": "polysketch", "loss": ours}]
+    verdict = FORMS_STUDY.judge(records)
+    assert verdict.holds is holds
+    assert verdict.ours.startswith("softmax 2.440 nats")

@@ -1,0 +1,26 @@
+"""The records in the repository, of earlier commits too, give their tables by the code as it is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from polysketch.studies.catalogue import study_called
+from polysketch.studies.study import SUMMARY_FILE, TABLE_FILE, show
+
+FOLDERS = sorted(path.parent for path in (Path(__file__).parents[2] / "studies").glob(f"*/{SUMMARY_FILE}"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_records_give_their_table_and_line(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    for file in folder.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    summary = json.loads((folder / SUMMARY_FILE).read_text())
+    assert folder.name == f"{summary['study']}-{summary['size']}"
+    table = show(summary["study"], study_called(summary["study"]), summary["size"], tmp_path)
+    assert table == (folder / TABLE_FILE).read_text()
+    now = json.loads((tmp_path / SUMMARY_FILE).read_text())
+    assert {**now, "of_rows": None} == {**summary, "of_rows": None}  # a study may have got rows since
+    assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in folder.glob("*.png")}
