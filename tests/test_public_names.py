@@ -107,6 +107,7 @@ PUBLIC_NAMES = {
         "PairClassifier",
         "SequenceAutoencoder",
         "SequenceClassifier",
+        "TokenClassifier",
         "TransformerEncoder",
         "TransformerEncoderDecoder",
         "TransformerLM",

@@ -6,7 +6,13 @@ from torch import Tensor
 
 from polysketch import attention
 from polysketch.data import mask_tokens
-from polysketch.models import EncoderConfig, MaskedLanguageModel, SequenceClassifier, TransformerEncoder
+from polysketch.models import (
+    EncoderConfig,
+    MaskedLanguageModel,
+    SequenceClassifier,
+    TokenClassifier,
+    TransformerEncoder,
+)
 
 VOCAB, LENGTH = 23, 30
 SIZES = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 16, "num_heads": 2}
@@ -196,3 +202,26 @@ class TestSequenceClassifier:
         for wrong in ({"num_classes": 1}, {"num_classes": 2, "pooling": "last"}):
             with pytest.raises(ValueError, match="must be"):
                 SequenceClassifier(config(), **wrong)
+
+
+class TestTokenClassifier:
+    """One class for each token."""
+
+    def test_the_loss_is_that_of_the_tokens_with_a_class(self):
+        torch.manual_seed(0)
+        model, ids = TokenClassifier(config(), 3), tokens()
+        real = torch.ones(2, LENGTH, dtype=torch.bool)
+        real[1, :9] = False
+        targets = (ids % 3).masked_fill(~real, -100)
+        logits = model(ids, key_mask=real)
+        loss = model.loss(ids, targets, key_mask=real)
+        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits[real], targets[real]))
+        torch.testing.assert_close(model.logits_at(real, ids=ids, key_mask=real), logits[real])
+        loss.backward()
+        assert [name for name, each in model.named_parameters() if each.grad is None or not each.grad.any()] == []
+
+    def test_what_does_not_fit_is_refused(self):
+        with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
+            TokenClassifier(config(), 1)
+        with pytest.raises(ValueError, match=r"lie in \[0, 3\), got 0 to 3"):
+            TokenClassifier(config(), 3).loss(tokens(), tokens() % 4)

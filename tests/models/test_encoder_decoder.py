@@ -133,3 +133,12 @@ def test_activation_checkpointing_computes_the_decoder_again_and_changes_no_grad
     assert len(calls) == (1 + 2) * len(model.blocks)
     for one, two in zip(*gradients, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_padding_before_a_target_changes_nothing():
+    model, source, ids = model_of("softmax", input_positions=True), tokens(SOURCE, 0), tokens(LENGTH, 1)
+    real = torch.ones(2, LENGTH, dtype=torch.bool)
+    real[1, :5] = False
+    found = model(source, ids, key_mask=real)
+    torch.testing.assert_close(found[:1], model(source[:1], ids[:1]), **TIGHT)
+    torch.testing.assert_close(found[1:, 5:], model(source[1:], ids[1:, 5:]), **TIGHT)

@@ -13,8 +13,9 @@ __all__ = ["ExportFlags", "run"]
 class ExportFlags:
     """Write the model of a run for transformers: safetensors, configuration, tokenizer, and a card with its figures.
 
-    AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained load the folder after
-    `import polysketch.integrations.huggingface`.
+    The card says what loads the folder after `import polysketch.integrations.huggingface`: AutoModelForCausalLM a
+    language model; AutoModelForSequenceClassification, AutoModelForMaskedLM or AutoModelForSeq2SeqLM the model of a
+    task, by what the task asks. A tokenizer is there where the run has one.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -34,5 +35,5 @@ def run(flags: ExportFlags) -> int:
 
     with quiet():
         export_run(flags.run, flags.folder, checkpoint=flags.checkpoint)
-    print(f"exported to {flags.folder}: README.md there has its figures, and ten lines that generate text with it")
+    print(f"exported to {flags.folder}: README.md there has its figures, and lines that use it")
     return 0

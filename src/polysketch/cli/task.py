@@ -88,8 +88,9 @@ def run(flags: TaskFlags) -> int:
         return _list_sizes(flags.name)
     from polysketch.tasks import write_task
 
-    task = _generated(flags) if flags.name in TASKS else _from_files(flags)
-    write_task(task, flags.out)
+    tokenizer = _tokenizer(flags) if flags.name in ("texts", "pairs") else None
+    task = _generated(flags) if flags.name in TASKS else _from_files(flags, tokenizer)
+    write_task(task, flags.out, tokenizer=tokenizer)
     rows = {split: task.num_rows(split) for split in ("train", "validation", "test")}
     listed = ", ".join(
         f"{'endless' if count is None else f'{count:,}'} {name}" for name, count in rows.items() if count != 0
@@ -159,7 +160,15 @@ def _size(text: str, known: dict[str, Any]) -> tuple[str, Any]:
         raise ValueError(f"--set {text}: expected a value such as {kind.__name__} has, found {value!r}") from error
 
 
-def _from_files(flags: TaskFlags) -> Any:
+def _tokenizer(flags: TaskFlags) -> Any:
+    from polysketch.data.tokenization import BytesTokenizer, load_tokenizer
+
+    if flags.tokenizer == "symbols" and flags.name == "texts":
+        return None
+    return BytesTokenizer() if flags.tokenizer == "bytes" else load_tokenizer(flags.tokenizer)
+
+
+def _from_files(flags: TaskFlags, tokenizer: Any) -> Any:
     from polysketch.tasks.images import classified_images, pathfinder
     from polysketch.tasks.sources import split_off
 
@@ -171,18 +180,17 @@ def _from_files(flags: TaskFlags) -> Any:
         task = pathfinder(sources)
         task = task if flags.test else split_off(task, 0.1, flags.seed, "test")
         return task if flags.validation else split_off(task, 0.1 if flags.test else 1 / 9, flags.seed)
-    task = classified_images(sources, flags.class_names) if flags.name == "images" else _texts(flags, sources)
+    images = flags.name == "images"
+    task = classified_images(sources, flags.class_names) if images else _texts(flags, sources, tokenizer)
     return task if flags.validation else split_off(task, 0.05, flags.seed)
 
 
-def _texts(flags: TaskFlags, sources: dict[str, Sequence[Path]]) -> Any:
-    from polysketch.data.tokenization import BytesTokenizer, load_tokenizer
+def _texts(flags: TaskFlags, sources: dict[str, Sequence[Path]], tokenizer: Any) -> Any:
     from polysketch.tasks.sources import classified_pairs, classified_texts
 
     fields: dict[str, Any] = {"text_field": flags.text_field, "class_field": flags.class_field}
-    if flags.tokenizer == "symbols" and flags.name == "texts":
+    if tokenizer is None:
         return classified_texts(sources, None, max_tokens=flags.max_tokens, **fields)
-    tokenizer = BytesTokenizer() if flags.tokenizer == "bytes" else load_tokenizer(flags.tokenizer)
     given: dict[str, Any] = {"max_tokens": flags.max_tokens, "alphabet": tokenizer.sha256}
     if flags.name == "pairs":
         return classified_pairs(sources, tokenizer.encode, tokenizer.vocab_size, **given)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
 from polysketch.storage import require_free
-from polysketch.training.run_folder import find_run, require_text
+from polysketch.training.run_folder import find_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["is_transformers_folder", "load_transformers", "new_model", "read_model", "read_tokenizer", "require_model"]
 
 MODEL_TYPE = "polysketch"
-"""What config.json calls a model of ours."""
+"""What config.json calls a language model of ours."""
+
+ENCODER_TYPE, ENCODER_DECODER_TYPE = f"{MODEL_TYPE}-encoder", f"{MODEL_TYPE}-encoder-decoder"
+"""What it calls our encoders, with whatever head, and a model of an encoder and a decoder."""
 
 
 def is_transformers_folder(folder: str | Path) -> bool:
@@ -120,7 +123,10 @@ def check_export(run: str | Path, folder: str | Path, *, checkpoint: str = "late
     """Refuse an export without a run to export, or without a free folder to write; errors as in `export_run`."""
     _require_transformers()
     require_free(Path(folder))
-    require_text(run, find_run(run, checkpoint)[0])
+    asks = find_run(run, checkpoint)[0]["model"].get("asks")
+    if asks in ("pair", "recovered"):
+        learned = "a class for two documents" if asks == "pair" else "to recover rows"
+        raise ValueError(f"{run}: expected a model that transformers has a class for, found one that learned {learned}")
 
 
 def check_import(folder: str | Path, run: str | Path, *, data: str | Path | None = None) -> None:
@@ -142,6 +148,8 @@ def _require_ours(folder: Path) -> None:
     values = json.loads(path.read_bytes())
     if "training" in values and "model_type" not in values:
         raise ValueError(f"{folder} is the folder of a run already: evaluate or generate from it, or export it")
+    if values.get("model_type") in (ENCODER_TYPE, ENCODER_DECODER_TYPE):
+        raise ValueError(f"expected a language model in {folder}, found a model with an encoder: it cannot be imported")
     if values.get("model_type") != MODEL_TYPE:
         raise ValueError(
             f"expected a model of type {MODEL_TYPE} in {folder}, found {values.get('model_type')!r}: "

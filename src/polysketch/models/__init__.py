@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from polysketch.models.autoencoder import SequenceAutoencoder
     from polysketch.models.config import ModelConfig
     from polysketch.models.cross_entropy import token_losses
-    from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TransformerEncoder
+    from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TokenClassifier, TransformerEncoder
     from polysketch.models.encoder_config import EncoderConfig
     from polysketch.models.encoder_decoder import EncoderDecoderConfig, GivenSource, TransformerEncoderDecoder
     from polysketch.models.pair_classifier import PairClassifier
@@ -22,7 +22,7 @@ else:
             "autoencoder": ["SequenceAutoencoder"],
             "config": ["ModelConfig"],
             "cross_entropy": ["token_losses"],
-            "encoder": ["MaskedLanguageModel", "SequenceClassifier", "TransformerEncoder"],
+            "encoder": ["MaskedLanguageModel", "SequenceClassifier", "TokenClassifier", "TransformerEncoder"],
             "encoder_config": ["EncoderConfig"],
             "encoder_decoder": ["EncoderDecoderConfig", "GivenSource", "TransformerEncoderDecoder"],
             "pair_classifier": ["PairClassifier"],
@@ -42,6 +42,7 @@ __all__ = [
     "PairClassifier",
     "SequenceAutoencoder",
     "SequenceClassifier",
+    "TokenClassifier",
     "TransformerEncoder",
     "TransformerEncoderDecoder",
     "TransformerLM",

@@ -129,11 +129,11 @@ def answering_config(
     if _CONFIGS[asks] is ModelConfig:
         return AnsweringConfig(asks, preset(name, **given, **changes))
     if asks != "written":
-        return AnsweringConfig(asks, _encoder(name, {**given, **changes}), num_classes)
+        return AnsweringConfig(asks, encoder_preset(name, **given, **changes), num_classes)
     cross, changes = _cross(mechanism), {"input_positions": True, **changes}
     decoder = preset(name, **given, **changes)
     changes.pop("projection_convolution", None)
-    encoder = _encoder(name, {**given, **changes})
+    encoder = encoder_preset(name, **given, **changes)
     return AnsweringConfig(
         asks, EncoderDecoderConfig(encoder, decoder, cross, dict(options or {}) if mechanism else {})
     )
@@ -146,7 +146,12 @@ def _default_with(asks: str, name: str, options: Any) -> tuple[Any, Any]:
     return default_mechanism(asks, name), options
 
 
-def _encoder(name: str, changes: Mapping[str, Any]) -> EncoderConfig:
+def encoder_preset(name: str, **changes: Any) -> EncoderConfig:
+    """An encoder of the sizes of the preset `name`, with sinusoidal positions at its input; `changes` are fields.
+
+    Raises:
+        ValueError: an unknown preset or field, or a mechanism that cannot see both sides.
+    """
     fields = {key: value for key, value in preset_fields(name).items() if key not in _OF_DECODERS}
     return EncoderConfig.from_dict({**fields, "input_positions": True, **changes})
 

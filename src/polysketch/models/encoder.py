@@ -163,14 +163,10 @@ class SequenceClassifier(TokenModel):
 
     def __init__(self, config: EncoderConfig, num_classes: int, *, pooling: Literal["mean", "first"] = "mean") -> None:
         super().__init__()
-        if num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
         if pooling not in ("mean", "first"):
             raise ValueError(f"pooling must be 'mean' or 'first', got {pooling!r}")
         self.encoder, self.pooling = TransformerEncoder(config), pooling
-        self.output = nn.Linear(config.hidden_size, num_classes)
-        lecun_normal_(self.output.weight, config.hidden_size)
-        nn.init.zeros_(self.output.bias)
+        self.output = _class_layer(config, num_classes)
 
     @property
     def all_blocks(self) -> list[nn.Module]:
@@ -183,7 +179,7 @@ class SequenceClassifier(TokenModel):
         Args:
             ids, key_mask: as for `TransformerEncoder.forward`; every row needs a real token.
         """
-        return self.output(self._pooled(self.encoder(ids, key_mask=key_mask), key_mask))
+        return self.output(pooled(self.encoder(ids, key_mask=key_mask), key_mask, self.pooling))
 
     def logits_at(self, asked: Tensor, *, ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Logits of some rows.
@@ -209,12 +205,81 @@ class SequenceClassifier(TokenModel):
         """
         return class_loss(self(ids, key_mask=key_mask), targets)
 
-    def _pooled(self, hidden: Tensor, key_mask: Tensor | None) -> Tensor:
-        if self.pooling == "mean":
-            return mean_of_real(hidden, key_mask)
-        if key_mask is None:
-            return hidden[:, 0]
-        return hidden[torch.arange(hidden.shape[0], device=hidden.device), key_mask.int().argmax(1)]
+
+class TokenClassifier(TokenModel):
+    """An encoder that gives each token one of several classes.
+
+    Args:
+        config: of the encoder.
+        num_classes: at least 2.
+
+    Attributes:
+        encoder: the `TransformerEncoder`.
+        output: from a token's vector to logits.
+
+    Raises:
+        ValueError: fewer than two classes.
+    """
+
+    def __init__(self, config: EncoderConfig, num_classes: int) -> None:
+        super().__init__()
+        self.encoder, self.output = TransformerEncoder(config), _class_layer(config, num_classes)
+
+    @property
+    def all_blocks(self) -> list[nn.Module]:
+        """Those of the encoder."""
+        return list(self.encoder.blocks)
+
+    def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """(batch, length) int64 -> logits (batch, length, num_classes).
+
+        Args:
+            ids, key_mask: as for `TransformerEncoder.forward`.
+        """
+        return self.output(self.encoder(ids, key_mask=key_mask))
+
+    def logits_at(self, asked: Tensor, *, ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Logits of some tokens.
+
+        Args:
+            asked: (batch, length) bool.
+            ids, key_mask: as for `forward`.
+
+        Returns:
+            (number of tokens asked, num_classes), row after row.
+        """
+        return self.output(self.encoder(ids, key_mask=key_mask)[asked])
+
+    def loss(self, ids: Tensor, targets: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats of the tokens that have a class; a scalar.
+
+        Args:
+            ids, key_mask: as for `forward`.
+            targets: (batch, length) int64, the class of each token; -100 where there is none.
+
+        Raises:
+            ValueError: targets of another shape or out of range, or none.
+        """
+        check_targets(ids, targets, self.output.out_features)
+        return nn.functional.cross_entropy(self(ids, key_mask=key_mask).float().transpose(1, 2), targets)
+
+
+def pooled(hidden: Tensor, key_mask: Tensor | None, pooling: str) -> Tensor:
+    """One vector for each row.
+
+    Args:
+        hidden: (batch, length, hidden_size).
+        key_mask: (batch, length) bool, True for a real token; every row has one. None where all are.
+        pooling: "mean" of the vectors of real tokens, or that of the "first" real token.
+
+    Returns:
+        (batch, hidden_size).
+    """
+    if pooling == "mean":
+        return mean_of_real(hidden, key_mask)
+    if key_mask is None:
+        return hidden[:, 0]
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), key_mask.int().argmax(1)]
 
 
 def mean_of_real(hidden: Tensor, key_mask: Tensor | None) -> Tensor:
@@ -239,3 +304,13 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
         if low < 0 or high >= classes:
             raise ValueError(f"targets must lie in [0, {classes}), got {low} to {high}")
     return nn.functional.cross_entropy(logits.float(), targets)
+
+
+def _class_layer(config: EncoderConfig, num_classes: int) -> nn.Linear:
+    """From a vector to the logits of at least two classes."""
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+    output = nn.Linear(config.hidden_size, num_classes)
+    lecun_normal_(output.weight, config.hidden_size)
+    nn.init.zeros_(output.bias)
+    return output

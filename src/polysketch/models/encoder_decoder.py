@@ -83,7 +83,13 @@ class DecoderBlock(nn.Module):
         self.cross.reset_parameters(residual_scale)
 
     def forward(
-        self, hidden: Tensor, source: Tensor, rotation: Rotation, *, source_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        source: Tensor,
+        rotation: Rotation,
+        *,
+        source_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
     ) -> Tensor:
         """(batch, length, hidden_size) -> the same.
 
@@ -92,9 +98,10 @@ class DecoderBlock(nn.Module):
             source: (batch, source length, width of the encoder).
             rotation: of the target's positions.
             source_mask: (batch, source length) bool, True for a real token.
+            key_mask: (batch, length) bool, True for a real token of the target.
         """
         block = self.block
-        hidden = hidden + block.attention(block.attention_norm(hidden), _own(block, rotation))
+        hidden = hidden + block.attention(block.attention_norm(hidden), _own(block, rotation), key_mask=key_mask)
         hidden = hidden + self.cross(self.cross_norm(hidden), source, source_mask=source_mask)
         return hidden + block.feedforward(block.feedforward_norm(hidden))
 
@@ -153,18 +160,21 @@ class TransformerEncoderDecoder(TokenModel):
         """Those of the encoder, then those of the decoder."""
         return [*self.encoder.blocks, *self.blocks]
 
-    def forward(self, source: Tensor, ids: Tensor, *, source_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, source: Tensor, ids: Tensor, *, source_mask: Tensor | None = None, key_mask: Tensor | None = None
+    ) -> Tensor:
         """Logits of every target token's successor.
 
         Args:
             source: (batch, source length) int64.
             ids: (batch, length) int64, the target from its start token on.
             source_mask: (batch, source length) bool, True for a real token, padded on either side.
+            key_mask: (batch, length) bool, True for a real token of the target; rows are padded on the left.
 
         Returns:
             (batch, length, vocab_size). Prefer `loss` for training: it never holds all of these.
         """
-        return self.logits(self._hidden_states(source, ids, source_mask))
+        return self.logits(self._hidden_states(source, ids, source_mask, key_mask))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., hidden_size) after the final norm -> (..., vocab_size)."""
@@ -205,21 +215,42 @@ class TransformerEncoderDecoder(TokenModel):
         Args:
             source, source_mask: as for `forward`. The source is read once.
         """
-        return GivenSource(self, self.encoder(source, key_mask=source_mask), source_mask)
+        return self.given_encoded(self.encoder(source, key_mask=source_mask), source_mask=source_mask)
 
-    def _hidden_states(self, source: Tensor, ids: Tensor, source_mask: Tensor | None) -> Tensor:
-        encoded = self.encoder(source, key_mask=source_mask)
-        hidden, rotation = self.embed(ids, positions_of(ids, None))
+    @torch.no_grad()
+    def given_encoded(self, encoded: Tensor, *, source_mask: Tensor | None = None) -> "GivenSource":
+        """As `given`, of a source that the encoder has read.
+
+        Args:
+            encoded: (batch, source length, width of the encoder).
+            source_mask: as for `forward`.
+        """
+        sources = [block.cross.read_source(encoded, source_mask=source_mask) for block in self.blocks]
+        return GivenSource(self, sources, encoded.shape[0])
+
+    def hidden_states(
+        self, encoded: Tensor, ids: Tensor, *, source_mask: Tensor | None = None, key_mask: Tensor | None = None
+    ) -> Tensor:
+        """(batch, length, hidden_size) after the final norm.
+
+        Args:
+            encoded: (batch, source length, width of the encoder), what the encoder gave.
+            ids, source_mask, key_mask: as for `forward`.
+        """
+        hidden, rotation = self.embed(ids, positions_of(ids, key_mask))
+        masks: dict[str, Any] = {"source_mask": source_mask, "key_mask": key_mask}
         for block in self.blocks:
-            hidden = self._run(block, hidden, encoded, rotation, source_mask)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                hidden = checkpoint(block, hidden, encoded, rotation, **masks, use_reentrant=False)
+            else:
+                hidden = block(hidden, encoded, rotation, **masks)
         return self.final_norm(hidden)
 
-    def _run(
-        self, block: nn.Module, hidden: Tensor, encoded: Tensor, rotation: Rotation, source_mask: Tensor | None
+    def _hidden_states(
+        self, source: Tensor, ids: Tensor, source_mask: Tensor | None, key_mask: Tensor | None = None
     ) -> Tensor:
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, hidden, encoded, rotation, source_mask=source_mask, use_reentrant=False)
-        return block(hidden, encoded, rotation, source_mask=source_mask)
+        encoded = self.encoder(source, key_mask=source_mask)
+        return self.hidden_states(encoded, ids, source_mask=source_mask, key_mask=key_mask)
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         """Embedded target tokens at these positions, and their rotation."""
@@ -236,19 +267,19 @@ class GivenSource(nn.Module):
 
     Args:
         model: the encoder and decoder.
-        encoded: (batch, source length, width of the encoder).
-        source_mask: (batch, source length) bool, True for a real token.
+        sources: what each layer of the decoder has read of the source (`CrossAttention.read_source`).
+        rows: of the source.
 
     Attributes:
         config: of the decoder.
-        sources: what each layer has read of the source.
+        sources: as given.
+        rows: as given.
     """
 
-    def __init__(self, model: TransformerEncoderDecoder, encoded: Tensor, source_mask: Tensor | None) -> None:
+    def __init__(self, model: TransformerEncoderDecoder, sources: list[Any], rows: int) -> None:
         super().__init__()
         self.config, self._model = model.config.decoder, model
-        self.sources = [block.cross.read_source(encoded, source_mask=source_mask) for block in model.blocks]
-        self._rows = encoded.shape[0]
+        self.sources, self.rows = sources, rows
 
     @property
     def output_bias(self) -> Tensor:
@@ -272,8 +303,8 @@ class GivenSource(nn.Module):
         Raises:
             ValueError: another number of rows.
         """
-        if batch_size != self._rows:
-            raise ValueError(f"the source has {self._rows} rows, got {batch_size}")
+        if batch_size != self.rows:
+            raise ValueError(f"the source has {self.rows} rows, got {batch_size}")
         bias = self.output_bias
         device, dtype = bias.device if device is None else device, bias.dtype if dtype is None else dtype
         layers = [block.block.attention.init_state(batch_size, device, dtype) for block in self._model.blocks]

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from polysketch.targets import NO_TARGET
 
+BEGINNING = 0
+"""The token that stands before the first one of a sequence that is written."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -68,7 +71,7 @@ def collated(rows: Sequence[Row], asks: str) -> TaskBatch:
     Args:
         rows: at least one.
         asks: what the task asks. A model that is not causal is told what is padding (`key_mask`, `source_mask`), and
-            one that writes gets what it has written so far: 0, which stands for the beginning, and then the answer.
+            one that writes gets what it has written so far: `BEGINNING`, and then the answer.
     """
     ids, real = _padded([row.ids for row in rows], 0)
     inputs = {"ids": ids, "key_mask": real}
@@ -81,7 +84,7 @@ def collated(rows: Sequence[Row], asks: str) -> TaskBatch:
         return TaskBatch({"ids": ids}, answers)
     if asks in ("each", "recovered"):
         return TaskBatch(inputs, answers)
-    written = torch.nn.functional.pad(answers[:, :-1].clamp(min=0), (1, 0))
+    written = torch.nn.functional.pad(answers[:, :-1].clamp(min=0), (1, 0), value=BEGINNING)
     return TaskBatch({"source": ids, "source_mask": real, "ids": written}, answers)
 
 

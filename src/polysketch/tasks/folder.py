@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from polysketch.data import TokenizerLike
+from polysketch.data.description import DESCRIPTION_FILE, DataDescription, TokenizerDescription
 from polysketch.storage import whole_folder
 from polysketch.storage.strict_json import encoded
 from polysketch.tasks.base import GeneratedTask, Task
@@ -11,9 +13,17 @@ from polysketch.tasks.description import FORMAT, TASK_FILE, VERSION, read_task_d
 from polysketch.tasks.registry import TASKS, task_class
 from polysketch.tasks.stored import Classification, read_rows, write_rows
 
+TOKENIZER_FOLDER = "tokenizer"
+"""In the folder of a task whose rows are texts: the tokenizer that made them."""
 
-def write_task(task: Task, out: str | Path) -> None:
+
+def write_task(task: Task, out: str | Path, *, tokenizer: TokenizerLike | None = None) -> None:
     """Write a task as a new folder, which appears whole or not at all.
+
+    Args:
+        task: made from a seed, or classified rows.
+        out: the folder.
+        tokenizer: what made the rows of texts, to be kept with them.
 
     Raises:
         FileExistsError: `out` holds something.
@@ -27,6 +37,15 @@ def write_task(task: Task, out: str | Path) -> None:
         described = {split: {name: sha256_of(folder / name) for name in names} for split, names in files.items()}
         value = {"format": FORMAT, "version": VERSION, "task": task.name, "options": task.options()}
         (folder / TASK_FILE).write_bytes(encoded({**value, "splits": described}, indent=2))
+        if tokenizer is not None:
+            _keep_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
+
+
+def _keep_tokenizer(tokenizer: TokenizerLike, folder: Path) -> None:
+    folder.mkdir()
+    tokenizer.save(folder)
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    DataDescription(TokenizerDescription.of(tokenizer), dtype, {}, ()).write(folder / DESCRIPTION_FILE)
 
 
 def open_task(folder: str | Path) -> Task:

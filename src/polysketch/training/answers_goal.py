@@ -1,6 +1,7 @@
 """Models of a task: what it asks decides which one."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,10 @@ from polysketch.distributed.shares import gathered
 from polysketch.evaluation import measure_answers
 from polysketch.models.answering import answering_config
 from polysketch.models.base import TokenModel
+from polysketch.storage import disk
 from polysketch.tasks import Task, TaskRows, open_task, task_digest, verify_task
+from polysketch.tasks.description import TASK_FILE
+from polysketch.tasks.folder import TOKENIZER_FOLDER
 from polysketch.tasks.masked import MaskedTokens, TaskInputs
 from polysketch.training.config import TrainingConfig
 from polysketch.training.goal import Goal
@@ -128,7 +132,11 @@ class AnswersGoal(Goal):
             yield f"from {self.config.init_from}: {self._taken}"
 
     def lay_out(self, run: RunFolder) -> None:
-        """Nothing: the model is of no use without its task."""
+        """What task.json says, and the tokenizer where there is one, so that the model can be used without its task."""
+        run.task.mkdir(exist_ok=True)
+        disk.replace_file(run.task / TASK_FILE, (self.config.data / TASK_FILE).read_bytes())
+        if (self.config.data / TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(self.config.data / TOKENIZER_FOLDER, run.tokenizer, dirs_exist_ok=True)
 
 
 def _explicit(config: TrainingConfig, saved: Mapping[str, Any], context: int) -> TrainingConfig:

@@ -79,6 +79,11 @@ class RunFolder(LoopFolder):
         return self.path / "tokenizer"
 
     @property
+    def task(self) -> Path:
+        """Where the task.json of the task that was learned is kept, so that the model can be used without the task."""
+        return self.path / "task"
+
+    @property
     def plot(self) -> Path:
         """The plot of the loss."""
         return self.path / "loss.png"

@@ -1,7 +1,10 @@
 """The cache of transformers as our models have it: a state instead of keys and values."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from polysketch.integrations.huggingface.rewinding import RewindableState, TokenRows
@@ -120,15 +123,15 @@ class PolysketchCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows `beam_idx`, repeats allowed."""
-        self._rewindable.select(beam_idx)
+        self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row so many times."""
-        self._rewindable.select(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
+        self._select(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, numbers or a mask."""
-        self._rewindable.select(torch.arange(max(self.batch_size, 0))[indices.cpu()])
+        self._select(torch.arange(max(self.batch_size, 0))[indices.cpu()])
 
     def activate_past_recording(self) -> None:
         """From the next tokens on keep what `crop` needs: a second state, and ids."""
@@ -158,3 +161,25 @@ class PolysketchCache(Cache):
             TypeError: always.
         """
         raise TypeError("PolysketchCache serves Polysketch models only; other models take transformers' DynamicCache")
+
+    def _select(self, indices: Tensor) -> None:
+        self._rewindable.select(indices)
+
+
+def give_cache(kind: type[PolysketchCache], generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> bool:
+    """Put a new cache among what `generate` gives the model, where it is to have one and was given none.
+
+    Raises:
+        ValueError: a cache of keys and values is asked for by name.
+    """
+    if generation_config.cache_implementation is not None:
+        raise ValueError(
+            f"cache_implementation={generation_config.cache_implementation!r} is for keys and values: these models "
+            "carry a state of constant size; leave it out"
+        )
+    if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+        return False
+    model_kwargs["past_key_values"] = cache = kind()
+    if generation_config.is_assistant:
+        cache.activate_past_recording()
+    return True

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from polysketch.attention import PackedDocuments
-from polysketch.integrations.huggingface.cache import PolysketchCache
+from polysketch.integrations.huggingface.arguments import wants_dict
+from polysketch.integrations.huggingface.averaging import averaged, check_labels
+from polysketch.integrations.huggingface.cache import PolysketchCache, give_cache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.model import PolysketchModel
 from polysketch.integrations.huggingface.packed import take_documents
@@ -38,10 +39,7 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
             transformer: the model.
             **changes: fields of `PolysketchConfig` that `ModelConfig` does not have.
         """
-        with torch.device("meta"):  # weights that are not wanted take no memory
-            wrapped = cls(PolysketchConfig.from_model_config(transformer.config, **changes))
-        wrapped.model.transformer = transformer
-        return wrapped.train(transformer.training)
+        return cls._around(PolysketchConfig.from_model_config(transformer.config, **changes), transformer)
 
     def forward(
         self,
@@ -94,7 +92,7 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         skip = skip_logits and labels is not None
         logits = None if skip else self.inner.logits(hidden[:, kept])
         given = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values)
-        return given if (self.config.return_dict if return_dict is None else return_dict) else given.to_tuple()
+        return given if wants_dict(return_dict, self.config) else given.to_tuple()
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What `generate` gives the next call; refuses rows that end in padding.
@@ -114,28 +112,16 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         num_items: Tensor | int | None,
         documents: PackedDocuments | None,
     ) -> Tensor:
-        if labels.shape != hidden.shape[:2]:
-            raise ValueError(f"expected labels of shape {tuple(hidden.shape[:2])}, got {tuple(labels.shape)}")
+        check_labels(labels, hidden.shape[:2])
         targets = labels[:, 1:]
         if documents is not None:
             targets = targets.index_fill(1, documents.last_tokens(targets.device)[:-1], NO_TARGET)
-        total = self.inner.token_losses(hidden[:, :-1], targets).sum()
-        if num_items is None:
-            return total / (targets != NO_TARGET).sum().clamp(min=1)
-        return total / (num_items.to(total.device) if isinstance(num_items, Tensor) else num_items)
+        return averaged(self.inner.token_losses(hidden[:, :-1], targets), targets, num_items)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> bool:
         """Give `generate` a cache of our own."""
-        if generation_config.cache_implementation is not None:
-            raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation!r} is for keys and values: these models "
-                "carry a state of constant size; leave it out"
-            )
-        if model_kwargs.get("past_key_values") is not None or generation_config.use_cache is False:
+        if not give_cache(PolysketchCache, generation_config, model_kwargs):
             return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        model_kwargs["past_key_values"] = cache = PolysketchCache()
-        if generation_config.is_assistant:
-            cache.activate_past_recording()
         return True

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
+from polysketch.integrations.huggingface.arguments import wants_dict
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.model import PolysketchModel
 from polysketch.integrations.huggingface.packed import take_documents
+from polysketch.integrations.huggingface.padding import refuse_empty_rows
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
 
 
@@ -69,7 +71,7 @@ class PolysketchForSequenceClassification(PolysketchPreTrainedModel):
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         output = SequenceClassifierOutputWithPast(loss=loss, logits=logits)
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return output if wants_dict(return_dict, self.config) else output.to_tuple()
 
 
 def _last_real(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -77,7 +79,5 @@ def _last_real(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None:
         return torch.full(hidden.shape[:1], hidden.shape[1] - 1, device=hidden.device)
     real = attention_mask.bool().to(hidden.device)
-    empty = ~real.any(1)
-    if bool(empty.any()):
-        raise ValueError(f"expected a real token in every row, found padding alone in row {int(empty.nonzero()[0])}")
+    refuse_empty_rows(real)
     return hidden.shape[1] - 1 - real.int().flip(1).argmax(1)

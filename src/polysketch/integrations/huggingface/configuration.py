@@ -1,15 +1,13 @@
 """The configuration of our models in transformers: the fields of `ModelConfig`, and what generation needs."""
 
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
 from polysketch import models
 from polysketch.integrations.transformers_folder import MODEL_TYPE
 from polysketch.models.former import FORMAT, model_of_format
-
-_MODEL_FIELDS = tuple(field.name for field in fields(models.ModelConfig))
 
 
 class PolysketchConfig(PreTrainedConfig):
@@ -37,6 +35,7 @@ class PolysketchConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = MODEL_TYPE
+    sizes: ClassVar[type[models.ModelConfig]] = models.ModelConfig
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     attribute_map: ClassVar[dict[str, str]] = {
         "num_hidden_layers": "num_layers",
@@ -87,20 +86,28 @@ class PolysketchConfig(PreTrainedConfig):
         return super().from_dict(config_dict, **kwargs)
 
     def to_model_config(self) -> models.ModelConfig:
-        """The configuration of the `TransformerLM` inside."""
-        return models.ModelConfig.from_dict({name: getattr(self, name) for name in _MODEL_FIELDS})
+        """The configuration of the model of this library inside."""
+        return self.sizes.from_dict({name: getattr(self, name) for name in self._fields_of_sizes()})
 
     @classmethod
-    def from_model_config(cls, config: models.ModelConfig, **changes: Any) -> "PolysketchConfig":
-        """The configuration of a model like `config`; `changes` are fields that `ModelConfig` does not have."""
+    def from_model_config(cls, config: models.ModelConfig, **changes: Any) -> Self:
+        """The configuration of a model like `config`; `changes` are fields that `config` does not have."""
         return cls(**config.to_dict(), **changes)
 
     @classmethod
-    def from_preset(cls, name: str, **changes: Any) -> "PolysketchConfig":
-        """A named size, see `polysketch.models.PRESETS`; `changes` are fields of this class or of `ModelConfig`.
+    def from_preset(cls, name: str, **changes: Any) -> Self:
+        """A named size, see `polysketch.models.PRESETS`; `changes` are fields of this class or of the sizes.
 
         Raises:
             ValueError: an unknown preset.
         """
-        of_model = {key: changes.pop(key) for key in _MODEL_FIELDS if key in changes}
-        return cls.from_model_config(models.preset(name, **of_model), **changes)
+        of_model = {key: changes.pop(key) for key in cls._fields_of_sizes() if key in changes}
+        return cls.from_model_config(cls._preset(name, of_model), **changes)
+
+    @classmethod
+    def _fields_of_sizes(cls) -> list[str]:
+        return [field.name for field in fields(cls.sizes)]
+
+    @classmethod
+    def _preset(cls, name: str, changes: dict[str, Any]) -> models.ModelConfig:
+        return models.preset(name, **changes)

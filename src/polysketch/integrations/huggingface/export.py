@@ -1,4 +1,4 @@
-"""From a run folder to a folder that AutoModelForCausalLM and AutoTokenizer load."""
+"""From a run folder to a folder that the Auto classes of transformers load."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from transformers import GenerationConfig
 
 from polysketch.data import TokenizerLike
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
+from polysketch.integrations.huggingface.export_answering import export_answering
 from polysketch.integrations.huggingface.facts import run_facts
 from polysketch.integrations.huggingface.model_card import model_card
 from polysketch.integrations.huggingface.tokenizer import require_same_ids, to_fast_tokenizer
 from polysketch.integrations.transformers_folder import check_export
 from polysketch.storage import whole_folder
 from polysketch.training import load_model
+from polysketch.training.run_folder import find_run, task_of_run
 
 ORIGINAL_TOKENIZER = "polysketch_tokenizer"
 """Stem of the file that holds the run's tokenizer byte for byte, for the way back."""
@@ -22,6 +24,9 @@ ORIGINAL_TOKENIZER = "polysketch_tokenizer"
 
 def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest") -> Path:
     """Write the model of a run for transformers: weights, configuration, tokenizer and a model card.
+
+    A run of text gives a language model. That of a task gives what the task asks for: a language model, a masked
+    language model, a classifier with the names of its classes, or a model that reads one sequence and writes another.
 
     The folder appears whole or not at all. Weights are float32, as trained; nothing is pickled.
 
@@ -40,6 +45,8 @@ def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest
     """
     check_export(run, folder, checkpoint=checkpoint)
     folder = Path(folder)
+    if task_of_run(find_run(run, checkpoint)[0]) is not None:
+        return export_answering(run, folder, checkpoint)
     transformer, description = load_model(run, checkpoint=checkpoint)
     tokenizer = description.tokenizer
     fast = to_fast_tokenizer(tokenizer)

@@ -12,6 +12,7 @@ import torch
 from polysketch.data import DataDescription
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.models import TransformerLM
+from polysketch.models.base import TokenModel
 from polysketch.models.fingerprint import weights_sha256
 from polysketch.training.loading import RunDescription
 from polysketch.training.reporting import MetricsFile
@@ -35,13 +36,8 @@ def run_facts(model: TransformerLM, description: RunDescription) -> dict[str, An
     config = run.read_config()
     data = DataDescription.read(run.tokenizer / DESCRIPTION_FILE)
     return {
-        "format": FORMAT,
-        "step": description.step,
-        "weights_sha256": weights_sha256(model),
-        "parameters": model.num_parameters(),
+        **_facts_of_any(model, description, config),
         "state_bytes": state_bytes(model),
-        "training": _without_folders(config["training"]),
-        "environment": config["environment"],
         "data": {
             "name": description.data.name,
             "description_sha256": config["data"]["description_sha256"],
@@ -50,7 +46,27 @@ def run_facts(model: TransformerLM, description: RunDescription) -> dict[str, An
             "dtype": data.dtype,
         },
         "tokenizer": dataclasses.asdict(data.tokenizer),
-        "metrics": _last_metrics(MetricsFile(run.metrics).read(), description.step),
+    }
+
+
+def task_facts(model: TokenModel, description: RunDescription) -> dict[str, Any]:
+    """As `run_facts`, of the run of a task: its name in place of the data, and no tokenizer."""
+    config = RunFolder(description.folder).read_config()
+    data = {name: config["data"][name] for name in ("task", "description_sha256")}
+    return {**_facts_of_any(model, description, config), "data": data}
+
+
+def _facts_of_any(model: TokenModel, description: RunDescription, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of every run."""
+    metrics = MetricsFile(RunFolder(description.folder).metrics)
+    return {
+        "format": FORMAT,
+        "step": description.step,
+        "weights_sha256": weights_sha256(model),
+        "parameters": model.num_parameters(),
+        "training": _without_folders(config["training"]),
+        "environment": config["environment"],
+        "metrics": _last_metrics(metrics.read(), description.step),
     }
 
 

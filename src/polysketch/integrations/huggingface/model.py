@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from polysketch.attention import PackedDocuments
+from polysketch.integrations.huggingface.arguments import refuse_arguments, wants_dict
 from polysketch.integrations.huggingface.cache import PolysketchCache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.packed import take_documents
@@ -80,7 +81,7 @@ class PolysketchModel(PolysketchPreTrainedModel):
         _check_cache(past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         documents = take_documents(others, input_ids.shape, attention_mask, past)
-        _refuse(others, self.config)
+        refuse_arguments(others, self.config)
         mask = new_tokens_mask(attention_mask, input_ids.shape, past)
         cache: PolysketchCache | None
         if documents is not None:
@@ -92,7 +93,7 @@ class PolysketchModel(PolysketchPreTrainedModel):
             hidden = self._whole(input_ids, mask)
             cache = self._cache_of_whole(input_ids, mask, past_key_values, use_cache)
         output = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
-        return output if _wants_dict(return_dict, self.config) else output.to_tuple()
+        return output if wants_dict(return_dict, self.config) else output.to_tuple()
 
     def _packed(
         self, input_ids: Tensor, documents: PackedDocuments, cache: PolysketchCache | None, use_cache: bool | None
@@ -123,25 +124,3 @@ def _check_cache(cache: Any) -> None:
             f"expected a PolysketchCache for past_key_values, got {type(cache).__name__}: these models carry a state "
             "instead of keys and values; leave past_key_values out, or begin with PolysketchCache()"
         )
-
-
-_REMEDIES = {
-    "inputs_embeds": "give input_ids",
-    "output_attentions": "attention weights are never formed",
-    "output_hidden_states": "PolysketchModel gives the last ones",
-    "token_type_ids": "let tokenizer.model_input_names be ['input_ids', 'attention_mask']",
-}
-
-
-def _refuse(others: dict[str, Any], config: PolysketchConfig) -> None:
-    """Refuse arguments that would change the result and are not served."""
-    given = {name for name, value in others.items() if value is not None and value is not False}
-    for name in ("output_hidden_states", "output_attentions"):
-        if others.get(name) is None and getattr(config, name, False):
-            given.add(name)
-    for name in sorted(given):
-        raise ValueError(f"these models do not take {name}: {_REMEDIES.get(name, 'leave it out')}")
-
-
-def _wants_dict(return_dict: bool | None, config: PolysketchConfig) -> bool:
-    return bool(config.return_dict if return_dict is None else return_dict)

@@ -9,6 +9,7 @@ import transformers
 
 import polysketch
 from polysketch.models import ModelConfig
+from polysketch.models.answering import AnsweringConfig
 
 _CARD = """---
 library_name: transformers
@@ -102,3 +103,79 @@ def _measured_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "validation perplexity", f"{evaluation['perplexity']:.3f} per token"
         if evaluation.get("bits_per_byte") is not None:
             yield "validation bits per byte", f"{evaluation['bits_per_byte']:.4f}"
+
+
+_TASK_CARD = """---
+library_name: transformers
+tags: [{tags}]
+---
+
+# {name}
+
+A model of the task {task}, trained and exported by polysketch.
+
+{table}
+
+Figures are those of the run the weights come from; what was not measured there is not here.
+
+## Use
+
+The import makes transformers know this kind of model; no code comes with the weights.
+
+```python
+import polysketch.integrations.huggingface  # pip install 'polysketch[hf]'
+{lines}
+```
+"""
+_PIPELINE = """from transformers import pipeline
+
+classify = pipeline("text-classification", "{name}")
+print(classify("a text", truncation=True))"""
+_IDS = """import torch
+from transformers import {auto}
+
+model = {auto}.from_pretrained("{name}")
+ids = torch.randint({vocabulary}, (1, {length}))
+print({call})"""
+
+
+def task_card(name: str, auto: str, sizes: AnsweringConfig, facts: Mapping[str, Any], *, has_tokenizer: bool) -> str:
+    """The card of the model of a task, as Markdown.
+
+    Args:
+        name: of the exported folder.
+        auto: the class of transformers that loads it.
+        sizes: of the model.
+        facts: as `facts.task_facts` gives them.
+        has_tokenizer: whether the folder has one.
+    """
+    sides = [sizes.sizes] if isinstance(sizes.sizes, ModelConfig) else [sizes.sizes.encoder, sizes.sizes.decoder]
+    tags = dict.fromkeys(["polysketch", *(layer for side in sides for layer, _ in side.layers())])
+    rows = "\n".join(f"| {title} | {value} |" for title, value in _task_rows(sides, sizes, facts))
+    if sizes.asks == "class" and has_tokenizer:
+        lines = _PIPELINE.format(name=name)
+    else:
+        call = "model.generate(ids)" if sizes.asks == "written" else "model(ids).logits"
+        length = min(8, facts["training"]["context"])
+        lines = _IDS.format(name=name, auto=auto, vocabulary=sizes.vocab_size, length=length, call=call)
+    return _TASK_CARD.format(
+        name=name, tags=", ".join(tags), task=facts["data"]["task"], table=f"| | |\n|---|---|\n{rows}", lines=lines
+    )
+
+
+def _task_rows(sides: list[ModelConfig], sizes: AnsweringConfig, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "parameters", f"{facts['parameters']:,}"
+    for name, side in zip(("reads", "writes") if len(sides) > 1 else ("size",), sides, strict=True):
+        attention = ", ".join(dict.fromkeys(layer for layer, _ in side.layers()))
+        width = f"{side.num_heads} heads of {side.head_dim}, width {side.hidden_size}"
+        yield name, f"{side.num_layers} layers of {attention}, {width}"
+    yield "longest row", f"{facts['training']['context']:,} tokens of {sizes.vocab_size:,} ids"
+    yield "trained for", f"{facts['step']:,} steps of {facts['training'].get('batch_size', 0):,} rows"
+    yield "learning rate, seed", f"{facts['training'].get('learning_rate')}, {facts['training'].get('seed')}"
+    yield "trained with", ", ".join(f"{name} {value}" for name, value in facts["environment"].items())
+    yield "exported with", f"polysketch {polysketch.__version__}, transformers {transformers.__version__}"
+    measured = facts["metrics"].get("evaluation")
+    if measured and measured.get("accuracy") is not None:
+        step, rows = measured["step"], measured["rows"]
+        yield f"validation loss at step {step:,}", f"{measured['loss']:.4f} nats per answer of {rows:,} rows"
+        yield "validation accuracy", f"{measured['accuracy']:.2%} of {measured['answers']:,} answers"

@@ -50,6 +50,40 @@ def refuse_holes(mask: Tensor) -> None:
         )
 
 
+def refuse_empty_rows(mask: Tensor) -> None:
+    """Refuse rows of padding alone.
+
+    Args:
+        mask: (batch, length) bool, true for a real token.
+
+    Raises:
+        ValueError: naming the first such row.
+    """
+    empty = ~mask.any(1)
+    if bool(empty.any()):
+        raise ValueError(f"expected a real token in every row, found padding alone in row {int(empty.nonzero()[0])}")
+
+
+def both_sides_mask(attention_mask: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """The key mask of rows of which every token sees the whole, padded on either side.
+
+    Args:
+        attention_mask: (batch, length), nonzero for a real token; None when all are real.
+        shape: (batch, length) of the tokens.
+
+    Returns:
+        (batch, length) bool, or None when all of them are real.
+
+    Raises:
+        ValueError: a mask of another shape, padding between real tokens, or a row of padding alone.
+    """
+    mask = new_tokens_mask(attention_mask, shape, 0)
+    if mask is not None:
+        refuse_holes(mask)
+        refuse_empty_rows(mask)
+    return mask
+
+
 def without_right_padding(mask: Tensor) -> Tensor | None:
     """The key mask for a whole sequence: what follows a row's tokens may count as real, for nothing before sees it.
 

@@ -1,31 +1,42 @@
 """What all our models in transformers share: loading, embeddings and gradient checkpointing."""
 
-import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
-from polysketch.models import TransformerLM
+from polysketch.models.blocks import build_block
 
 
 class PolysketchPreTrainedModel(PreTrainedModel):
-    """A `TransformerLM` behind the names and habits of transformers; the base of the classes that users make."""
+    """A model of this library behind the names and habits of transformers; the base of the classes that users make."""
 
-    config_class = PolysketchConfig
+    config_class: type[PreTrainedConfig] = PolysketchConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True  # Trainer then passes num_items_in_batch
     _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 - transformers wants a list
 
     @property
-    def inner(self) -> TransformerLM:
-        """The model of this library inside."""
+    def inner(self) -> Any:
+        """The model inside: a `TransformerLM`, a `TransformerEncoder` or a `TransformerEncoderDecoder`."""
         base: Any = self.base_model
         return base.transformer
+
+    @classmethod
+    def _around(cls, config: PreTrainedConfig, transformer: nn.Module, **heads: Any) -> Self:
+        """The class with these modules and parameters inside, which stay where they are."""
+        with torch.device("meta"):  # weights that are not wanted take no memory
+            wrapped: Any = cls(config)
+        wrapped.base_model.transformer = transformer
+        for name, head in heads.items():
+            setattr(wrapped, name, head)
+        return wrapped.train(transformer.training)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding, which is the output layer too."""
@@ -33,7 +44,7 @@ class PolysketchPreTrainedModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the embedding, and with it the output layer."""
-        self.inner.embedding = value  # type: ignore[assignment]
+        self.inner.embedding = value
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Refuse: the vocabulary is part of the configuration, and the output layer has a bias of its size.
@@ -60,9 +71,14 @@ class PolysketchPreTrainedModel(PreTrainedModel):
                 f"expected all {len(tensors)} weights of the model, found none for {', '.join(missing[:3])}"
                 f"{' and others' if missing[3:] else ''}: the checkpoint is incomplete or of another configuration"
             )
-        _compute_unsaved_buffers(self.inner)
+        for block, build in self._blocks_anew():
+            _compute_unsaved_buffers(block, build)
         super()._initialize_missing_keys(is_quantized)
         self._freeze_unused()  # parameters that were loaded are new ones
+
+    def _blocks_anew(self) -> list[tuple[nn.Module, Callable[[], nn.Module]]]:
+        """The blocks, and what builds one like each."""
+        return blocks_anew(self.inner)
 
     def _freeze_unused(self) -> None:
         """Take what has no effect out of training, so that every trained parameter has a gradient."""
@@ -82,16 +98,16 @@ class PolysketchPreTrainedModel(PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
 
 
-def _compute_unsaved_buffers(model: TransformerLM) -> None:
+def blocks_anew(model: Any) -> list[tuple[nn.Module, Callable[[], nn.Module]]]:
+    """The blocks of a model or an encoder, and what builds one like each."""
+    layers = zip(model.blocks, model.config.layers(), strict=True)
+    return [(block, partial(build_block, model.config, *layer)) for block, layer in layers]
+
+
+def _compute_unsaved_buffers(block: nn.Module, build: Callable[[], nn.Module]) -> None:
     """Compute anew the buffers that no checkpoint holds: transformers makes models without numbers in them."""
-    for block, (name, options) in zip(model.blocks, model.config.layers(), strict=True):
-        unsaved = dict(block.attention.named_buffers()).keys() - block.attention.state_dict().keys()
-        if not unsaved:
-            continue
-        layer = dataclasses.replace(
-            model.config, vocab_size=1, num_layers=1, attention=name, attention_options=options, rotary=False
-        )
-        fresh = TransformerLM(layer).blocks[0].attention
-        for buffer_name in unsaved:
-            buffer = block.attention.get_buffer(buffer_name)
-            buffer.data = fresh.get_buffer(buffer_name).to(buffer.device)
+    unsaved = dict(block.named_buffers()).keys() - block.state_dict().keys()
+    fresh = build() if unsaved else None
+    for name in unsaved:
+        buffer = block.get_buffer(name)
+        buffer.data = fresh.get_buffer(name).to(buffer.device)

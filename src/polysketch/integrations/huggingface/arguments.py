@@ -1,0 +1,32 @@
+"""Arguments that models of transformers share, as ours take them."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+_REMEDIES = {
+    "inputs_embeds": "give input_ids",
+    "decoder_inputs_embeds": "give decoder_input_ids",
+    "output_attentions": "attention weights are never formed",
+    "output_hidden_states": "the model without its head gives the last ones",
+    "token_type_ids": "let tokenizer.model_input_names be ['input_ids', 'attention_mask']",
+}
+
+
+def refuse_arguments(others: dict[str, Any], config: PreTrainedConfig) -> None:
+    """Refuse arguments that would change the result and are not served.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    given = {name for name, value in others.items() if value is not None and value is not False}
+    for name in ("output_hidden_states", "output_attentions"):
+        if others.get(name) is None and getattr(config, name, False):
+            given.add(name)
+    for name in sorted(given):
+        raise ValueError(f"these models do not take {name}: {_REMEDIES.get(name, 'leave it out')}")
+
+
+def wants_dict(return_dict: bool | None, config: PreTrainedConfig) -> bool:
+    """Whether to give a named output rather than a tuple."""
+    return bool(config.return_dict if return_dict is None else return_dict)
