@@ -77,7 +77,7 @@ def test_a_row_may_have_options_of_its_mechanism_and_of_the_model(folder: Path, 
     rows = ["polysketch-paper+prefix_gain=0.5", "polysketch-paper", "llops+rotary=False+num_features=8"]
     assert main(["study", "recall", "--only", *rows, "--threads", "1"]) == 0
     runs = folder / "runs/studies/recall-smoke"
-    gain, plain, unrotated = (json.loads((runs / f"{row}-seed0/run/config.json").read_text()) for row in rows)
+    gain, plain, unrotated = (json.loads(next(runs.glob(f"{row}-seed0*/run/config.json")).read_text()) for row in rows)
     assert gain["model"]["sizes"]["attention_options"] == {"local_chunk": 4, "prefix_gain": 0.5}
     assert plain["model"]["sizes"]["attention_options"] == {"local_chunk": 4}
     assert [one["model"]["sizes"]["rotary"] for one in (gain, unrotated)] == [True, False]
