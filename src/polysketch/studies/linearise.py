@@ -253,15 +253,16 @@ class LineariseStudy(Study):
         figures = {row: _figures(records, row) for row in dict.fromkeys(one["row"] for one in records)}
         softmax = figures.get("softmax")
         base, unit = (softmax[0], "nats behind") if softmax else (0.0, "nats")
-        told = ", ".join(
+        told = [
             f"{row} {loss - base:.3f} {unit}, recall {recall:.2f}"
             for row, (loss, recall) in figures.items()
-            if row in ("polysketch-paper", _JUDGED, "softmax") or len(figures) == 1
-        )
+            if row in ("polysketch-paper", _JUDGED) or (len(figures) == 1 and row != "softmax")
+        ]
+        told += [f"softmax recall {softmax[1]:.2f}"] if softmax else []
         if softmax is None or _JUDGED not in figures:
-            return Verdict(told, None)
+            return Verdict(", ".join(told), None)
         loss, recall = figures[_JUDGED]
-        return Verdict(told, loss <= softmax[0] + _BEHIND and recall >= _KEPT * softmax[1])
+        return Verdict(", ".join(told), loss <= softmax[0] + _BEHIND and recall >= _KEPT * softmax[1])
 
 
 LINEARISE = LineariseStudy()
