@@ -7,8 +7,9 @@ from polysketch.studies.page import page
 
 
 def test_a_page_has_every_study_and_what_its_records_say(tmp_path):
-    for name, holds in (("reversal-cpu", True), ("reversal-cpu+steps=3", False), ("recall-cpu", None)):
-        study, _, size = name.partition("-")
+    folders = {"reversal-cpu": True, "reversal-cpu+steps=3": False, "recall-cpu": None, "reversal-of-words-cpu": True}
+    for name, holds in folders.items():
+        study, _, size = name.rpartition("-")
         summary = {"study": study, "size": size, "ours": f"figure of {name}", "holds": holds}
         (tmp_path / name).mkdir()
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
@@ -27,4 +28,5 @@ def test_a_page_has_every_study_and_what_its_records_say(tmp_path):
     assert "figure of reversal-cpu+steps=3: does not hold." in told
     assert "![loss by step](../records/reversal-cpu+steps=3/loss-by-step.png)" in told
     assert "A line." not in text
+    assert "of-words" not in text  # another study's, though its name begins alike
     assert "figure of recall-cpu: open." in sections["recall"]
