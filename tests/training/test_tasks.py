@@ -185,6 +185,8 @@ def test_another_task_of_other_answers_is_refused_in_one_line(make_learning, cap
     for arguments, message in (
         (["--data", str(other)], "expected a task that asks 'each' with 11 ids"),
         (["--recall"], "--recall: expected a run that learned text"),
+        (["--context", "64"], "--context: expected a run that learned text"),
+        (["--without-prefix"], "--without-prefix: expected a run that learned text"),
         (["--data", str(tmp_path)], "expected a folder with task.json"),
     ):
         assert main(["evaluate", str(config.out), "--device", "cpu", *arguments]) == 1

@@ -1,5 +1,6 @@
 """`polysketch evaluate MODEL`: how well a model predicts held-out text, answers tasks, and uses what is far away."""
 
+import dataclasses
 import json
 import os
 import platform
@@ -72,12 +73,17 @@ def _check_folders(flags: EvaluateFlags) -> bool:
 
 def _measure_task(asked: str | None, flags: EvaluateFlags) -> dict[str, Any]:
     """What a run that learned a task can be asked: the task's own questions."""
-    given = asked or ("--plot" if flags.plot is not None else None)
-    if given is not None:
-        raise ValueError(f"{given}: expected a run that learned text, found {flags.run}, which learned a task")
+    others = (field for field in dataclasses.fields(flags) if field.name not in _OF_TASKS)
+    given = (f"--{field.name.replace('_', '-')}" for field in others if getattr(flags, field.name) != field.default)
+    if found := asked or next(given, None):
+        raise ValueError(f"{found}: expected a run that learned text, found {flags.run}, which learned a task")
     from polysketch.cli.evaluate.answers import measure_task
 
     return measure_task(flags)
+
+
+_OF_TASKS = ("run", "data", "split", "checkpoint", "batch_size", "max_tokens", "device", "json", "out")
+"""Flags that say something about a run that learned a task."""
 
 
 def _measure(asked: str | None, flags: EvaluateFlags) -> dict[str, Any]:
