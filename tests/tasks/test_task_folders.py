@@ -124,6 +124,12 @@ def test_images_are_their_pixels_in_both_layouts(tmp_path: Path):
     found = task.row("train", 2)
     assert (found.ids.reshape(32, 32, 3)[..., 1] == colours[2, 1]).all()
     assert found.answer == 9
+    grey = classified_images({"train": [tmp_path / "data_batch_1.bin", tmp_path / "data_batch_2.bin"]}, grey=True)
+    assert grey.shape == (32, 32, 1)
+    red, green, blue = colours[2].astype(float)
+    assert (abs(grey.row("train", 2).ids.reshape(32, 32) - (0.2989 * red + 0.587 * green + 0.114 * blue)) < 0.501).all()
+    with pytest.raises(ValueError, match="expected images of red, green and blue"):
+        classified_images({"train": [tmp_path / "images-idx3-ubyte.gz", tmp_path / "labels-idx1-ubyte"]}, grey=True)
 
 
 def test_validation_rows_are_split_off_and_none_is_lost(tmp_path: Path):

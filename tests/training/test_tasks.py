@@ -142,7 +142,7 @@ def padded(batch, width: int) -> list[list[int]]:
         ("next", {"pack": "windows"}, "--pack: .* is a task"),
         ("next", {"context": 99}, "--context: .* is a task"),
         ("next", {"validation": "documents"}, "--validation: .* is a task"),
-        ("written", {"attention_options": {"gate": 1}}, "expected --attention beside it"),
+        ("written", {"attention_options": {"gate": 1}}, "expected --attention beside --attention-options"),
         ("class", {"attention_options": {"window": 8}}, "window"),
         ("next", {"carry_state": True}, "--carry-state: .* is a task"),
         ("class", {"tokenizer": "bytes"}, "--tokenizer: .* is a task"),
@@ -302,5 +302,5 @@ def test_options_are_those_of_the_mechanism_that_is_used(make_learning):
     plan = make_plan(configuration(flags))
     assert [options for _, options in plan.goal.sizes.sizes.layers()] == [{"local_chunk": 8}] * 4
     written = make_learning("written").data
-    with pytest.raises(ValueError, match="expected --attention beside it"):
+    with pytest.raises(ValueError, match="expected --attention beside --attention-options"):
         configuration(dataclasses.replace(flags, data=written))

@@ -63,6 +63,9 @@ class TaskFlags:
     class_names: tuple[str, ...] | None = None
     """Names of the classes of images, in order. Default: their numbers."""
 
+    grey: bool = False
+    """Make images grey: one number a pixel, as Long Range Arena has CIFAR-10."""
+
     seed: int = 0
     """Of the rows that are kept for validation. Of a task made from a seed, give --set seed=N."""
 
@@ -103,7 +106,7 @@ _READ = ("train", "validation", "test", "seed")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "texts": (*_READ, "tokenizer", "max_tokens", "text_field", "class_field"),
     "pairs": (*_READ, "tokenizer", "max_tokens"),
-    "images": (*_READ, "class_names"),
+    "images": (*_READ, "class_names", "grey"),
     "pathfinder": _READ,
 }
 """The flags that say something about each task out of files; about others --set does."""
@@ -180,8 +183,10 @@ def _from_files(flags: TaskFlags, tokenizer: Any) -> Any:
         task = pathfinder(sources)
         task = task if flags.test else split_off(task, 0.1, flags.seed, "test")
         return task if flags.validation else split_off(task, 0.1 if flags.test else 1 / 9, flags.seed)
-    images = flags.name == "images"
-    task = classified_images(sources, flags.class_names) if images else _texts(flags, sources, tokenizer)
+    if flags.name == "images":
+        task = classified_images(sources, flags.class_names, grey=flags.grey)
+    else:
+        task = _texts(flags, sources, tokenizer)
     return task if flags.validation else split_off(task, 0.05, flags.seed)
 
 

@@ -87,8 +87,8 @@ def default_mechanism(asks: str, name: str) -> str | tuple[str, ...]:
     """
     if asks == "written":
         raise ValueError(
-            "--attention-options: expected --attention beside it, for encoder, decoder and cross-attention have "
-            "mechanisms of their own, found none"
+            "expected --attention beside --attention-options, for encoder, decoder and cross-attention have mechanisms "
+            "of their own, found none"
         )
     return EncoderConfig.attention if _CONFIGS[asks] is EncoderConfig else preset_attention(name, {})[0]
 

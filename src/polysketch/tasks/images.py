@@ -14,22 +14,29 @@ from polysketch.tasks.stored import Classification, ClassifiedRows
 
 _IDX_BYTES = 0x08  # the type of an IDX file's numbers
 _CIFAR_SHAPE = (32, 32, 3)
+_GREY = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue
 _ALPHABET = "pixels"
 
 
-def classified_images(sources: dict[str, Sequence[Path]], class_names: Sequence[str] | None = None) -> Classification:
+def classified_images(
+    sources: dict[str, Sequence[Path]], class_names: Sequence[str] | None = None, *, grey: bool = False
+) -> Classification:
     """Images with their classes; a row is the pixels of one, line by line, 0 to 255.
 
     Args:
         sources: by split, "train" at least: an IDX file of images and one of labels, in this order, as MNIST and
             FashionMNIST have them; or CIFAR-10's binary files (data_batch_1.bin and so on; not the pickled ones).
         class_names: of the classes in order; their numbers when None.
+        grey: make of red, green and blue one number a pixel, 0.2989, 0.587 and 0.114 of them: so Long Range Arena reads
+            CIFAR-10.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: another layout, or splits of unlike images.
+        ValueError: another layout, splits of unlike images, or images without colours that are to become grey.
     """
     found = {split: _images([Path(path) for path in paths]) for split, paths in sources.items()}
+    if grey:
+        found = {split: (_without_colours(images), labels) for split, (images, labels) in found.items()}
     shapes = {images.shape[1:] for images, _ in found.values()}
     if len(shapes) != 1:
         raise ValueError(f"expected images of one size, found {', '.join(map(str, sorted(shapes)))}")
@@ -42,6 +49,13 @@ def classified_images(sources: dict[str, Sequence[Path]], class_names: Sequence[
         for split, (images, labels) in found.items()
     }
     return Classification(splits, 256, names, tuple(shapes.pop()), _ALPHABET)
+
+
+def _without_colours(images: np.ndarray) -> np.ndarray:
+    """(images, height, width, 3) of bytes -> (images, height, width, 1)."""
+    if images.shape[-1] != len(_GREY):
+        raise ValueError(f"expected images of red, green and blue to make them grey, found {images.shape[-1]} channel")
+    return (images @ _GREY).round().astype(np.uint8)[..., None]
 
 
 def _images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
