@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "generation": {"models", "attention", "data", "storage"},
     "training": {"evaluation", "models", "nn", "tasks", "data", "distributed", "storage"},
     "integrations": {"training", "evaluation", "generation", "models", "nn", "tasks", "attention", "data", "storage"},
+    "serving": {"integrations", "training", "generation", "models", "data"},
     "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
     "benchmarking": {
         "integrations",
@@ -51,6 +52,7 @@ MAY_IMPORT = {
     "cli": {
         *("studies", "ops", "feature_maps", "attention", "nn", "models", "data", "tasks"),
         *("evaluation", "generation", "training", "integrations", "conversion", "benchmarking", "distributed"),
+        "serving",
     },
 }
 """The table of the design: what each package may import of ours, besides itself."""
@@ -70,6 +72,9 @@ OWNERS = {
     "tyro": {"cli"},
     "sklearn": {"tasks"},
     "tensorboard": {"training"},
+    "starlette": {"serving"},
+    "uvicorn": {"serving"},
+    "jinja2": {"serving"},
     "safetensors": {"ops", "models", "distributed", "generation", "training", "integrations", "conversion"},
     "timm": {"integrations"},
     "matplotlib": {""},  # polysketch/plotting.py
@@ -210,7 +215,7 @@ def modules_of_the_base_installation() -> list[str]:
     for file in source_files():
         needs_triton = "programs" in file.parts
         if (
-            package_of(file) not in {"cli", "integrations", "conversion"}
+            package_of(file) not in {"cli", "integrations", "conversion", "serving"}
             and file.name != "__main__.py"
             and not needs_triton
         ):

@@ -8,6 +8,7 @@ EXTRA_OF = {
     "accelerate": "hf",
     "datasets": "hf",
     "diffusers": "vision",
+    "jinja2": "serve",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "peft": "hf",
@@ -16,12 +17,14 @@ EXTRA_OF = {
     "safetensors": "train",
     "sentencepiece": "sentencepiece",
     "sklearn": "vision",
+    "starlette": "serve",
     "tensorboard": "tensorboard",
     "timm": "vision",
     "tokenizers": "train",
     "tqdm": "train",
     "transformers": "hf",
     "tyro": "train",
+    "uvicorn": "serve",
 }
 """Every optional package, and the extra of polysketch that brings it."""
 

@@ -30,6 +30,7 @@ VERBS = {
     "compare": "training runs side by side: a table, and a plot of their losses",
     "evaluate": "loss of a model on held-out text, its score on tasks, and how far back it reaches",
     "generate": "continue a prompt with a trained model",
+    "serve": "answer many people at once: OpenAI's interface over HTTP, and a page to chat on",
     "export": "write a trained model for transformers, with a model card",
     "import": "make a run of a model that transformers saved, for instance after fine-tuning",
     "convert": "give a softmax model of transformers another attention, and train back what that cost",

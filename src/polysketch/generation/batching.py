@@ -85,10 +85,14 @@ class Engine:
         Raises:
             ValueError: an empty prompt, an id outside the vocabulary, or no token to make.
         """
-        _require_usable(request, self._model.config.vocab_size)
+        self.check(request)
         self._tickets += 1
         self._waiting.append(_Sequence(self._tickets, request))
         return self._tickets
+
+    def check(self, request: Request) -> None:
+        """Refuse what `add` refuses; any thread may ask."""
+        _require_usable(request, self._model.config.vocab_size)
 
     @torch.inference_mode()
     def cancel(self, ticket: int) -> bool:

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["is_transformers_folder", "load_transformers", "new_model", "read_model", "read_tokenizer", "require_model"]
+__all__ = [
+    "is_transformers_folder",
+    "load_transformers",
+    "new_model",
+    "read_model",
+    "read_tokenizer",
+    "require_model",
+    "require_ours",
+]
 
 MODEL_TYPE = "polysketch"
 """What config.json calls a language model of ours."""
@@ -134,12 +142,18 @@ def check_import(folder: str | Path, run: str | Path, *, data: str | Path | None
     errors as in `import_model`."""
     _require_transformers()
     require_free(Path(run))
-    _require_ours(Path(folder))
+    require_ours(Path(folder))
     if data is not None:
         read_description(Path(data))
 
 
-def _require_ours(folder: Path) -> None:
+def require_ours(folder: Path) -> None:
+    """Refuse what is no folder of a model of ours, before anything of it is loaded.
+
+    Raises:
+        FileNotFoundError: no config.json there.
+        ValueError: a run, an adapter without its model, or a model of another kind.
+    """
     path = folder / "config.json"
     if (folder / "adapter_config.json").exists() and not path.exists():
         raise ValueError(f"{folder} holds an adapter without its model: merge_and_unload() it, then save_pretrained")

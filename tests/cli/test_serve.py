@@ -1,0 +1,158 @@
+"""`polysketch serve`: what it says at the start, how many requests fit, and which engine it takes."""
+
+import os
+import re
+import signal
+import stat
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import polysketch.cli.serve  # noqa: F401  (patched by name)
+from polysketch.cli import main
+from polysketch.integrations.transformers_folder import MODEL_TYPE
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+from polysketch.models import ModelConfig, TransformerLM
+from polysketch.serving import running
+
+
+@pytest.fixture
+def _run(stand_in_run, small_linear_model):
+    stand_in_run(small_linear_model)
+
+
+@pytest.fixture(scope="module")
+def small_linear_model() -> TransformerLM:
+    return TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="linear"))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What a client was answered while the command ran; then the command is told to stop."""
+    answers = []
+    original = running.run_app
+
+    def run_app(app, listening, *, grace, ready):
+        def client() -> None:
+            with urllib.request.urlopen(f"{running.address_of(listening)}/health", timeout=20) as response:
+                answers.append(response.read().decode())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def tell() -> None:
+            ready()
+            threading.Thread(target=client).start()
+
+        original(app, listening, grace=grace, ready=tell)
+
+    monkeypatch.setattr(running, "run_app", run_app)
+    return answers
+
+
+@pytest.mark.usefixtures("_run")
+def test_it_says_where_it_is_and_what_a_request_takes(asked, capsys):
+    assert main(["serve", "run", "--port", "0", "--concurrent", "9999", "--state-memory", "1"]) == 0
+    assert asked == ['{"status":"ok"}']
+    where, states, curl, page, end = capsys.readouterr().out.splitlines()
+    address = re.fullmatch(r"serving run at (http://127\.0\.0\.1:\d+)", where)[1]
+    size, slots, fitting = (int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", states)[:3])
+    assert slots == fitting == 2**20 // size
+    assert curl.startswith(f"curl {address}/v1/completions ")
+    assert page.startswith(f"in a browser: {address}/ to write")
+    assert end == "stopped"
+
+
+@pytest.mark.usefixtures("_run")
+def test_a_server_for_everybody_without_a_token_warns(asked, capsys, monkeypatch):
+    monkeypatch.delenv("POLYSKETCH_TOKEN", raising=False)
+    assert main(["serve", "run", "--port", "0", "--host", "0.0.0.0"]) == 0
+    assert "everybody who reaches 0.0.0.0 may ask: set POLYSKETCH_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("POLYSKETCH_TOKEN", "secret")
+    assert main(["serve", "run", "--port", "0", "--host", "0.0.0.0"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "Bearer $POLYSKETCH_TOKEN" in printed.out
+    assert "secret" not in printed.out
+
+
+@pytest.mark.usefixtures("_run")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--concurrent", "0"], "--concurrent: expected at least 1 request, found 0"),
+        (["--state-memory", "0"], "--state-memory: expected at least 1 megabytes, the state of one request, found 0"),
+        (["--chunk", "0"], "chunk of at least 1 token"),
+        (["--max-new-tokens", "0"], "new_tokens of at least 1"),
+        (["--engine", "vllm"], "the command vllm is not installed"),
+    ],
+)
+def test_bad_input_gives_one_line_and_status_1(capsys, monkeypatch, flags, message):
+    monkeypatch.setenv("PATH", "")
+    assert main(["serve", "run", "--port", "0", *flags]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_model_whose_state_grows_is_refused_by_its_layer(stand_in_run, capsys):
+    stand_in_run()
+    assert main(["serve", "run", "--port", "0"]) == 1
+    assert "found softmax in layer 0, whose state grows" in capsys.readouterr().err
+
+
+VLLM = """#!/bin/sh
+echo "$@" > "$HERE/arguments"
+echo "$VLLM_API_KEY" > "$HERE/token"
+exit "$STATUS"
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path, monkeypatch):
+    """A program of that name that notes how it was called."""
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text(VLLM)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setenv("STATUS", "0")
+    return tmp_path
+
+
+def exported(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(f'{{"model_type": "{MODEL_TYPE}"}}')
+    return folder
+
+
+def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monkeypatch):
+    folder = exported(vllm / "mine")
+    monkeypatch.setenv("POLYSKETCH_TOKEN", "secret")
+    assert main(["serve", str(folder), "--port", "81", "--name", "other"]) == 0
+    expected = f"serve {folder} --served-model-name other --host 127.0.0.1 --port 81\n"
+    assert (vllm / "arguments").read_text() == expected
+    assert (vllm / "token").read_text() == "secret\n"
+    monkeypatch.setenv("STATUS", "3")
+    assert main(["serve", str(folder)]) == 3
+
+
+@pytest.mark.usefixtures("_run")
+def test_a_run_is_served_by_vllm_when_that_is_asked_for(vllm, monkeypatch):
+    """It is exported first, once; without being asked, a run is served by our own engine."""
+    written = []
+
+    def export_run(run: Path, folder: Path, *, checkpoint: str) -> None:
+        written.append(folder)
+        exported(folder)
+
+    monkeypatch.setattr("polysketch.integrations.huggingface.export_run", export_run)
+    monkeypatch.chdir(vllm)
+    Path("run").mkdir()
+    for _ in range(2):
+        assert main(["serve", "run", "--engine", "vllm"]) == 0
+    assert written == [Path("run/exported-run")]
+    assert "serve run/exported-run --served-model-name run " in (vllm / "arguments").read_text()
