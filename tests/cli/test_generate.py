@@ -1,5 +1,6 @@
 """`polysketch generate`: text as it comes, whole characters only, and figures at the end."""
 
+import io
 import json
 
 import pytest
@@ -38,11 +39,11 @@ def last_json(output: str) -> dict:
 def test_one_prompt_is_streamed_and_then_the_figures(capsys):
     """The prompt, its continuation, then speed and size."""
     assert main(["generate", "run", "--prompt", "The ", "--max-new-tokens", "20", "--json"]) == 0
-    output = capsys.readouterr().out
+    output, figures = capsys.readouterr()
     found = last_json(output)
     assert output.startswith("The " + found["texts"][0])
-    assert "20 tokens" in output
-    assert "tokens per second" in output
+    assert "20 tokens" in figures
+    assert "tokens per second" in figures
     assert found["state_bytes"] > 0
     assert len(found["tokens"][0]) == 20
 
@@ -95,6 +96,114 @@ def test_without_a_prompt_a_new_text_is_begun(capsys, data_folder, small_model):
     assert last_json(capsys.readouterr().out)["tokens"] == expected.tokens
 
 
+def test_text_alone_goes_to_standard_output(capsys):
+    """So that it can be piped."""
+    assert main(["generate", "run", "--prompt", "The ", "--max-new-tokens", "5", "--temperature", "0"]) == 0
+    plain = capsys.readouterr().out
+    assert main(["generate", "run", "--prompt", "The ", "--max-new-tokens", "5", "--temperature", "0", "--json"]) == 0
+    found = last_json(capsys.readouterr().out)
+    assert plain == "The " + found["texts"][0] + "\n"
+
+
+def test_a_stop_string_ends_the_text_and_is_not_shown(stand_in_run, capsys):
+    """Also where it comes in pieces."""
+    stand_in_run(ScriptedModel("a€b END of it"))
+    stops = ["--stop", "ENDE", "--stop", "END"]
+    assert main(["generate", "run", "--prompt", "x", "--temperature", "0", *stops, "--json"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("xa€b \n")
+    assert last_json(output)["texts"] == ["a€b "]
+    assert last_json(output)["stopped"] == [True]
+
+
+def test_samples_of_a_prompt_differ_and_the_first_is_that_of_one(capsys):
+    wild = ["generate", "run", "--prompt", "a", "--max-new-tokens", "9", "--temperature", "9", "--json"]
+    assert main([*wild, "--num-samples", "3"]) == 0
+    several = last_json(capsys.readouterr().out)["tokens"]
+    assert len({tuple(tokens) for tokens in several}) == 3
+    assert main(wild) == 0
+    assert last_json(capsys.readouterr().out)["tokens"] == several[:1]
+
+
+def test_a_prompt_is_read_from_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert main(["generate", "run", "--prompt", "-", "--max-new-tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("from a pipe\n")
+
+
+def converse(monkeypatch, capsys, lines, *arguments):
+    """What is said in a conversation."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(lines)))
+    assert main(["generate", "run", "--interactive", "--temperature", "0", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("attention", ["softmax", "polysketch", "linear"])
+def test_a_conversation_is_what_one_prompt_with_all_turns_gives(
+    monkeypatch, capsys, data_folder, stand_in_run, attention
+):
+    """Nothing is forgotten between turns, nothing is read twice, and the model's last token is read too."""
+    from polysketch.generation import generate
+
+    torch.manual_seed(1)
+    model = TransformerLM(ModelConfig(257, num_layers=2, hidden_size=64, num_heads=1, attention=attention))
+    stand_in_run(model)
+    tokenizer = PreparedData.open(data_folder).tokenizer
+    tokens, expected = list(b"So: "), ""
+    for line in ("first\n", "and second\n", "third\n"):
+        tokens += line.encode()
+        made = generate(model, [tokens], max_new_tokens=7, temperature=0, stop=256).tokens[0]
+        tokens, expected = tokens + made, expected + tokenizer.decode(made) + "\n"
+    shown = converse(
+        monkeypatch, capsys, ["first\n", "and second\n", "third\n"], "--prompt", "So: ", "--max-new-tokens", "7"
+    )
+    assert shown == expected
+
+
+def test_prompts_of_a_file_are_continued_each_as_if_alone(tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text('"one"\n\n{"prompt": "three", "id": 7}\n"two"\n')
+    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out.jsonl"), "--batch-size", "2"]
+    assert main(["generate", "run", *files, "--max-new-tokens", "9"]) == 0
+    assert capsys.readouterr().out == ""
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [one["prompt"] for one in found] == ["one", "three", "two"]
+    for one in found:
+        assert main(["generate", "run", "--prompt", one["prompt"], "--max-new-tokens", "9", "--json"]) == 0
+        assert last_json(capsys.readouterr().out)["texts"] == [one["text"]]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 30, 250, 400, 10**6])
+def test_a_killed_file_of_prompts_goes_on_and_ends_the_same(tmp_path, kept):
+    """From any number of bytes; equal prompts in a batch have different continuations, and keep them."""
+    (tmp_path / "prompts.jsonl").write_text('"a"\n' * 3 + '"b"\n' * 2)
+    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--batch-size", "2", "--max-new-tokens", "9"]
+    assert main(["generate", "run", *files, "--out", str(tmp_path / "whole.jsonl")]) == 0
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    (tmp_path / "cut.jsonl").write_bytes(whole[:kept])
+    assert main(["generate", "run", *files, "--out", str(tmp_path / "cut.jsonl")]) == 0
+    assert (tmp_path / "cut.jsonl").read_bytes() == whole
+
+
+def test_continuations_by_other_settings_are_not_mixed(tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text('"a"\n')
+    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    assert main(["generate", "run", *files, "--max-new-tokens", "9"]) == 0
+    before = (tmp_path / "out.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main(["generate", "run", *files, "--max-new-tokens", "8"]) == 1
+    assert "another --out" in capsys.readouterr().err
+    (tmp_path / "prompts.jsonl").write_text('"b"\n')
+    assert main(["generate", "run", *files, "--max-new-tokens", "9"]) == 1
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["{", "7", '{"text": "a"}', "[" * 99_999])
+def test_a_line_that_is_no_prompt_is_named(tmp_path, capsys, line):
+    (tmp_path / "prompts.jsonl").write_text(f'"a"\n{line}\n')
+    assert main(["generate", "run", "--prompts", str(tmp_path / "prompts.jsonl"), "--out", "x"]) == 1
+    assert "prompts.jsonl:2" in capsys.readouterr().err
+
+
 def test_the_seed_is_the_users(capsys):
     """The same gives the same, another another."""
     texts = []
@@ -111,6 +220,12 @@ def test_the_seed_is_the_users(capsys):
         (["run", "--temperature", "-1"], "temperature"),
         (["run", "--top-p", "0"], "top_p"),
         (["run", "--top-k", "0"], "top_k"),
+        (["run", "--prompts", "absent.jsonl", "--out", "x"], "nothing at absent.jsonl"),
+        (["run", "--prompts", "a.jsonl"], "--prompts and --out together"),
+        (["run", "--prompts", "a.jsonl", "--out", "x", "--interactive"], "expected --prompts without"),
+        (["run", "--interactive", "--json"], "without --json"),
+        (["run", "--stop", ""], "no empty --stop"),
+        (["run", "--num-samples", "0"], "at least one sample"),
         (["run", "--max-new-tokens", "0"], "max_new_tokens"),
         (["run", "--device", "gpu"], "--device: expected one of auto, cpu"),
         (["run", "--device", "cuda:99"], "--device: expected one of auto, cpu"),

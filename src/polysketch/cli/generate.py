@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
     from polysketch.generation import GenerationResult
+    from polysketch.models import TransformerLM
 
 __all__ = ["GenerateFlags", "run"]
 
@@ -23,13 +24,33 @@ class GenerateFlags:
     """Continue one or several prompts with a trained model.
 
     One prompt is continued on the screen as the tokens come. Several are continued together, and printed one after the
-    other. A continuation ends at the end of a text or after --max-new-tokens.
+    other. A continuation ends at the end of a text, at a --stop, or after --max-new-tokens. Text goes to standard
+    output, all else to standard error.
+
+    Examples:
+      polysketch generate runs/own --prompt "def attention("
+      polysketch generate runs/own --interactive --stop "\\n\\n"
+      polysketch generate runs/own --prompts prompts.jsonl --out continued.jsonl
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of the training run."""
     prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Text to continue. Give it several times for several texts. Without it a new text is begun."""
+    """Text to continue; `-` reads it from standard input. Give it several times for several texts. Without it a new
+    text is begun."""
+    prompts: Path | None = None
+    """File of prompts, a line of JSON each: a string, or an object with a field "prompt". Their continuations go to
+    --out. The same command goes on where it was stopped."""
+    out: Path | None = None
+    """File of the continuations of --prompts, a line of JSON each."""
+    batch_size: int = 8
+    """Prompts of --prompts that are continued together."""
+    interactive: bool = False
+    """Reply to lines that you type, after --prompt if there is one. The model remembers the conversation."""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Text that ends a continuation, and is not part of it. May be given several times."""
+    num_samples: int = 1
+    """Continuations of each --prompt."""
     max_new_tokens: int = 256
     """Stop after so many tokens."""
     temperature: float = 0.8
@@ -52,57 +73,124 @@ def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
     from polysketch.training.run_folder import find_run, require_text
 
+    _check(flags)
     require_text(flags.run, find_run(flags.run, flags.checkpoint)[0])  # before PyTorch is loaded
-    from polysketch.generation import generate
+    prompts = _read_prompts(flags)
     from polysketch.training import load_model
     from polysketch.training.environment import resolve_device
 
     model, description = load_model(flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint)
-    tokenizer, texts = description.tokenizer, flags.prompt or ("",)
-    writer = _TextWriter(tokenizer) if len(texts) == 1 else None
-    if writer is not None:
-        _write(texts[0])
+    tokenizer = description.tokenizer
+    if flags.interactive:
+        from polysketch.cli.interactive import Conversation
+
+        Conversation(model, tokenizer, flags.stop, _settings(flags), flags.seed).hold(prompts[0])
+    elif flags.prompts is not None:
+        _continue_file(flags, model, tokenizer, prompts)
+    else:
+        _continue_on_screen(flags, model, tokenizer, prompts)
+    return 0
+
+
+def _check(flags: GenerateFlags) -> None:
+    """Refuse flags that contradict each other."""
+    if (flags.prompts is None) != (flags.out is None):
+        raise ValueError("expected --prompts and --out together, found one of them")
+    if flags.prompts is not None and (flags.prompt or flags.interactive or flags.num_samples != 1 or flags.json):
+        raise ValueError("expected --prompts without --prompt, --interactive, --num-samples and --json, found both")
+    if flags.interactive and (len(flags.prompt) > 1 or "-" in flags.prompt or flags.num_samples != 1 or flags.json):
+        raise ValueError("expected --interactive with at most one --prompt that is a text, and without --json")
+    if flags.num_samples < 1 or flags.prompt.count("-") > 1 or not all(flags.stop):
+        raise ValueError("expected at least one sample, one --prompt - at most, and no empty --stop")
+
+
+def _read_prompts(flags: GenerateFlags) -> list[str]:
+    """The texts to continue, each as often as there are samples."""
+    if flags.prompts is not None:
+        from polysketch.data.prompt_files import prompts_of
+
+        return prompts_of(flags.prompts)
+    texts = [sys.stdin.read() if text == "-" else text for text in flags.prompt or ("",)]
+    return [text for text in texts for _ in range(flags.num_samples)]
+
+
+def _settings(flags: GenerateFlags) -> dict[str, Any]:
+    names = ("max_new_tokens", "temperature", "top_k", "top_p")
+    return {name: getattr(flags, name) for name in names}
+
+
+def _continue_on_screen(
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str]
+) -> None:
+    alone = len(prompts) == 1
+    if alone:
+        _write(prompts[0])
+    result, texts = _continued(flags, model, tokenizer, prompts, shown=alone)
+    if not alone:
+        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
+            print(f"--- {number} ---\n{prompt}{text}")
+    else:
+        print()
+    _say_figures(result)
+    if flags.json:
+        print(json.dumps(_as_json(prompts, texts, result)))
+
+
+def _continue_file(
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str]
+) -> None:
+    from polysketch.data.prompt_files import Continuations
+    from polysketch.models.fingerprint import model_sha256
+
+    assert flags.out is not None
+    described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": model_sha256(model)}
+
+    def continued(batch: Sequence[str]) -> list[Mapping[str, Any]]:
+        result, texts = _continued(flags, model, tokenizer, batch, shown=False)
+        return [
+            {"text": text, "tokens": len(tokens), "stopped": stopped}
+            for text, tokens, stopped in zip(texts, result.tokens, result.stopped, strict=True)
+        ]
+
+    Continuations(flags.out, prompts, described, flags.batch_size).make(continued, say=_say)
+    _say(f"continuations in {flags.out}")
+
+
+def _continued(
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str], *, shown: bool
+) -> tuple[GenerationResult, list[str]]:
+    """Continue prompts together; the text of the only one is shown as it comes."""
+    from polysketch.generation import TextStream, generate
+
+    streams = [TextStream(tokenizer.decode_bytes, flags.stop) for _ in prompts]
+    texts = ["" for _ in prompts]
+
+    def on_token(row: int, token: int) -> bool:
+        ended = streams[row].add(token)
+        take(row, streams[row].take())
+        return ended
+
+    def take(row: int, text: str) -> None:
+        texts[row] += text
+        if shown:
+            _write(text)
+
     result = generate(
         model,
-        [_encode(tokenizer, text) for text in texts],
-        max_new_tokens=flags.max_new_tokens,
-        temperature=flags.temperature,
-        top_k=flags.top_k,
-        top_p=flags.top_p,
+        [_encode(tokenizer, text) for text in prompts],
         seed=flags.seed,
         stop=tokenizer.end_of_text,
-        on_token=writer.on_token if writer is not None else None,
+        on_token=on_token,
+        **_settings(flags),
     )
-    continuations = [tokenizer.decode(tokens) for tokens in result.tokens]
-    if writer is not None:
-        writer.finish()
-    else:
-        _print_texts(texts, continuations)
-    _print_figures(result)
-    if flags.json:
-        print(json.dumps(_as_json(texts, continuations, result)))
-    return 0
+    for row, stream in enumerate(streams):
+        take(row, stream.finish())
+    return result, texts
 
 
 def _encode(tokenizer: TokenizerLike, text: str) -> list[int]:
     """Return the ids of a prompt; of an empty one the end-of-text id, which is what a new text follows."""
     return tokenizer.encode(text) or [tokenizer.end_of_text]
-
-
-class _TextWriter:
-    """Writes text as soon as its bytes are complete: a character may span tokens."""
-
-    def __init__(self, tokenizer: TokenizerLike) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def on_token(self, row: int, token: int) -> None:
-        """Take one token of the only row."""
-        _write(self._decoder.decode(self._tokenizer.decode_bytes([token])))
-
-    def finish(self) -> None:
-        """Write what an unfinished character at the end is replaced with."""
-        _write(self._decoder.decode(b"", final=True))
 
 
 def _write(text: str) -> None:
@@ -111,26 +199,24 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _print_texts(texts: tuple[str, ...], continuations: list[str]) -> None:
-    """Print every prompt with its continuation."""
-    for number, (text, continuation) in enumerate(zip(texts, continuations, strict=True), start=1):
-        print(f"--- {number} ---\n{text}{continuation}")
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-def _print_figures(result: GenerationResult) -> None:
-    """Print speed and state size for a person."""
+def _say_figures(result: GenerationResult) -> None:
+    """Tell speed and state size to a person."""
     num_tokens = sum(len(tokens) for tokens in result.tokens)
-    print(
-        f"\n[{num_tokens} tokens, {result.tokens_per_second:.1f} tokens per second, "
+    _say(
+        f"[{num_tokens} tokens, {result.tokens_per_second:.1f} tokens per second, "
         f"state of {result.state_bytes / 1024:.0f} KiB]"
     )
 
 
-def _as_json(texts: tuple[str, ...], continuations: list[str], result: GenerationResult) -> dict[str, object]:
+def _as_json(prompts: Sequence[str], texts: Sequence[str], result: GenerationResult) -> dict[str, object]:
     """Return everything for a program."""
     return {
-        "prompts": list(texts),
-        "texts": continuations,
+        "prompts": list(prompts),
+        "texts": list(texts),
         "tokens": result.tokens,
         "stopped": result.stopped,
         "tokens_per_second": result.tokens_per_second,

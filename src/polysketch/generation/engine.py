@@ -27,7 +27,7 @@ class GenerationResult:
 
     Attributes:
         tokens: for every prompt the new token ids, without the prompt and without the stop id.
-        stopped: for every prompt whether the stop id ended it, rather than max_new_tokens.
+        stopped: for every prompt whether the stop id or `on_token` ended it, rather than max_new_tokens.
         tokens_per_second: new tokens of all prompts together, over the seconds from the end of the prompts on.
         prefill_seconds: time to read the prompts.
         state_bytes: size of the state carried from token to token, all prompts together.
@@ -53,7 +53,8 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     stop: int | None = None,
-    on_token: Callable[[int, int], None] | None = None,
+    on_token: Callable[[int, int], bool | None] | None = None,
+    state: ModelState | None = None,
     span: int = 512,
     graph: bool | Literal["auto"] = "auto",
 ) -> GenerationResult:
@@ -75,7 +76,10 @@ def generate(
         top_p: see `Sampler`.
         seed: of the random draws.
         stop: a token id that ends its row, for instance end of text. Default: none.
-        on_token: called as (row, token id) for every new token as soon as it is known, not for the stop id.
+        on_token: called as (row, token id) for every new token as soon as it is known, not for the stop id. Where it
+            returns True the row ends, with that token.
+        state: what to go on from, moved on in place; its rows are those of the prompts. It has then read the prompts
+            and every new token but the last: `state.position` counts them. Default: nothing was read.
         span: prompt tokens read at a time; bounds the memory of long prompts.
         graph: replay a captured CUDA graph for every token (`CapturedStep`): "auto" where that is possible and there
             are enough tokens; True insists; False never.
@@ -90,7 +94,7 @@ def generate(
     rows = _Rows(len(prompts), stop, on_token)
     uniforms = RowUniforms(prompts, seed)
     with evaluation_mode(model):
-        step, state, no_graph = _stepper(model, len(prompts), graph, max_new_tokens - 1)
+        step, state, no_graph = _stepper(model, len(prompts), state, graph, max_new_tokens - 1)
         started = _finished(model.output_bias.device)
         logits = _prefill(model, prompts, state, span)
         prefilled = _finished(logits.device)
@@ -108,7 +112,7 @@ def generate(
 class _Rows:
     """The tokens of every row so far, and which rows have ended."""
 
-    def __init__(self, num_rows: int, stop: int | None, on_token: Callable[[int, int], None] | None) -> None:
+    def __init__(self, num_rows: int, stop: int | None, on_token: Callable[[int, int], bool | None] | None) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_rows)]
         self.stopped = [False] * num_rows
         self._stop = stop
@@ -122,7 +126,7 @@ class _Rows:
                 continue
             self.tokens[row].append(token)
             if self._on_token is not None:
-                self._on_token(row, token)
+                self.stopped[row] = self._on_token(row, token) is True
 
     @property
     def all_stopped(self) -> bool:
@@ -136,11 +140,15 @@ class _Rows:
 
 
 def _stepper(
-    model: TransformerLM, num_rows: int, graph: bool | Literal["auto"], steps: int
+    model: TransformerLM, num_rows: int, given: ModelState | None, graph: bool | Literal["auto"], steps: int
 ) -> tuple[Callable[[Tensor], Tensor], ModelState, str | None]:
     """What takes a step, the state that it moves on, before the first token, and why it is no graph."""
-    state = model.init_state(num_rows)
+    state = model.init_state(num_rows) if given is None else given
+    if len(state.position) != num_rows:
+        raise ValueError(f"expected a state of {num_rows} rows, as many as prompts, found {len(state.position)}")
     reason = "graph=False" if graph is False else captured.why_no_graph(model, state)
+    if given is not None:
+        reason = reason or "a capture would move the given state"
     if reason is None and graph == "auto" and steps < _WORTH_A_GRAPH:
         reason = f"{steps} steps are not worth a capture"
     if reason is None:

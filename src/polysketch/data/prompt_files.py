@@ -1,0 +1,103 @@
+"""Many prompts from a file, their continuations into another, a batch at a time; a killed one goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polysketch.storage import disk, strict_json
+
+
+def prompts_of(path: Path) -> list[str]:
+    """The prompts of a file: a line of JSON each, a string or an object with a field `prompt`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line is neither, or there is none.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a file of prompts, found nothing at {path}")
+    lines = path.read_bytes().splitlines()
+    prompts = [_prompt(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise ValueError(f"expected a prompt on each line of {path}, found none")
+    return prompts
+
+
+def _prompt(line: bytes, place: str) -> str:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f'expected a string of JSON or {{"prompt": ...}} at {place}, found other text') from error
+    prompt = found.get("prompt") if isinstance(found, dict) else found
+    if not isinstance(prompt, str):
+        raise ValueError(f'expected a string of JSON or {{"prompt": ...}} at {place}, found {type(found).__name__}')
+    return prompt
+
+
+class Continuations:
+    """The file of continuations: a line of JSON for each prompt, in their order.
+
+    Args:
+        path: of the file; it may hold the beginning of the same work.
+        prompts: all of them.
+        settings: what a continuation depends on besides; JSON values.
+        batch_size: prompts that are continued together, and written together.
+
+    Raises:
+        ValueError: the file holds other prompts, or continuations by other settings.
+    """
+
+    def __init__(self, path: Path, prompts: Sequence[str], settings: Mapping[str, Any], batch_size: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"expected --batch-size of at least 1, found {batch_size}")
+        self._path, self._prompts, self._batch_size = path, prompts, batch_size
+        described = json.dumps({**settings, "batch_size": batch_size}, sort_keys=True, default=str)
+        self._settings = hashlib.sha256(described.encode()).hexdigest()[:16]
+        self.done = self._kept()
+
+    def make(
+        self, continued: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]], say: Callable[[str], None]
+    ) -> None:
+        """Continue what is missing.
+
+        Args:
+            continued: gives for a batch of prompts what is to be written of each.
+            say: gets a line after each batch.
+        """
+        for begin in range(self.done, len(self._prompts), self._batch_size):
+            batch = self._prompts[begin : begin + self._batch_size]
+            found = zip(batch, continued(batch), strict=True)
+            lines = [
+                strict_json.encoded({"prompt": prompt, **values, "settings": self._settings})
+                for prompt, values in found
+            ]
+            disk.append(self._path, b"".join(lines))
+            say(f"{begin + len(batch)}/{len(self._prompts)} prompts")
+
+    def _kept(self) -> int:
+        """How many are done; a batch that was written in part is dropped."""
+        if not self._path.exists():
+            return 0
+        lines = self._path.read_bytes().split(b"\n")[:-1]
+        for number, (line, prompt) in enumerate(zip(lines, [*self._prompts, None], strict=False), start=1):
+            self._require_same(line, prompt, f"{self._path}:{number}")
+        if len(lines) > len(self._prompts):
+            raise ValueError(f"expected at most {len(self._prompts)} lines in {self._path}, found {len(lines)}")
+        whole = len(lines) if len(lines) == len(self._prompts) else len(lines) // self._batch_size * self._batch_size
+        disk.replace_file(self._path, b"".join(line + b"\n" for line in lines[:whole]))
+        return whole
+
+    def _require_same(self, line: bytes, prompt: str | None, place: str) -> None:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("prompt") != prompt or found.get("settings") != self._settings:
+            raise ValueError(
+                f"expected the continuation of the same prompt by the same settings at {place}, found another: "
+                "give the same command to go on, or another --out"
+            )
