@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from polysketch.cli import main
-from polysketch.tasks import open_task
+from polysketch.tasks import open_task, write_task
 from polysketch.tasks.reversal import Reversal
 from tasks.test_task_folders import PAIRS, pair_table, pathfinder_folder
 
@@ -46,6 +46,21 @@ def test_symbols_and_images_are_read(tmp_path: Path, capsys):
     (tmp_path / "batch.bin").write_bytes(pixels.tobytes())
     assert main(["task", "images", "--train", str(tmp_path / "batch.bin"), "--out", str(tmp_path / "b")]) == 0
     assert "19 train, 1 validation rows of up to 3,072 tokens, 256 ids" in capsys.readouterr().out
+    arguments = ["task", "images", "--train", str(tmp_path / "batch.bin"), "--patch", "8", "--out", str(tmp_path / "c")]
+    assert main(arguments) == 0
+    assert "rows of up to 16 tokens, 256 ids; asks: one of 10 classes of a picture" in capsys.readouterr().out
+    with pytest.raises(FileExistsError):
+        write_task(open_task(tmp_path / "c"), tmp_path / "c")
+    found = open_task(tmp_path / "c")
+    assert (found.asks, found.image_size, found.patch_size, found.longest) == ("picture", (32, 32, 3), 8, 16)
+
+
+def test_digits_come_with_a_package(tmp_path: Path, capsys):
+    pytest.importorskip("sklearn")
+    assert main(["task", "digits", "--patch", "2", "--out", str(tmp_path / "digits")]) == 0
+    assert "1,365 train, 72 validation, 360 test rows of up to 16 tokens" in capsys.readouterr().out
+    pixels = open_task(tmp_path / "digits").rows("test", np.arange(360)).inputs["pixels"]
+    assert (pixels.shape, int(pixels.max())) == ((360, 64), 255)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +71,11 @@ def test_symbols_and_images_are_read(tmp_path: Path, capsys):
         (["texts", "--out", "OUT"], "texts: expected --train"),
         (["texts", "--train", "nowhere.jsonl", "--out", "OUT"], "found nothing at nowhere.jsonl"),
         (["texts", "--train", "x", "--set", "length=3", "--out", "OUT"], "expected no --set"),
+        (["texts", "--train", "x", "--patch", "2", "--out", "OUT"], "texts: expected no --patch"),
+        (["reversal", "--patch", "2", "--out", "OUT"], "expected no --patch"),
+        (["digits", "--train", "x", "--out", "OUT"], "digits: expected no --train"),
+        (["digits", "--patch", "3", "--out", "OUT"], "images of 8 x 8 pixels, of a side of 1, 2, 4, 8, found 3"),
+        (["digits", "--patch", "0", "--out", "OUT"], "images of 8 x 8 pixels, of a side of 1, 2, 4, 8, found 0"),
         (["reversal", "--train", "x", "--out", "OUT"], "expected no --train"),
         (["reversal", "--max-tokens", "5", "--out", "OUT"], "reversal: expected no --max-tokens"),
         (["reversal", "--seed", "5"], "reversal: expected no --seed"),

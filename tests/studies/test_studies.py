@@ -14,9 +14,10 @@ from polysketch.studies.task_study import TaskSettings, TaskStudy
 from polysketch.tasks import open_task
 
 TWO = {"reversal": ["softmax", "linear"], "listops": ["softmax", "linear"], "reviews": ["softmax", "linear"]}
+TWO["image-classification"] = ["softmax", "focused"]
 
 
-OF_TASKS = [name for name, place in STUDIES.items() if place.startswith("tasks.")]
+OF_TASKS = [name for name, place in STUDIES.items() if place.startswith(("tasks.", "pictures."))]
 
 
 @pytest.mark.parametrize("name", OF_TASKS)

@@ -13,6 +13,7 @@ from polysketch.cli.train import TrainFlags, configuration
 from polysketch.models import (
     MaskedLanguageModel,
     PairClassifier,
+    PatchClassifier,
     SequenceAutoencoder,
     SequenceClassifier,
     TransformerEncoderDecoder,
@@ -34,6 +35,7 @@ MODELS = {
     "each": MaskedLanguageModel,
     "class": SequenceClassifier,
     "pair": PairClassifier,
+    "picture": PatchClassifier,
     "written": TransformerEncoderDecoder,
     "recovered": SequenceAutoencoder,
 }
@@ -51,6 +53,11 @@ def small_task(asks: str):
         split = ClassifiedRows.of(rows, [int(row[0]) % 3 for row in rows[::documents]])
         splits = {"train": split, "validation": split, "test": split}
         return Classification(splits, 9, ["a", "b", "c"], documents=documents)
+    if asks == "picture":
+        pixels = np.random.default_rng(0).integers(0, 256, (30, 4 * 6))
+        split = ClassifiedRows.of(list(pixels), [int(row[0]) % 3 for row in pixels])
+        splits = {"train": split, "validation": split, "test": split}
+        return Classification(splits, 256, ["a", "b", "c"], (4, 6, 1), patch_size=2)
     return Reversal(asks=asks, length=8, shortest=3)
 
 
@@ -135,6 +142,8 @@ def padded(batch, width: int) -> list[list[int]]:
     ("asks", "changes", "message"),
     [
         ("class", {"attention": "polysketch"}, "causal only, and an encoder sees both sides; mechanisms for it: "),
+        ("picture", {"attention": "polysketch"}, "causal only, and an encoder sees both sides; mechanisms for it: "),
+        ("picture", {"objective": "masked"}, "expected rows of tokens to hide some of, found pictures in patches"),
         ("each", {"projection_convolution": 4}, "leave it out"),
         ("written", {"attention": "polysketch"}, "read another sequence"),
         ("written", {"attention": "skyformer"}, "read another sequence"),

@@ -21,11 +21,13 @@ class TaskFlags:
     `texts` with a class each (JSON Lines; tables of two columns; a folder with a folder of text files for each class);
     `pairs` of texts with a class each (tables of five columns, as Long Range Arena has them); `images` with a class
     each (an IDX file of images and one of labels, as MNIST has them; CIFAR-10's binary files); and `pathfinder`, a
-    folder of images and one of metadata, as Long Range Arena has them.
+    folder of images and one of metadata, as Long Range Arena has them. `digits` are the 1,797 images that scikit-learn
+    ships.
 
     Examples:
       polysketch task reversal --set length=50 --out data/reversal
       polysketch task selective-copying --set length=1024 minimum_gap=128 --out data/copying
+      polysketch task digits --patch 2 --out data/digits
       polysketch task texts --train train.jsonl --test test.jsonl --max-tokens 1000 --out data/reviews
     """
 
@@ -65,6 +67,9 @@ class TaskFlags:
 
     grey: bool = False
     """Make images grey: one number a pixel, as Long Range Arena has CIFAR-10."""
+
+    patch: int | None = None
+    """Pixels of a side of a patch of images: each patch is then a token. Default: each pixel is one."""
 
     seed: int = 0
     """Of the rows that are kept for validation. Of a task made from a seed, give --set seed=N."""
@@ -106,8 +111,9 @@ _READ = ("train", "validation", "test", "seed")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "texts": (*_READ, "tokenizer", "max_tokens", "text_field", "class_field"),
     "pairs": (*_READ, "tokenizer", "max_tokens"),
-    "images": (*_READ, "class_names", "grey"),
+    "images": (*_READ, "class_names", "grey", "patch"),
     "pathfinder": _READ,
+    "digits": ("seed", "patch"),
 }
 """The flags that say something about each task out of files; about others --set does."""
 
@@ -126,6 +132,7 @@ def _asks(task: Any) -> str:
         "each": "a token at each place",
         "class": f"one of {task.num_classes} classes",
         "pair": f"one of {task.num_classes} classes for two documents",
+        "picture": f"one of {task.num_classes} classes of a picture in patches",
         "written": "a sequence",
         "recovered": "the row, out of one vector",
     }
@@ -175,6 +182,10 @@ def _from_files(flags: TaskFlags, tokenizer: Any) -> Any:
     from polysketch.tasks.images import classified_images, pathfinder
     from polysketch.tasks.sources import split_off
 
+    if flags.name == "digits":
+        from polysketch.tasks.shipped import digits
+
+        return split_off(digits(flags.patch), 0.05, flags.seed)
     if not flags.train:
         raise ValueError(f"{flags.name}: expected --train, files or folders, found none")
     given = {"train": flags.train, "validation": flags.validation, "test": flags.test}
@@ -184,7 +195,7 @@ def _from_files(flags: TaskFlags, tokenizer: Any) -> Any:
         task = task if flags.test else split_off(task, 0.1, flags.seed, "test")
         return task if flags.validation else split_off(task, 0.1 if flags.test else 1 / 9, flags.seed)
     if flags.name == "images":
-        task = classified_images(sources, flags.class_names, grey=flags.grey)
+        task = classified_images(sources, flags.class_names, grey=flags.grey, patch_size=flags.patch)
     else:
         task = _texts(flags, sources, tokenizer)
     return task if flags.validation else split_off(task, 0.05, flags.seed)

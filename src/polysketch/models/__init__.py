@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from polysketch.models.encoder_config import EncoderConfig
     from polysketch.models.encoder_decoder import EncoderDecoderConfig, GivenSource, TransformerEncoderDecoder
     from polysketch.models.pair_classifier import PairClassifier
+    from polysketch.models.patch_encoder import PatchClassifier, PatchEncoder
+    from polysketch.models.patch_encoder_config import PatchEncoderConfig
     from polysketch.models.state import ModelState
     from polysketch.models.transformer_lm import TransformerLM
 else:
@@ -26,6 +28,8 @@ else:
             "encoder_config": ["EncoderConfig"],
             "encoder_decoder": ["EncoderDecoderConfig", "GivenSource", "TransformerEncoderDecoder"],
             "pair_classifier": ["PairClassifier"],
+            "patch_encoder": ["PatchClassifier", "PatchEncoder"],
+            "patch_encoder_config": ["PatchEncoderConfig"],
             "state": ["ModelState"],
             "transformer_lm": ["TransformerLM"],
         },
@@ -40,6 +44,9 @@ __all__ = [
     "ModelConfig",
     "ModelState",
     "PairClassifier",
+    "PatchClassifier",
+    "PatchEncoder",
+    "PatchEncoderConfig",
     "SequenceAutoencoder",
     "SequenceClassifier",
     "TokenClassifier",

@@ -12,6 +12,8 @@ from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.models.encoder_decoder import EncoderDecoderConfig, TransformerEncoderDecoder
 from polysketch.models.pair_classifier import PairClassifier
+from polysketch.models.patch_encoder import PatchClassifier
+from polysketch.models.patch_encoder_config import PatchEncoderConfig
 from polysketch.models.presets import preset, preset_attention, preset_fields
 from polysketch.models.transformer_lm import TransformerLM
 
@@ -22,6 +24,7 @@ _CONFIGS: Mapping[str, type[Sizes]] = {
     "each": EncoderConfig,
     "class": EncoderConfig,
     "pair": EncoderConfig,
+    "picture": PatchEncoderConfig,
     "written": EncoderDecoderConfig,
     "recovered": ModelConfig,
 }
@@ -33,10 +36,10 @@ class AnsweringConfig:
     """A model for what a task asks (`polysketch.tasks.Task.asks`).
 
     Attributes:
-        asks: "next", "each", "class", "pair", "written" or "recovered".
-        sizes: a `ModelConfig`; an `EncoderConfig` for "each", "class" and "pair"; an `EncoderDecoderConfig` for
-            "written".
-        num_classes: of "class" and "pair".
+        asks: "next", "each", "class", "pair", "picture", "written" or "recovered".
+        sizes: a `ModelConfig`; an `EncoderConfig` for "each", "class" and "pair"; a `PatchEncoderConfig` for
+            "picture"; an `EncoderDecoderConfig` for "written".
+        num_classes: of "class", "pair" and "picture".
     """
 
     asks: str
@@ -54,6 +57,8 @@ class AnsweringConfig:
         sizes = self.sizes
         if isinstance(sizes, EncoderDecoderConfig):
             return TransformerEncoderDecoder(sizes)
+        if isinstance(sizes, PatchEncoderConfig):
+            return PatchClassifier(sizes, self.num_classes)
         if not isinstance(sizes, EncoderConfig):
             return TransformerLM(sizes) if self.asks == "next" else SequenceAutoencoder(sizes)
         if self.asks == "each":
@@ -90,7 +95,7 @@ def default_mechanism(asks: str, name: str) -> str | tuple[str, ...]:
             "expected --attention beside --attention-options, for encoder, decoder and cross-attention have mechanisms "
             "of their own, found none"
         )
-    return EncoderConfig.attention if _CONFIGS[asks] is EncoderConfig else preset_attention(name, {})[0]
+    return preset_attention(name, {})[0] if _CONFIGS[asks] is ModelConfig else EncoderConfig.attention
 
 
 def answering_config(
@@ -129,11 +134,12 @@ def answering_config(
     if _CONFIGS[asks] is ModelConfig:
         return AnsweringConfig(asks, preset(name, **given, **changes))
     if asks != "written":
-        return AnsweringConfig(asks, encoder_preset(name, **given, **changes), num_classes)
+        kind = PatchEncoderConfig if asks == "picture" else EncoderConfig
+        return AnsweringConfig(asks, encoder_preset(name, kind, **given, **changes), num_classes)
     cross, changes = _cross(mechanism), {"input_positions": True, **changes}
     decoder = preset(name, **given, **changes)
     changes.pop("projection_convolution", None)
-    encoder = encoder_preset(name, **given, **changes)
+    encoder = encoder_preset(name, EncoderConfig, **given, **changes)
     return AnsweringConfig(
         asks, EncoderDecoderConfig(encoder, decoder, cross, dict(options or {}) if mechanism else {})
     )
@@ -146,14 +152,19 @@ def _default_with(asks: str, name: str, options: Any) -> tuple[Any, Any]:
     return default_mechanism(asks, name), options
 
 
-def encoder_preset(name: str, **changes: Any) -> EncoderConfig:
+def encoder_preset(name: str, kind: type[EncoderConfig] = EncoderConfig, **changes: Any) -> EncoderConfig:
     """An encoder of the sizes of the preset `name`, with sinusoidal positions at its input; `changes` are fields.
+
+    Args:
+        name: of a preset.
+        kind: of configuration.
+        **changes: its fields.
 
     Raises:
         ValueError: an unknown preset or field, or a mechanism that cannot see both sides.
     """
     fields = {key: value for key, value in preset_fields(name).items() if key not in _OF_DECODERS}
-    return EncoderConfig.from_dict({**fields, "input_positions": True, **changes})
+    return kind.from_dict({**fields, "input_positions": True, **changes})
 
 
 _OF_DECODERS = ("attention", "attention_options", "rotary", "projection_convolution")

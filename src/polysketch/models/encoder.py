@@ -4,18 +4,17 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.models.base import TokenModel
-from polysketch.models.blocks import build_block
+from polysketch.models.block_encoder import BlockEncoder
 from polysketch.models.cross_entropy import token_losses
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
 from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
 
 
-class TransformerEncoder(nn.Module):
+class TransformerEncoder(BlockEncoder):
     """Token ids -> a vector for each token, which sees the whole sequence.
 
     The blocks are those of `TransformerLM`, without the causal mask: embedded tokens times sqrt(hidden_size), positions
@@ -30,16 +29,17 @@ class TransformerEncoder(nn.Module):
             first.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.activation_checkpointing = False
+    def add_embedding(self) -> None:
+        """Embeddings of tokens, and of positions where they are learned."""
+        config, positions = self.config, self.config.learned_positions
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        positions = config.learned_positions
         self.positions = nn.Embedding(positions, config.hidden_size) if positions else None
-        self.blocks = nn.ModuleList(build_block(config, name, options) for name, options in config.layers())
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
-        self._initialize()
+
+    def reset_embedding(self) -> None:
+        """Normals of variance 1 / hidden_size for tokens."""
+        nn.init.normal_(self.embedding.weight, std=self.config.hidden_size**-0.5)
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
 
     def forward(self, ids: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
         """The last layer's vectors, after the final norm.
@@ -56,16 +56,7 @@ class TransformerEncoder(nn.Module):
             ValueError: ids that are no tokens, or more of them than there are learned positions.
         """
         hidden, rotation = self._embed(ids, key_mask)
-        for block in self.blocks:
-            hidden = self._run(block, hidden, rotation, key_mask)
-        return self.final_norm(hidden)
-
-    def _initialize(self) -> None:
-        nn.init.normal_(self.embedding.weight, std=self.config.hidden_size**-0.5)
-        if self.positions is not None:
-            nn.init.normal_(self.positions.weight, std=0.02)
-        for block in self.blocks:
-            block.reset_parameters(residual_scale=(2 * self.config.num_layers) ** -0.5)
+        return self.run_blocks(hidden, rotation, key_mask)
 
     def _embed(self, ids: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Rotation]:
         config = self.config
@@ -84,11 +75,6 @@ class TransformerEncoder(nn.Module):
             raise ValueError(
                 f"expected at most {self.config.learned_positions} tokens, which have learned positions, got {length}"
             )
-
-    def _run(self, block: nn.Module, hidden: Tensor, rotation: Rotation, key_mask: Tensor | None) -> Tensor:
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(block, hidden, rotation, causal=False, key_mask=key_mask, use_reentrant=False)
-        return block(hidden, rotation, causal=False, key_mask=key_mask)
 
 
 class MaskedLanguageModel(TokenModel):

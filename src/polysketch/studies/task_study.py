@@ -90,7 +90,7 @@ class TaskStudy(Study):
         self.rows = (*(mechanisms or self._able()), *besides)
 
     def _able(self) -> list[str]:
-        both = self.asks in ("each", "class")
+        both = self.asks in ("each", "class", "picture")
         kinds = attention.MECHANISMS.items()
         return [name for name, kind in kinds if (kind.is_bidirectional if both else kind.is_causal)]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from polysketch.tasks.batch import Row, TaskBatch, collated
 
-Asks = Literal["next", "each", "class", "pair", "written", "recovered"]
+Asks = Literal["next", "each", "class", "pair", "picture", "written", "recovered"]
 Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -29,6 +29,7 @@ class Task(ABC):
     | `each` | `MaskedLanguageModel`, an encoder | at some positions, a token |
     | `class` | `SequenceClassifier`, an encoder | one class for the row |
     | `pair` | `PairClassifier`, an encoder | one class for two documents |
+    | `picture` | `PatchClassifier`, an encoder of patches | one class for the picture |
     | `written` | `TransformerEncoderDecoder` | a sequence of its own |
     | `recovered` | `SequenceAutoencoder`, causal | the row's own tokens, out of its last vector |
 
@@ -54,6 +55,16 @@ class Task(ABC):
     def alphabet(self) -> str:
         """What ids stand for: the same word where they mean the same, "" where it is not known."""
         return self.name
+
+    @property
+    def image_size(self) -> tuple[int, int, int] | None:
+        """(height, width, channels) where rows are pictures in patches."""
+        return None
+
+    @property
+    def patch_size(self) -> int | None:
+        """Pixels of a side of a patch, where rows are pictures in patches."""
+        return None
 
     @property
     @abstractmethod

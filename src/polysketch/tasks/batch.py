@@ -73,6 +73,9 @@ def collated(rows: Sequence[Row], asks: str) -> TaskBatch:
         asks: what the task asks. A model that is not causal is told what is padding (`key_mask`, `source_mask`), and
             one that writes gets what it has written so far: `BEGINNING`, and then the answer.
     """
+    if asks == "picture":
+        pixels = torch.from_numpy(np.stack([row.ids for row in rows]).astype(np.uint8))
+        return TaskBatch({"pixels": pixels}, torch.tensor([int(row.answer) for row in rows]))
     ids, real = _padded([row.ids for row in rows], 0)
     inputs = {"ids": ids, "key_mask": real}
     if asks in ("class", "pair"):

@@ -15,11 +15,17 @@ from polysketch.tasks.stored import Classification, ClassifiedRows
 _IDX_BYTES = 0x08  # the type of an IDX file's numbers
 _CIFAR_SHAPE = (32, 32, 3)
 _GREY = np.array([0.2989, 0.587, 0.114], np.float32)  # of red, green and blue
-_ALPHABET = "pixels"
+
+PIXELS = "pixels"
+"""The alphabet of brightness."""
 
 
 def classified_images(
-    sources: dict[str, Sequence[Path]], class_names: Sequence[str] | None = None, *, grey: bool = False
+    sources: dict[str, Sequence[Path]],
+    class_names: Sequence[str] | None = None,
+    *,
+    grey: bool = False,
+    patch_size: int | None = None,
 ) -> Classification:
     """Images with their classes; a row is the pixels of one, line by line, 0 to 255.
 
@@ -29,10 +35,12 @@ def classified_images(
         class_names: of the classes in order; their numbers when None.
         grey: make of red, green and blue one number a pixel, 0.2989, 0.587 and 0.114 of them: so Long Range Arena reads
             CIFAR-10.
+        patch_size: pixels of a side of a patch, for models that take a patch for a token.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: another layout, splits of unlike images, or images without colours that are to become grey.
+        ValueError: another layout, splits of unlike images, images without colours that are to become grey, or patches
+            that do not divide them.
     """
     found = {split: _images([Path(path) for path in paths]) for split, paths in sources.items()}
     if grey:
@@ -48,7 +56,7 @@ def classified_images(
         split: ClassifiedRows.of(list(images.reshape(len(images), -1)), labels.tolist())
         for split, (images, labels) in found.items()
     }
-    return Classification(splits, 256, names, tuple(shapes.pop()), _ALPHABET)
+    return Classification(splits, 256, names, tuple(shapes.pop()), PIXELS, patch_size=patch_size)
 
 
 def _without_colours(images: np.ndarray) -> np.ndarray:
@@ -116,7 +124,7 @@ def pathfinder(sources: dict[str, Sequence[Path]]) -> Classification:
     if len(shapes) != 1:
         raise ValueError(f"expected images of one size, found {', '.join(map(str, sorted(shapes))) or 'no image'}")
     height, width = shapes.pop()
-    return Classification(splits, 256, ["apart", "joined"], (height, width, 1), _ALPHABET)
+    return Classification(splits, 256, ["apart", "joined"], (height, width, 1), PIXELS)
 
 
 def _of_metadata(folder: Path) -> Iterator[tuple[np.ndarray, int]]:

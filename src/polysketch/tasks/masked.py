@@ -32,10 +32,15 @@ class TaskInputs:
     """What a task asks about. Both documents of a pair are rows of their own.
 
     Args:
-        task: any.
+        task: any, of rows of tokens.
+
+    Raises:
+        ValueError: pictures in patches, which are no tokens.
     """
 
     def __init__(self, task: Task) -> None:
+        if task.asks == "picture":
+            raise ValueError("expected rows of tokens to hide some of, found pictures in patches")
         self._task, self._documents = task, 2 if task.asks == "pair" else 1
         self.vocab_size, self.longest, self.alphabet = task.vocab_size, task.longest, task.alphabet
 

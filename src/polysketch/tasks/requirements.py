@@ -7,8 +7,8 @@ from pathlib import Path
 from polysketch.storage import require_free
 from polysketch.tasks.registry import TASKS
 
-FROM_FILES = ("texts", "pairs", "images", "pathfinder")
-"""Tasks that are read from local files."""
+FROM_FILES = ("texts", "pairs", "images", "pathfinder", "digits")
+"""Tasks that are read from local files; `digits` from those of scikit-learn."""
 
 
 def check_requirements(name: str, out: Path | None) -> None:

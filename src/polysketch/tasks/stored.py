@@ -57,9 +57,10 @@ class Classification(Task):
         shape: (height, width, channels) where rows are pixels; None for others.
         alphabet: what ids stand for, for instance the sha256 of a tokenizer; "" where it is not known.
         documents: of a row; 2 for pairs.
+        patch_size: pixels of a side of a patch; each patch is then a token. None: each pixel is one.
 
     Raises:
-        ValueError: fewer than two classes, no rows to train on, or an empty row.
+        ValueError: fewer than two classes, no rows to train on, an empty row, or patches that do not divide the shape.
     """
 
     name = "classification"
@@ -72,10 +73,14 @@ class Classification(Task):
         shape: tuple[int, int, int] | None = None,
         alphabet: str = "",
         documents: Literal[1, 2] = 1,
+        patch_size: int | None = None,
     ) -> None:
         self._splits, self._vocab_size, self._alphabet = dict(splits), vocab_size, alphabet
         self.asks: Asks = "class" if documents == 1 else "pair"
-        self.class_names, self.shape = tuple(class_names), shape
+        self.class_names, self.shape, self._patch_size = tuple(class_names), shape, patch_size
+        if patch_size is not None:
+            self.asks = "picture"
+            _check_patch(patch_size, shape)
         if len(self.class_names) < 2 or not len(self._splits.get("train", ())):
             raise ValueError(
                 f"expected rows of at least two classes to train on, found {len(self._splits.get('train', ()))} rows "
@@ -92,7 +97,7 @@ class Classification(Task):
     @property
     def documents(self) -> Literal[1, 2]:
         """Of a row: 2 where the task is about pairs."""
-        return 1 if self.asks == "class" else 2
+        return 2 if self.asks == "pair" else 1
 
     @property
     def vocab_size(self) -> int:
@@ -111,8 +116,20 @@ class Classification(Task):
 
     @property
     def longest(self) -> int:
-        """Of all splits."""
+        """Of all splits; in patches where there are any."""
+        if self.shape is not None and self._patch_size is not None:
+            return self.shape[0] * self.shape[1] // self._patch_size**2
         return max(int(np.diff(rows.ends, prepend=0).max()) for rows in self._splits.values())
+
+    @property
+    def image_size(self) -> tuple[int, int, int] | None:
+        """As the base class has it."""
+        return None if self._patch_size is None else self.shape
+
+    @property
+    def patch_size(self) -> int | None:
+        """As given."""
+        return self._patch_size
 
     @property
     def splits(self) -> dict[str, ClassifiedRows]:
@@ -132,8 +149,20 @@ class Classification(Task):
     def options(self) -> dict[str, Any]:
         """All but the rows; JSON values."""
         shape = None if self.shape is None else list(self.shape)
-        named = {"alphabet": self.alphabet, "documents": self.documents}
+        named: dict[str, Any] = {"alphabet": self.alphabet, "documents": self.documents, "patch_size": self.patch_size}
         return {"vocab_size": self.vocab_size, "class_names": list(self.class_names), "shape": shape, **named}
+
+
+def _check_patch(side: int, shape: tuple[int, int, int] | None) -> None:
+    if shape is None:
+        raise ValueError(f"patches of {side} x {side} pixels: expected images, found rows of another kind")
+    height, width, _ = shape
+    if side < 1 or height % side or width % side:
+        fitting = [str(each) for each in range(1, min(height, width) + 1) if height % each == width % each == 0]
+        raise ValueError(
+            f"expected patches that divide images of {height} x {width} pixels, of a side of {', '.join(fitting)}, "
+            f"found {side}"
+        )
 
 
 _FILES: dict[str, Any] = {"ids": np.dtype("<u4"), "ends": np.dtype("<i8"), "classes": np.dtype("<u4")}

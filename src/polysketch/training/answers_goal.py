@@ -53,6 +53,8 @@ class AnswersGoal(Goal):
             config.preset,
             vocab_size=self.task.vocab_size,
             num_classes=self.task.num_classes,
+            image_size=self.task.image_size,
+            patch_size=self.task.patch_size,
             mechanism=config.attention,
             options=config.attention_options,
             num_layers=config.layers,
