@@ -15,8 +15,11 @@ from polysketch.studies.repeats import Repeat, repeats
 ONLY = ("softmax", "codes", "mixture")
 
 
-def test_every_form_leaves_a_record_a_row_and_a_line(folder):
-    assert main(["study", "forms", "--threads", "1", "--only", *ONLY]) == 0
+def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder, monkeypatch):
+    command = ["study", "forms", "--threads", "1", "--only", *ONLY]
+    assert main(command) == 0
+    monkeypatch.setattr(forms, "trained", None)
+    assert main(command) == 0
     results = folder / "runs/studies/forms-smoke/results"
     found = {name: json.loads((results / f"{name}-seed0.json").read_text()) for name in ONLY}
     assert found["codes"]["loss_without"] != found["codes"]["loss"]
@@ -31,13 +34,6 @@ def test_every_form_leaves_a_record_a_row_and_a_line(folder):
     assert len((results / "table.md").read_text().splitlines()) == 2 + len(ONLY) + 2
     names = ("validation", "loss-by-position", "loss-by-length", "gain-by-depth")
     assert all((results / f"{name}.png").stat().st_size > 1_000 for name in names)
-
-
-def test_what_is_finished_is_measured_once(folder, monkeypatch):
-    command = ["study", "forms", "--threads", "1", "--only", "softmax"]
-    assert main(command) == 0
-    monkeypatch.setattr(forms, "trained", None)
-    assert main(command) == 0
 
 
 def test_the_losses_of_ranges_of_positions_are_their_means():
