@@ -25,9 +25,10 @@ def test_splits_and_passages_differ():
     assert len(set(passages)) == 100
 
 
-def test_most_answers_lie_beyond_a_chunk_on_the_way_back():
+@pytest.mark.parametrize("size", ["cpu", "gpu"])
+def test_most_answers_lie_beyond_a_chunk_on_the_way_back(size):
     """Of n pairs, from pair i of the first list to pair j of the second it is 3 (n - i + j) tokens and more."""
-    chunk, pairs = LINEARISE.sizes["cpu"].local_chunk, LINEARISE.sizes["cpu"].pairs
+    chunk, pairs = LINEARISE.sizes[size].local_chunk, LINEARISE.sizes[size].pairs
     distances = []
     for passage in recall_passages("test", 50, pairs):
         listed, recalled = (text.split(", ") for text in passage.strip(" .\n").split(". "))

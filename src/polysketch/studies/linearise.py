@@ -185,7 +185,7 @@ class LineariseStudy(Study):
             model_steps=3000,
             model_batch_size=16,
             model_learning_rate=1e-3,
-            local_chunk=64,
+            local_chunk=32,
             pairs=22,
             transfer_steps=1000,
             tuning_steps=1000,
