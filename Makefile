@@ -32,7 +32,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/ops/triton
 PROCESSES ?= 2
 PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# External data for tests and experiments; what needs it skips where it is absent.
+# External data for tests and studies; what needs it skips where it is absent.
 POLYSKETCH_DATA ?= $(abspath $(wildcard ../shared/data))
 ifneq ($(POLYSKETCH_DATA),)
 export POLYSKETCH_DATA

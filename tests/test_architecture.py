@@ -47,7 +47,7 @@ MAY_IMPORT = {
     },
     "studies": {
         *("benchmarking", "conversion", "integrations", "training", "evaluation", "tasks"),
-        *("models", "attention", "data", "storage"),
+        *("models", "attention", "feature_maps", "ops", "data", "storage"),
     },
     "cli": {
         *("studies", "ops", "feature_maps", "attention", "nn", "models", "data", "tasks"),

@@ -9,7 +9,7 @@ import pytest
 
 from docs.pages import ROOT, on_path, run_page
 
-SHARED = ("src", "docs", "examples", "experiments")
+SHARED = ("src", "docs", "examples")
 
 
 @pytest.fixture(scope="session")

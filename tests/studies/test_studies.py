@@ -5,12 +5,15 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from polysketch.cli import main
+from polysketch.models import ModelConfig, TransformerLM, preset
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
 from polysketch.studies.study import Verdict
-from polysketch.studies.task_study import TaskSettings, TaskStudy
+from polysketch.studies.task_study import TaskSettings, TaskStudy, state_bytes
 from polysketch.tasks import open_task
 
 TWO = {"reversal": ["softmax", "linear"], "listops": ["softmax", "linear"], "reviews": ["softmax", "linear"]}
@@ -168,6 +171,39 @@ def test_every_entry_has_a_study_or_says_why_not():
         study = study_called(name)
         assert {"smoke", "cpu"} <= study.sizes.keys()
         assert all(study.depends_on(row, 0, study.sizes["smoke"]) for row in study.rows)
+
+
+def test_the_state_of_softmax_grows_with_the_tokens_and_that_of_linear_attention_does_not():
+    models = {name: TransformerLM(ModelConfig(16, 2, 128, 2, attention=name)) for name in ("softmax", "linear")}
+    sizes = {name: [state_bytes(model, tokens) for tokens in (64, 128)] for name, model in models.items()}
+    a_token = 2 * 2 * 128 * 4  # of two layers keys and values of width 128
+    assert sizes["softmax"][1] - sizes["softmax"][0] == 64 * a_token
+    assert sizes["linear"][1] == sizes["linear"][0]
+
+
+GAPS = [
+    pytest.param(settings, study_called(name), id=f"{name}-{size}")
+    for name in ("recall", "induction", "selective-copying")
+    for size, settings in study_called(name).sizes.items()
+    if "minimum_gap" in settings.task
+]
+
+
+@pytest.mark.parametrize(("settings", "study"), GAPS)
+@pytest.mark.parametrize("name", ["sliding-window", "local", "softmax"])
+def test_attention_to_nearby_tokens_alone_cannot_see_an_answer(settings, study, name: str):
+    task = study.task_of(settings, 0)
+    row = task.row("train", 0)
+    asked = row.answer >= 0
+    far = int(asked.nonzero()[0][0]) - settings.task["minimum_gap"]
+    ids = torch.from_numpy(np.stack([row.ids, np.concatenate([row.ids[:far][::-1], row.ids[far:]])]))
+    assert not torch.equal(ids[0], ids[1])
+    options = {} if name == "softmax" else {{"local": "local_chunk"}.get(name, "window"): settings.nearby}
+    sizes = {"vocab_size": task.vocab_size, "num_layers": settings.layers}
+    model = TransformerLM(preset(settings.preset, attention=name, attention_options=options, **sizes)).eval()
+    with torch.no_grad():
+        one, two = model.hidden_states(ids)[:, torch.from_numpy(asked)]
+    assert torch.equal(one, two) == (name != "softmax")
 
 
 def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):

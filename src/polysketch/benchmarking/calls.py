@@ -53,13 +53,18 @@ def forward_backward(call: Call) -> Callable[[], Any]:
 
 def sdpa(shape: Shape, device: torch.device, dtype: torch.dtype, *, backend: SDPBackend | None = None) -> Call:
     """Causal `scaled_dot_product_attention`; `backend` alone, or PyTorch's own choice."""
-    query, key, value = heads(shape, device, dtype)
+    return sdpa_of(heads(shape, device, dtype), backend=backend)
+
+
+def sdpa_of(tensors: list[Tensor], *, causal: bool = True, backend: SDPBackend | None = None) -> Call:
+    """`scaled_dot_product_attention` of a query, key and value that are given."""
+    query, key, value = tensors
 
     def attend() -> Tensor:
         with nullcontext() if backend is None else sdpa_kernel([backend]):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
-    return Call(attend, [query, key, value])
+    return Call(attend, tensors)
 
 
 def linear(

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
 from polysketch import attention
 from polysketch.evaluation import measure_answers
 from polysketch.studies.presentation import Line, number, plot_lines
@@ -26,6 +28,7 @@ _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
 _ROTARY = "rotary"
 """The option of a row that is the model's: rotary positions in the heads."""
 
+_SPAN = 512  # tokens read at once to fill a state
 _COLOURS = 10  # of Matplotlib's cycle; lines beyond them are dashed
 
 
@@ -41,6 +44,7 @@ class TaskSettings:
         test_rows: that the trained model is measured on.
         nearby: tokens of chunks, windows and samples, for mechanisms that have them; 0 for their defaults.
         lengths: other lengths that the trained model is measured at.
+        state_at: tokens after which the state that decoding carries is measured; none for models that do not decode.
     """
 
     task: dict[str, Any] = field(default_factory=dict)
@@ -53,6 +57,7 @@ class TaskSettings:
     test_rows: int = 1_000
     nearby: int = 16
     lengths: tuple[int, ...] = ()
+    state_at: tuple[int, ...] = ()
 
 
 class TaskStudy(Study):
@@ -112,7 +117,10 @@ class TaskStudy(Study):
 
     def depends_on(self, row: str, seed: int, settings: TaskSettings) -> dict[str, Any]:
         """As the base class has it."""
-        return {**dataclasses.asdict(settings), "attention": row, "options": _options(row, settings), "seed": seed}
+        told = dataclasses.asdict(settings)
+        if not settings.state_at:  # newer than some records
+            del told["state_at"]
+        return {**told, "attention": row, "options": _options(row, settings), "seed": seed}
 
     def make(self, row: str, seed: int, settings: TaskSettings, folder: Path) -> dict[str, Any]:
         """Train, and measure."""
@@ -131,13 +139,16 @@ class TaskStudy(Study):
             "curve": [[line["step"], line["loss"], line["accuracy"]] for line in evaluated],
             "test": _measured(model, task, settings),
             "lengths": {str(length): _measured(model, at(task, length), settings) for length in settings.lengths},
+            "state_bytes": {str(tokens): state_bytes(model, tokens) for tokens in settings.state_at},
         }
 
     def table(self, records: Sequence[Record]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """A row for each record."""
         lengths = sorted({int(length) for one in records for length in one["lengths"]})
         heading = ["mechanism", "seed", "accuracy %", "loss", "99 % at step", *(f"% at {x:,}" for x in lengths)]
-        return [*heading, "parameters", "s"], [_row(one, lengths) for one in records]
+        states = sorted({int(tokens) for one in records for tokens in one.get("state_bytes", ())})
+        heading += ["parameters", "s", *(f"state KB at {tokens:,}" for tokens in states)]
+        return heading, [_row(one, lengths, states) for one in records]
 
     def draw(self, records: Sequence[Record], folder: Path) -> None:
         """Accuracy over steps."""
@@ -226,16 +237,26 @@ def _measured(model: Any, task: Task, settings: TaskSettings) -> dict[str, Any]:
     return dataclasses.asdict(measure_answers(model, task.held_out("test", rows, settings.test_rows)))
 
 
-def _row(one: Record, lengths: Sequence[int]) -> list[str]:
+@torch.no_grad()
+def state_bytes(model: Any, tokens: int) -> int:
+    """Bytes of the states of all layers after one row of so many tokens, read in spans."""
+    state = model.init_state(1)
+    for span in torch.zeros(1, tokens, dtype=torch.int64, device=next(model.parameters()).device).split(_SPAN, dim=1):
+        _, state = model.extend_hidden(span, state)
+    return sum(layer.nbytes for layer in state.layers)
+
+
+def _row(one: Record, lengths: Sequence[int], states: Sequence[int]) -> list[str]:
     learned = next((str(step) for step, _, accuracy in one["curve"] if accuracy >= 0.99), "never")
     at_lengths = [one["lengths"].get(str(length)) for length in lengths]
     return [
         one["row"],
         str(one["seed"]),
         number(100 * one["test"]["accuracy"], 1),
-        f"{one['test']['loss']:.2g}",
+        "-" if one["test"]["loss"] is None else f"{one['test']['loss']:.2g}",
         learned,
         *(number(None if found is None else 100 * found["accuracy"], 1) for found in at_lengths),
         f"{one['parameters']:,}",
         number(one["seconds"], 0),
+        *(number(found / 1e3 if found else None, 0) for found in map(one.get("state_bytes", {}).get, map(str, states))),
     ]

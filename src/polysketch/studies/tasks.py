@@ -64,13 +64,21 @@ RECALL = TaskStudy(
     wanted=0.99,
     judged="polysketch",
     sizes={
-        "smoke": TaskSettings(task={"length": 32, "pairs": 2, "vocabulary": 16, "minimum_gap": 8}, nearby=4, **_STEPS),
+        "smoke": TaskSettings(
+            task={"length": 32, "pairs": 2, "vocabulary": 16, "minimum_gap": 8}, nearby=4, state_at=(32, 64), **_STEPS
+        ),
         "cpu": TaskSettings(task={"length": 96, "pairs": 8, "vocabulary": 128, "minimum_gap": 32}, steps=400),
         "short": TaskSettings(
-            task={"length": 64, "pairs": 4, "vocabulary": 32, "minimum_gap": 32}, steps=600, evaluations=60
+            task={"length": 64, "pairs": 4, "vocabulary": 32, "minimum_gap": 32},
+            steps=600,
+            evaluations=60,
+            state_at=(1_024, 8_192),
         ),
         "eight": TaskSettings(
-            task={"length": 96, "pairs": 8, "vocabulary": 32, "minimum_gap": 32}, steps=600, evaluations=60
+            task={"length": 96, "pairs": 8, "vocabulary": 32, "minimum_gap": 32},
+            steps=600,
+            evaluations=60,
+            state_at=(1_024, 8_192),
         ),
         "gpu": TaskSettings(task={"length": 512, "pairs": 64}, steps=20_000, batch_size=256),
     },

@@ -1,1 +1,0 @@
-"""Rows that experiments/mechanisms shares."""

@@ -1,1 +1,0 @@
-"""What the experiments share: the command line, records that are made once, tables and plots of lines."""

@@ -1,1 +1,0 @@
-"""Synthetic tasks of looking up: one file a task, and one model and one training loop for all of them."""

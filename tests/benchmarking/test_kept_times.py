@@ -1,0 +1,32 @@
+"""The records of times in the repository, made by earlier commits, are drawn by the code as it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polysketch.benchmarking.plot import plot_time_per_token
+
+TIMES = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+FIRST = "cpu-20261120-131246"  # does not say of how many tokens a time is
+
+
+def measurements(path: Path) -> list[dict]:
+    """Of a record of one benchmark, or of every section of one."""
+    record = json.loads(path.read_text())
+    sections = record["sections"].values() if "sections" in record else [record]
+    return [one for section in sections for one in section["measurements"]]
+
+
+def is_by_length(path: Path) -> bool:
+    """Whether the record has times of series at several lengths; others compare rows, spans or commands."""
+    return path.stem != FIRST and not path.stem.startswith(("packed-", "context-", "saving-", "preparing-"))
+
+
+@pytest.mark.parametrize("path", sorted(filter(is_by_length, TIMES.glob("*-2*.json"))), ids=lambda path: path.stem)
+def test_a_record_of_times_is_drawn(path, tmp_path):
+    pytest.importorskip("matplotlib")
+    found = [one for one in measurements(path) if "direction" in one]
+    plot_time_per_token(found, path.stem, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert all(f"<!-- {one['series']} -->" in drawn for one in found)
