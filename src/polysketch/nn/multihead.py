@@ -108,10 +108,10 @@ class MultiHeadAttention(TokenMixer):
             )
         if cu_seqlens is not None:
             documents = PackedDocuments.of_row(cu_seqlens, hidden.shape[:2], key_mask)
-            return self._finish(self._attend_packed(hidden, rotation, causal, documents), hidden)
+            return self.finish(self._attend_packed(hidden, rotation, causal, documents), hidden)
         query, key, value, given = self.project(hidden, rotation, key_mask=key_mask)
         attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given)
-        return self._finish(attended, hidden)
+        return self.finish(attended, hidden)
 
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -128,16 +128,16 @@ class MultiHeadAttention(TokenMixer):
         """Attend from new tokens to all tokens so far; arguments as for `forward`, and a state from `init_state`."""
         projected = self.query_key_value(hidden)
         if self.convolution is None:
-            query, key, value, given = self._heads(projected, rotation, hidden)
+            query, key, value, given = self.heads(projected, rotation, hidden)
             attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, **given)
-            return self._finish(attended, hidden), state
+            return self.finish(attended, hidden), state
         projected, tail = self.convolution(projected, key_mask=key_mask, tail=state.tail)
-        query, key, value, given = self._heads(projected, rotation, hidden)
+        query, key, value, given = self.heads(projected, rotation, hidden)
         attended, state.attention = self.mechanism.extend(
             query, key, value, state.attention, key_mask=key_mask, **given
         )
         state.tail.copy_(tail.detach())
-        return self._finish(attended, hidden), state
+        return self.finish(attended, hidden), state
 
     def init_span(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -155,7 +155,7 @@ class MultiHeadAttention(TokenMixer):
         """As `TokenMixer.forward_span`."""
         (query, key, value, given), own = self._project_span(hidden, state, rotation)
         attended, after = self.mechanism.forward_span(query, key, value, state, **given)
-        return self._finish(attended, hidden), SpanState(after.position, {**own, **after.tensors})
+        return self.finish(attended, hidden), SpanState(after.position, {**own, **after.tensors})
 
     def alike_position(self, position: int) -> int:
         """As `TokenMixer.alike_position`: the mechanism's own answer, for before any token a convolution sees zeros."""
@@ -185,10 +185,10 @@ class MultiHeadAttention(TokenMixer):
         """What the mechanism is given of a span, and the last projections."""
         projected = self.query_key_value(hidden)
         if self.convolution is None:
-            return self._heads(projected, rotation, hidden), {}
+            return self.heads(projected, rotation, hidden), {}
         before = state.tensors[_PROJECTED]
         projected, tail = self.convolution(projected, tail=before.to(projected.dtype))
-        return self._heads(projected, rotation, hidden), {_PROJECTED: tail.to(before.dtype)}
+        return self.heads(projected, rotation, hidden), {_PROJECTED: tail.to(before.dtype)}
 
     def why_not_captured(self, state: Any) -> str | None:
         """The mechanism's own answer: a convolution does the same at every position."""
@@ -205,7 +205,7 @@ class MultiHeadAttention(TokenMixer):
         projected = self.query_key_value(hidden)
         if self.convolution is not None:
             projected, _ = self.convolution(projected, key_mask=key_mask)
-        return self._heads(projected, rotation, hidden)
+        return self.heads(projected, rotation, hidden)
 
     def _attend_packed(
         self, hidden: Tensor, rotation: Rotation | None, causal: bool, documents: PackedDocuments
@@ -219,12 +219,19 @@ class MultiHeadAttention(TokenMixer):
             rows = projected[number]
             if self.convolution is not None:
                 rows, _ = self.convolution(rows)
-            query, key, value, given = self._heads(rows, rotations[number], of_tokens[number])
+            query, key, value, given = self.heads(rows, rotations[number], of_tokens[number])
             key_mask = None if causal else mask  # what stands behind a causal token changes nothing for it
             attended.append(self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given))
         return documents.join(attended, 2)
 
-    def _heads(self, projected: Tensor, rotation: Rotation | None, hidden: Tensor) -> MechanismInputs:
+    def heads(self, projected: Tensor, rotation: Rotation | None, hidden: Tensor) -> MechanismInputs:
+        """What the mechanism is given, of (batch, length, width) projections that are convolved already.
+
+        Args:
+            projected: by `query_key_value`, and the convolution where there is one.
+            rotation: of the tokens' positions; no rotary positions when None.
+            hidden: (batch, length, hidden_size), the layer's input.
+        """
         heads = projected.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
         num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
         matched, value = heads.split((num_heads + num_kv_heads, num_kv_heads), 1)
@@ -248,8 +255,11 @@ class MultiHeadAttention(TokenMixer):
         shifted = filters[num_heads : num_heads + num_kv_heads : 2]
         shifted.copy_(shifted.roll(-1, dims=-1))
 
-    def _finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        """(batch, heads, length, head_dim) -> (batch, length, hidden_size): gates, and the output projection."""
+    def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """What the mechanism gave, (batch, heads, length, head_dim) -> (batch, length, hidden_size).
+
+        Gates, from the layer's input `hidden`, where the layer has them, and the output projection.
+        """
         if self.head_gate is not None:
             attended = self.head_gate(attended, hidden)
         return self.output(attended.transpose(1, 2).flatten(2))
