@@ -132,8 +132,10 @@ def exported(folder: Path) -> Path:
 def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monkeypatch):
     folder = exported(vllm / "mine")
     monkeypatch.setenv("POLYSKETCH_TOKEN", "secret")
-    assert main(["serve", str(folder), "--port", "81", "--name", "other"]) == 0
-    expected = f"serve {folder} --served-model-name other --host 127.0.0.1 --port 81\n"
+    (folder / "chat.jinja").touch()
+    template = str(folder / "chat.jinja")
+    assert main(["serve", str(folder), "--port", "81", "--name", "other", "--chat-template", template]) == 0
+    expected = f"serve {folder} --served-model-name other --host 127.0.0.1 --port 81 --chat-template {template}\n"
     assert (vllm / "arguments").read_text() == expected
     assert (vllm / "token").read_text() == "secret\n"
     monkeypatch.setenv("STATUS", "3")

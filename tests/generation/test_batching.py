@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from generation.recording import split_positions
 from polysketch.attention import MECHANISMS
 from polysketch.generation import Engine, Request, Sampler, Snapshots, bytes_of_request, generate
 from polysketch.generation import snapshots as snapshots_file
@@ -204,6 +205,21 @@ def test_more_requests_than_slots_wait_in_their_order(model):
     assert (engine.num_running, engine.num_waiting) == (2, 1)
     assert [event.ticket for event in engine.step()] == [1, 2]
     assert [(event.ticket, event.finish) for event in engine.step()] == [(1, "length"), (2, None), (3, None)]
+
+
+def test_positions_of_the_device_are_kept_beside_those_of_the_host(monkeypatch):
+    """As on a GPU, where programs and rotary positions read the device's."""
+    model = model_of("polysketch-paper", "linear", options=({"local_chunk": 16, "sketch_size": 16}, {}))
+    expected = [alone(model, request) for request in requests()]
+    init_state = TransformerLM.init_state
+
+    def init_split(*given, **options):
+        return split_positions(init_state(*given, **options))
+
+    monkeypatch.setattr(TransformerLM, "init_state", init_split)
+    engine = Engine(model, slots=3, chunk=16)
+    assert served(engine, requests(), 1) == expected
+    assert engine.slots.state.device_position is not engine.slots.state.position
 
 
 def test_a_stop_id_ends_its_request_and_is_not_a_token_of_it(model):

@@ -106,7 +106,8 @@ def _serve_by_vllm(flags: ServeFlags, exported: bool) -> int:
         raise ImportError("--engine vllm: the command vllm is not installed: pip install vllm, or --engine builtin")
     folder = flags.model if exported else _export(flags)
     name = flags.name or flags.model.resolve().name
-    line = vllm.command(program, folder, name=name, host=flags.host, port=flags.port)
+    template = flags.chat_template
+    line = vllm.command(program, folder, name=name, host=flags.host, port=flags.port, chat_template=template)
     print(" ".join(line), flush=True)
     return vllm.serve(line, token=os.environ.get(_TOKEN) or None)
 

@@ -38,8 +38,8 @@ class BearerGuard:
             await self._app(scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
-        found = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(found.encode(), self._expected)
+        found = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(found, self._expected)
 
 
 class OriginGuard:

@@ -15,9 +15,12 @@ def find() -> str | None:
     return shutil.which("vllm")
 
 
-def command(program: str, exported: Path, *, name: str, host: str, port: int) -> list[str]:
+def command(
+    program: str, exported: Path, *, name: str, host: str, port: int, chat_template: Path | None = None
+) -> list[str]:
     """The command line that serves an exported folder."""
-    return [program, "serve", str(exported), "--served-model-name", name, "--host", host, "--port", str(port)]
+    line = [program, "serve", str(exported), "--served-model-name", name, "--host", host, "--port", str(port)]
+    return line if chat_template is None else [*line, "--chat-template", str(chat_template)]
 
 
 def serve(line: list[str], *, token: str | None) -> int:

@@ -1,6 +1,7 @@
 """The thread that computes: takes requests from an event loop, and gives pieces of text back to it."""
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -14,6 +15,8 @@ from polysketch.serving.errors import ApiError
 from polysketch.serving.metrics import Metrics, Series
 
 __all__ = ["Call", "Piece", "Worker"]
+
+_LOG = logging.getLogger(__name__)
 
 _LONGEST_WAIT = 60
 """Seconds that a client is told to wait at most."""
@@ -171,6 +174,7 @@ class Worker:
             try:
                 events = self._engine.step()
             except Exception as error:  # noqa: BLE001  (whatever it is, clients are told, and the thread goes on)
+                _LOG.exception("a step failed; all requests are told so")
                 events = self._engine.abandon(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
             for event in events:
                 self._tell(event)
