@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from integrations.huggingface.runs import make_run_in
+from polysketch.data.tokenization import TokenIds
 from polysketch.serving.errors import ApiError
 from polysketch.serving.served_model import load_served
 
@@ -84,6 +85,17 @@ def test_a_chat_that_the_template_refuses_is_told_so(run, template):
 def test_a_chat_without_a_template_is_refused(run):
     with pytest.raises(ApiError, match="no chat template"):
         load_served(run).prompt(CHAT)
+
+
+def test_ids_beyond_the_tokenizers_stand_for_nothing(run):
+    """A vocabulary may have been made larger than the tokenizer's, and any of it may be drawn."""
+    assert load_served(run).bytes_of([ord("a"), 256, 300, ord("b")]) == b"ab"
+
+
+def test_a_model_of_ids_alone_is_refused(run, monkeypatch):
+    monkeypatch.setattr("polysketch.training.loading.load_tokenizer", lambda path: TokenIds(257))
+    with pytest.raises(ValueError, match="expected a model of text, found one of token ids"):
+        load_served(run)
 
 
 def test_a_key_value_cache_has_a_key_and_a_value_in_every_layer(run):

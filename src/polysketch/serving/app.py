@@ -132,7 +132,7 @@ class _Routes:
                 message = f"expected prompts of at most {most} tokens, found {len(prompt)}"
                 raise ApiError(400, message, param="prompt", code="context_length_exceeded")
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        end, decode = {self._served.tokenizer.end_of_text}, self._served.tokenizer.decode_bytes
+        end, decode = {self._served.tokenizer.end_of_text}, self._served.bytes_of
         return [
             (Request(prompt, asked.new_tokens, asked.sampler, seed, sample, end), TextStream(decode, asked.stop))
             for prompt in prompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,10 @@ class ServedModel:
             )
         return self.render(asked)
 
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        """What these tokens stand for; ids that the model has beyond its tokenizer's stand for nothing."""
+        return self.tokenizer.decode_bytes(index for index in ids if index < self.tokenizer.vocab_size)
+
     @property
     def key_value_bytes(self) -> int:
         """Bytes that a key-value cache of the same layers and dtype would take for a token."""
@@ -86,7 +90,8 @@ def load_served(
 
     Raises:
         FileNotFoundError: no model there, or no such template.
-        ValueError: a folder of transformers with another model than ours; whatever loading refuses.
+        ValueError: a folder of transformers with another model than ours, or a run of token ids alone; whatever
+            loading refuses.
         ImportError: the extra `hf` is missing, for an exported folder or a template.
     """
     from polysketch.integrations.transformers_folder import is_transformers_folder
@@ -98,6 +103,8 @@ def load_served(
     from polysketch.training import load_model
 
     model, description = load_model(folder, device=device, checkpoint=checkpoint)
+    if description.tokenizer.kind == "ids":
+        raise ValueError(f"{folder}: expected a model of text, found one of token ids, whose text nobody knows")
     render = None
     if template is not None:
         from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer

@@ -1,6 +1,7 @@
 """The thread that computes: takes requests from an event loop, and gives pieces of text back to it."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -71,7 +72,7 @@ class Call:
 
     def deliver(self, piece: Piece) -> None:
         """Hand a piece over, from any thread."""
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
 
