@@ -16,8 +16,6 @@ from transformers import (
     RobertaForSequenceClassification,
     SiglipVisionConfig,
     SiglipVisionModel,
-    T5Config,
-    T5ForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -167,9 +165,3 @@ def test_dropout_of_attention_is_refused_in_training():
     model = replace_attention(model_of("bert"), "linear").train()
     with pytest.raises(ValueError, match=r"attention dropout of 0\.1"):
         model(**inputs("bert"))
-
-
-def test_encoder_decoders_are_refused():
-    config = T5Config(vocab_size=VOCABULARY, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4)
-    with pytest.raises(ValueError, match="T5ForConditionalGeneration"):
-        replace_attention(T5ForConditionalGeneration(config), "linear")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from attention.covering import pairs_always
 from integrations.replacement.models import (
@@ -113,3 +114,19 @@ def test_masks_of_all_pairs_are_not_made_where_no_layer_wants_one(folder, monkey
     monkeypatch.setattr(DeferredMask, "original", made)
     ids = text()
     assert logits(model, ids, left_padding(ids)).shape[1] == LENGTH
+
+
+def test_heads_that_have_other_names_are_found():
+    """GPT-NeoX: a projection of all three at once, half of each head rotated."""
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    config = GPTNeoXConfig(**sizes, **ends, intermediate_size=64, initializer_range=0.2)
+    model, ids = GPTNeoXForCausalLM(config).eval(), text()
+    mask = left_padding(ids)
+    expected, written = logits(model, ids, mask), generate(model, ids, mask)
+    replace_attention(model, "softmax")
+    torch.testing.assert_close(logits(model, ids, mask)[mask.bool()], expected[mask.bool()], rtol=0, atol=2e-4)
+    assert_same_generation(generate(model, ids, mask), written)
+    replace_attention(model, "polysketch", window=6, sketch_size=6)
+    assert_same_generation(generate(model, ids, mask), generate(model, ids, mask, use_cache=False))

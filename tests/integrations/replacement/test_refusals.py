@@ -14,6 +14,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     HunYuanDenseV1Config,
@@ -143,6 +145,14 @@ def test_without_transformers_the_pip_command_is_said():
     assert "pip install 'polysketch[hf]'" in found.stderr
     with pytest.raises(AttributeError, match="has no attribute 'replace_atention'"):
         _ = polysketch.replace_atention
+
+
+def test_layers_that_compute_attention_themselves_are_refused():
+    """GPT-J's ask no registry."""
+    sizes = {"vocab_size": 31, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
+    config = GPTJConfig(**sizes, pad_token_id=0, bos_token_id=None, eos_token_id=None)
+    with pytest.raises(ValueError, match="GPTJAttention does not look its attention function up"):
+        replace_attention(GPTJForCausalLM(config), "softmax")
 
 
 def test_other_objects_are_refused():

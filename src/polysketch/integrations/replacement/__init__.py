@@ -1,7 +1,7 @@
 """Attention swapped in transformers models that people have, through transformers' own registries.
 
 `replace_attention(model, "polysketch", layers=-4)` puts a mechanism in the place of the attention of an unmodified
-Llama, Qwen3, GPT-2 or Mistral; `restore_attention(model)` undoes it.
+Llama, Qwen3, GPT-2 or Mistral, or of an encoder, or of both; `restore_attention(model)` undoes it.
 """
 
 from polysketch.integrations.replacement.cache import StateLayer, replacement_cache

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -16,6 +16,9 @@ SUBMODULE = "polysketch"
 CONFIG_KEY = "polysketch_attention"
 """The entry of a model's configuration that says what was replaced; it is saved with the model."""
 
+Sees = Literal["past", "both", "source"]
+"""What a token attends to: the tokens before it; the whole sequence, in an encoder; or another one, the encoder's."""
+
 _RECORD = "_polysketch_record"
 
 
@@ -25,8 +28,9 @@ class ModelRecord:
 
     Attributes:
         implementation: the model's own attention, "sdpa" for instance; layers that were not replaced compute it.
-        config: the model's configuration, the object that the layers had.
-        causal: false in an encoder, of which every token sees the whole sequence.
+        config: the model's configuration, which says what was replaced.
+        stacks: the configurations by which masks and layers find their attention functions, that of the encoder and
+            that of the decoder where there are both, and what each named before.
         observer: what to call in place of replaced attention; None to compute it.
         around: gives a context in which a layer's attention function runs, replaced or not; None for none.
         hook: the handle of the hook that gives caches their states.
@@ -34,7 +38,7 @@ class ModelRecord:
 
     implementation: str
     config: Any
-    causal: bool = True
+    stacks: list[tuple[Any, str]]
     observer: Callable[[Any], Any] | None = None
     around: Callable[[int], AbstractContextManager[Any]] | None = None
     hook: Any = None
@@ -48,12 +52,14 @@ class Replacement:
         name, options: of the mechanism, as for `polysketch.attention.build`.
         sliding_window: "refuse" sequences longer than the window that the layer had, or "ignore" it.
         dropout: "refuse" attention dropout in training, or "ignore" it.
+        position_bias: "refuse" layers that add a bias of positions to their scores, as T5's, or "ignore" it.
     """
 
     name: str
     options: Mapping[str, Any]
     sliding_window: str
     dropout: str
+    position_bias: str = "refuse"
 
 
 @dataclass
@@ -63,6 +69,9 @@ class LayerRecord:
     Attributes:
         index: of the layer in the model.
         model: what all layers share.
+        sees: what its tokens attend to.
+        slot: its place in a cache of the decoder.
+        config: the object that it had.
         replacement: None in a layer that keeps its own attention.
         given: what the mechanism is given beside query, key and value: some of "hidden" and "unrotated".
         hook: the handle of the hook that hands on what the layer was given; None where the mechanism is given no more.
@@ -70,6 +79,9 @@ class LayerRecord:
 
     index: int
     model: ModelRecord
+    sees: Sees
+    slot: int
+    config: Any
     replacement: Replacement | None = None
     given: tuple[str, ...] = ()
     hook: Any = None

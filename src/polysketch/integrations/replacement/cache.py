@@ -6,13 +6,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from polysketch.attention import Mechanism
-from polysketch.integrations.replacement.bookkeeping import SUBMODULE
-from polysketch.integrations.replacement.locating import decoder_of, plain_model, replaced_layers
-
-_HANDOVER = "_polysketch_layer"
+from polysketch.integrations.replacement.bookkeeping import SUBMODULE, Sees, record_of
+from polysketch.integrations.replacement.locating import decoder_of, has_two_sides, plain_model, replaced_layers
+from polysketch.integrations.replacement.source import HANDOVER, SourceLayer, mechanism_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class StateLayer(CacheLayerMixin):
             )
         self._awaited = True
         self.length += key_states.shape[2]
-        setattr(key_states, _HANDOVER, self)
+        setattr(key_states, HANDOVER, self)
         return key_states, value_states
 
     def attend(self, attention: nn.Module, tokens: "NewTokens") -> Tensor:
@@ -198,20 +203,16 @@ class StateLayer(CacheLayerMixin):
         return f"StateLayer({type(self.mechanism).__name__}, tokens={self.length}, nbytes={self.nbytes})"
 
 
-def mechanism_of(attention: nn.Module) -> Mechanism:
-    """What took the place of the layer's attention."""
-    mechanism = getattr(attention, SUBMODULE)
-    assert isinstance(mechanism, Mechanism)
-    return mechanism
-
-
-def state_layer_of(key: Tensor) -> StateLayer | None:
+def state_layer_of(key: Tensor) -> StateLayer | SourceLayer | None:
     """The layer of the cache that these keys came through; None without a cache, or with another kind of layer."""
-    return getattr(key, _HANDOVER, None)
+    return getattr(key, HANDOVER, None)
 
 
-def replacement_cache(model: Any) -> DynamicCache:
+def replacement_cache(model: Any) -> DynamicCache | EncoderDecoderCache:
     """An empty cache for `model`: states in replaced layers, growing keys and values in the others.
+
+    Of a model with an encoder and a decoder it is two in one: of the decoder's tokens, and of what it has read of the
+    encoder's.
 
     `model.generate` makes one by itself; make one to keep it over several turns, or for assisted generation, which
     takes back the tokens it does not accept. `copy.deepcopy` of it continues a prompt in several ways.
@@ -225,9 +226,12 @@ def replacement_cache(model: Any) -> DynamicCache:
     """
     model = plain_model(model)
     decoder = decoder_of(model)
-    if not replaced_layers(decoder):
+    if not replaced_layers(model):
         raise ValueError("no attention was replaced in this model: call replace_attention first, or use DynamicCache")
-    cache = DynamicCache(config=decoder.config)
+    if has_two_sides(model):
+        cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    else:
+        cache = DynamicCache(config=decoder.config)
     give_states(decoder, cache)
     return cache
 
@@ -236,19 +240,43 @@ def give_states(decoder: Any, cache: Any) -> None:
     """Put states into an empty cache, in place, for the replaced layers; a cache that has them stays as it is.
 
     Raises:
-        TypeError: a cache of another kind than DynamicCache.
+        TypeError: a cache of another kind than DynamicCache, or two of them for a decoder that looks at an encoder.
         ValueError: a cache with tokens that the states have not seen.
     """
-    if isinstance(cache, Cache) and any(isinstance(layer, StateLayer) for layer in cache.layers):
+    sources = _replaced(decoder, "source")
+    if isinstance(cache, EncoderDecoderCache):
+        _give(cache.cross_attention_cache, sources, SourceLayer)
+        _give(cache.self_attention_cache, _replaced(decoder, "past"), StateLayer)
+        return
+    if sources:
+        raise TypeError(
+            f"a decoder that looks at an encoder decodes with an EncoderDecoderCache, got {type(cache).__name__}:"
+            " leave past_key_values out, or pass polysketch.replacement_cache(model)"
+        )
+    _give(cache, _replaced(decoder, "past"), StateLayer)
+
+
+def _replaced(decoder: Any, sees: Sees) -> dict[int, nn.Module]:
+    """Place in a cache -> the attention, of the replaced layers that see this."""
+    records = ((record_of(module), module) for module in decoder.modules())
+    return {
+        record.slot: module
+        for record, module in records
+        if record is not None and record.replacement is not None and record.sees == sees
+    }
+
+
+def _give(cache: Any, layers: dict[int, nn.Module], kind: type[StateLayer] | type[SourceLayer]) -> None:
+    if isinstance(cache, Cache) and any(isinstance(layer, kind) for layer in cache.layers):
         return  # it was given its states at its first tokens
     if not isinstance(cache, Cache) or not _grows(cache):
         raise TypeError(
             f"replaced attention decodes with a DynamicCache, in which its layers' states take their places, got "
             f"{type(cache).__name__}: leave out cache_implementation, or pass polysketch.replacement_cache(model)"
         )
-    while len(cache.layers) < decoder.config.num_hidden_layers:
+    while len(cache.layers) <= max(layers, default=-1):
         cache.layers.append(DynamicLayer())
-    for index, attention in replaced_layers(decoder).items():
+    for index, attention in layers.items():
         layer: Any = cache.layers[index]
         if layer.get_seq_length():
             raise ValueError(
@@ -256,7 +284,7 @@ def give_states(decoder: Any, cache: Any) -> None:
                 " replaced attention has no state: begin with past_key_values=polysketch.replacement_cache(model), or"
                 " an empty DynamicCache"
             )
-        cache.layers[index] = StateLayer(attention)
+        cache.layers[index] = kind(attention)
 
 
 def give_states_before_forward(decoder: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -27,7 +27,8 @@ class AttentionCall:
         given: what the mechanism reads beside them, for `Mechanism.forward`: `hidden`, the layer's input, and
             `unrotated`, query and key before rotary positions, in a layer that has such.
         scaling: the factor on query . key of the architecture itself.
-        causal: false in an encoder.
+        causal: false in an encoder, and where a decoder attends to one; there key, value and key_mask are the
+            encoder's, of a length of their own.
         attention: the layer's attention module.
     """
 

@@ -11,13 +11,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from polysketch.attention import Mechanism, PackedDocuments
 from polysketch.integrations.packed_rows import LENGTHS, OFFSETS
 from polysketch.integrations.replacement.bookkeeping import IMPLEMENTATION, LayerRecord, Replacement, record_of
-from polysketch.integrations.replacement.cache import NewTokens, StateLayer, mechanism_of, state_layer_of
+from polysketch.integrations.replacement.cache import NewTokens, StateLayer, state_layer_of
 from polysketch.integrations.replacement.call import AttentionCall, own_attention
 from polysketch.integrations.replacement.layer_inputs import OPTION, LayerInputs
 from polysketch.integrations.replacement.masks import DeferredMask, defer_mask
 from polysketch.integrations.replacement.rotation import turned_back
+from polysketch.integrations.replacement.source import SourceLayer, mechanism_of
 
-_UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", *OFFSETS, *LENGTHS}
+_UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", "position_bias", *OFFSETS, *LENGTHS}
 _IMMATERIAL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
 _IMMATERIAL |= {"deterministic", "num_items_in_batch", "logits_to_keep", "token_type_ids", "output_router_logits"}
 
@@ -70,7 +71,7 @@ def _compute(
     if record.replacement is None:
         implementation = record.model.implementation
         return own_attention(module, query, key, value, attention_mask, implementation, options)
-    causal = record.model.causal
+    causal, crosses = record.sees == "past", record.sees == "source"
     mask = _checked_mask(record, attention_mask) if causal or attention_mask is not None else None
     state = state_layer_of(key)
     _check_options(record, options)
@@ -78,7 +79,7 @@ def _compute(
     tokens = key.shape[2] if state is None else state.get_seq_length()
     if documents is not None:
         tokens = documents.longest
-    window = _window(module, options)
+    window = None if crosses else _window(module, options)
     _check_window(record, record.replacement, mechanism_of(module), window, tokens)
     if not causal and window is None and mask is not None and not mask.is_plain_on_both_sides:
         raise ValueError(f"layer {record.index} has a mask of more than padding, which a replaced layer cannot honour")
@@ -90,7 +91,7 @@ def _compute(
         query=scaled,
         key=key,
         value=value,
-        key_mask=None if mask is None else mask.key_mask(),
+        key_mask=None if mask is None else mask.source_mask() if crosses else mask.key_mask(),
         documents=documents,
         given=_given(record, module, scaled, key, inputs),
         scaling=scaling,
@@ -101,7 +102,7 @@ def _compute(
         _implementation=record.model.implementation,
         _options=options,
     )
-    output = _attend(record, call) if state is None else _decode(record, call, state)
+    output = _attend(record, call, crosses) if state is None else _decode(record, call, state)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -122,9 +123,9 @@ def _given(
     return given
 
 
-def _attend(record: LayerRecord, call: AttentionCall) -> Tensor:
+def _attend(record: LayerRecord, call: AttentionCall, crosses: bool) -> Tensor:
     """Over a whole sequence, by the mechanism or by whoever observes it."""
-    if call.query.shape[2] != call.key.shape[2]:
+    if not crosses and call.query.shape[2] != call.key.shape[2]:
         raise ValueError(
             f"layer {call.layer} was given {call.query.shape[2]} queries and {call.key.shape[2]} keys: a cache without"
             " the layer's state. Begin with past_key_values=polysketch.replacement_cache(model), or an empty"
@@ -133,7 +134,7 @@ def _attend(record: LayerRecord, call: AttentionCall) -> Tensor:
     return call.replacement() if record.model.observer is None else record.model.observer(call)
 
 
-def _decode(record: LayerRecord, call: AttentionCall, state: StateLayer) -> Tensor:
+def _decode(record: LayerRecord, call: AttentionCall, state: StateLayer | SourceLayer) -> Tensor:
     """From new tokens to all so far, by the state in the cache."""
     if record.model.observer is not None:
         raise ValueError(
@@ -144,6 +145,8 @@ def _decode(record: LayerRecord, call: AttentionCall, state: StateLayer) -> Tens
             "no gradient flows through a cache that is passed to a replaced model: in training, call it without"
             " past_key_values; else call model.eval() first"
         )
+    if isinstance(state, SourceLayer):
+        return state.attend(call.attention, call.query, call.key, call.value, call.key_mask)
     return state.attend(call.attention, NewTokens(call.query, call.key, call.value, call.key_mask, **call.given))
 
 
@@ -161,9 +164,10 @@ def _window(module: nn.Module, options: Mapping[str, Any]) -> int | None:
 def _checked_mask(record: LayerRecord, mask: Any) -> DeferredMask:
     if isinstance(mask, DeferredMask):
         return mask
-    if record.model.config._attn_implementation != IMPLEMENTATION:
+    now = next((each._attn_implementation for each, _ in record.model.stacks), IMPLEMENTATION)
+    if now != IMPLEMENTATION:
         raise ValueError(
-            f"the model's attention was set to {record.model.config._attn_implementation!r} after replace_attention, so"
+            f"the model's attention was set to {now!r} after replace_attention, so"
             f" that layer {record.index} is not told which tokens are padding: call restore_attention,"
             " set_attn_implementation and replace_attention in this order"
         )
@@ -182,7 +186,10 @@ def _check_options(record: LayerRecord, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in _UNDERSTOOD | _IMMATERIAL and value is not None:
             raise ValueError(f"layer {record.index}'s attention was given {name}, which a replaced layer cannot honour")
-    if record.model.causal and options.get("is_causal") is False:
+    biased = options.get("position_bias") is not None and record.sees != "source"  # a source's is 0: it has no places
+    if biased and record.replacement is not None and record.replacement.position_bias != "ignore":
+        raise ValueError(f"layer {record.index} adds a bias of positions, which a replaced layer cannot honour")
+    if record.sees == "past" and options.get("is_causal") is False:
         raise ValueError(f"layer {record.index}'s attention was asked for is_causal=False; only causal is replaced")
     replacement = record.replacement
     if options.get("dropout") and replacement is not None and replacement.dropout != "ignore":

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from polysketch.integrations.replacement.bookkeeping import SUBMODULE
+from polysketch.integrations.replacement.bookkeeping import SUBMODULE, Sees
 
 _UNSERVED_ATTRIBUTES = ("sinks", "v_head_dim", "qk_head_dim", "qk_rope_head_dim")
 _UNSERVED_SETTINGS = (
@@ -16,11 +16,19 @@ _UNSERVED_SETTINGS = (
     "attention_chunk_size",
     "num_kv_shared_layers",
     "add_cross_attention",
-    "is_encoder_decoder",
     "reorder_and_upcast_attn",
     "use_bidirectional_attention",
 )
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+_HEAD_DIMS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
+_NUM_HEADS = ("num_heads", "n_heads")
+"""Names that architectures have for the same."""
+
+Part = Literal["encoder", "decoder", "cross"]
+"""Of a model with an encoder and a decoder: the self-attention of either, or the decoder's attention to the encoder."""
+
+PARTS: dict[Part, Sees] = {"encoder": "both", "decoder": "past", "cross": "source"}
 
 Layers = Literal["all"] | int | Sequence[int]
 
@@ -42,30 +50,96 @@ def plain_model(model: Any) -> PreTrainedModel:
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without its head: what runs the layers and makes their masks."""
-    decoder: Any = model.base_model
+    """The model without its head, or its decoder: what runs the layers, makes their masks and fills caches."""
+    decoder: Any = model.get_decoder() if has_two_sides(model) else model.base_model
     return decoder
+
+
+def has_two_sides(model: PreTrainedModel) -> bool:
+    """Whether it has an encoder and a decoder that looks at it."""
+    config: Any = model.config
+    return bool(getattr(config, "is_encoder_decoder", False)) and model.get_encoder() is not model.get_decoder()
+
+
+def stacks_of(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """What runs layers and makes masks: the decoder, behind its encoder where it has one."""
+    decoder = decoder_of(model)
+    return [model.get_encoder(), decoder] if has_two_sides(model) else [decoder]
 
 
 def attention_layers(model: Any) -> dict[int, nn.Module]:
     """Layer index -> its attention module, in order, of a transformers model.
+
+    Of an encoder and a decoder: the encoder's layers, then the self-attention of the decoder's, then their attention to
+    the encoder.
 
     Raises:
         TypeError: anything else than a transformers model.
         ValueError: an architecture in which not every layer has one self-attention of the known form.
     """
     model = plain_model(model)
+    if has_two_sides(model):
+        return dict(enumerate(module for part in PARTS for module in _layers_of_part(model, part)))
     decoder = decoder_of(model)
     found = [module for module in decoder.modules() if _is_attention(module)]
     indices = _indices(found)
     expected = getattr(decoder.config, "num_hidden_layers", None)
     if expected is None or sorted(indices) != list(range(expected)):
+        _refuse_own_attention(decoder)
         raise ValueError(
             f"{type(model).__name__} does not have one self-attention with a layer_idx in each of its {expected} layers"
             f" (found those of layers {sorted(indices)}), so its attention cannot be replaced here. Llama, Qwen3,"
-            " GPT-2, Mistral, BERT, ModernBERT and ViT, and models built like them, can"
+            " GPT-2, GPT-NeoX, Mistral, BERT, ModernBERT and ViT, and models built like them, can"
         )
     return dict(sorted(zip(indices, found, strict=True)))
+
+
+def _layers_of_part(model: Any, part: Part) -> list[nn.Module]:
+    stack = model.get_encoder() if part == "encoder" else model.get_decoder()
+    found = [module for module in stack.modules() if _is_attention(module)]
+    if part != "encoder":
+        found = [module for module in found if bool(module.is_causal) == (part == "decoder")]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention of the known form in its {part}, so that it cannot be replaced"
+            " here. T5, BART and Whisper, and models built like them, can"
+        )
+    return found
+
+
+def layers_of_part(model: Any, part: Part | None) -> list[int]:
+    """The indices of the layers of a part, in order; of all parts for None.
+
+    Raises:
+        ValueError: a part of a model that has no parts, or an unknown one.
+    """
+    every = attention_layers(model)
+    if part is None:
+        return list(every)
+    if part not in PARTS:
+        raise ValueError(f"part must be one of {', '.join(map(repr, PARTS))}, or None for all, got {part!r}")
+    if not has_two_sides(plain_model(model)):
+        raise ValueError(f"part={part!r} is of models with an encoder and a decoder, got {type(model).__name__}")
+    return [index for index, sees in seen_by_layers(model).items() if sees == PARTS[part]]
+
+
+def seen_by_layers(model: Any) -> dict[int, Sees]:
+    """Layer index -> what its tokens attend to."""
+    model = plain_model(model)
+    found = attention_layers(model)
+    if not has_two_sides(model):
+        one: Sees = "past" if any(bool(module.is_causal) for module in found.values()) else "both"
+        return dict.fromkeys(found, one)
+    sees = [PARTS[part] for part in PARTS for _ in _layers_of_part(model, part)]
+    return dict(enumerate(sees))
+
+
+def _refuse_own_attention(decoder: nn.Module) -> None:
+    """Say so where layers compute attention themselves, as GPT-J's."""
+    for module in decoder.modules():
+        kind = type(module)
+        if "Attention" in kind.__name__ and hasattr(module, "is_causal") and not _asks_the_registry(kind):
+            raise ValueError(_NOT_ASKED.format(name=kind.__name__))
 
 
 def replaced_layers(model: Any) -> dict[int, nn.Module]:
@@ -74,17 +148,13 @@ def replaced_layers(model: Any) -> dict[int, nn.Module]:
     return {index: module for index, module in found.items() if hasattr(module, SUBMODULE)}
 
 
-def sees_both_sides(model: Any) -> bool:
-    """Whether the model is an encoder, of which every token sees the whole sequence."""
-    return not any(bool(module.is_causal) for module in attention_layers(model).values())
-
-
 def _is_attention(module: nn.Module) -> bool:
     if "Attention" not in type(module).__name__ or not hasattr(module, "config"):
         return False
     if getattr(module, "is_causal", None) is False:  # an encoder's; those that hold such a module ask no registry
         return _head_dim(module) is not None and _asks_the_registry(type(module))
-    return all(hasattr(module, name) for name in ("layer_idx", "head_dim", "is_causal", "scaling"))
+    named = all(hasattr(module, name) for name in ("layer_idx", "is_causal", "scaling"))
+    return named and _head_dim(module) is not None
 
 
 def _indices(found: Sequence[nn.Module]) -> list[int]:
@@ -94,10 +164,13 @@ def _indices(found: Sequence[nn.Module]) -> list[int]:
 
 
 def _head_dim(attention: nn.Module) -> int | None:
-    for name in ("head_dim", "attention_head_size"):
-        if isinstance(getattr(attention, name, None), int):
-            return int(getattr(attention, name))
-    return None
+    return _number(attention, _HEAD_DIMS)
+
+
+def _number(attention: nn.Module, names: Sequence[str]) -> int | None:
+    """The first of these attributes that is there and a number."""
+    found = (getattr(attention, name, None) for name in names)
+    return next((number for number in found if isinstance(number, int)), None)
 
 
 def check_architecture(model: PreTrainedModel) -> None:
@@ -107,7 +180,8 @@ def check_architecture(model: PreTrainedModel) -> None:
         ValueError: naming what the model has.
     """
     name, config = type(model).__name__, decoder_of(model).config
-    if config.get_text_config(decoder=True) is not config:
+    two_sides = has_two_sides(model)
+    if not two_sides and config.get_text_config(decoder=True) is not config:
         raise ValueError(f"{name} has a configuration within its configuration; pass its language model alone")
     for setting in _UNSERVED_SETTINGS:
         if getattr(config, setting, None):
@@ -118,6 +192,8 @@ def check_architecture(model: PreTrainedModel) -> None:
     found = attention_layers(model)
     for module in found.values():
         _check_attention(name, module)
+    if two_sides:
+        return
     causal = {bool(module.is_causal) for module in found.values()}
     if len(causal) > 1 or (True in causal and not getattr(config, "is_causal", True)):
         raise ValueError(f"{name}'s attention is causal in some layers or calls alone, which cannot be replaced")
@@ -128,10 +204,33 @@ def _check_attention(name: str, module: nn.Module) -> None:
         if hasattr(module, attribute):
             raise ValueError(f"{name}'s attention has {attribute}, which a replaced layer cannot honour")
     if not _asks_the_registry(type(module)):
-        raise ValueError(
-            f"{type(module).__name__} does not look its attention function up in transformers' AttentionInterface by"
-            " the layer's configuration, so that a replacement would not be called"
-        )
+        raise ValueError(_NOT_ASKED.format(name=type(module).__name__))
+
+
+def check_position_bias(model: Any, chosen: Sequence[int], consent: str) -> None:
+    """Refuse layers that add a bias of positions to their scores, as T5's, for which no mechanism has a place.
+
+    Raises:
+        ValueError: without consent; or layers that take their bias from one whose keys a cache of states does not hold.
+    """
+    found, sees = attention_layers(model), seen_by_layers(model)
+    for kind in ("both", "past"):
+        layers = [index for index, each in sees.items() if each == kind]
+        owners = [index for index in layers if hasattr(found[index], "relative_attention_bias")]
+        if not owners or not set(chosen) & set(layers):
+            continue
+        if consent != "ignore":
+            raise ValueError(
+                f"{type(model).__name__}'s layers add a bias of positions to the scores of their self-attention, for"
+                ' which mechanisms have no place: pass position_bias="ignore" to do without it, and train; or replace'
+                ' part="cross" alone, which has none'
+            )
+        left = sorted(set(layers) - set(chosen) - set(replaced_layers(model)))
+        if kind == "past" and left and len(owners) < len(layers) and owners[0] in chosen:
+            raise ValueError(
+                f"layer {owners[0]} makes the bias of positions that layer {left[0]} adds while it decodes, and a state"
+                " does not tell how many keys there are: replace all layers of the decoder, or leave the first one"
+            )
 
 
 def _asks_the_registry(attention_class: type) -> bool:
@@ -141,6 +240,12 @@ def _asks_the_registry(attention_class: type) -> bool:
     except (OSError, TypeError):
         return False
     return "ALL_ATTENTION_FUNCTIONS" in source and "self.config._attn_implementation" in source
+
+
+_NOT_ASKED = (
+    "{name} does not look its attention function up in transformers' AttentionInterface by the layer's configuration,"
+    " so that a replacement would not be called"
+)
 
 
 def choose_layers(layers: Layers, count: int) -> list[int]:
@@ -190,6 +295,9 @@ def _index(layer: Any, count: int) -> int:
 def sizes_of(attention: nn.Module) -> dict[str, Any]:
     """num_heads, head_dim and num_kv_heads, as `polysketch.attention.build` takes them."""
     config: Any = attention.config
+    if getattr(config, "is_encoder_decoder", False):  # either side may have a number of its own
+        heads = _number(attention, _NUM_HEADS) or config.num_attention_heads
+        return {"num_heads": heads, "head_dim": _head_dim(attention), "num_kv_heads": heads}
     return {
         "num_heads": config.num_attention_heads,
         "head_dim": _head_dim(attention),

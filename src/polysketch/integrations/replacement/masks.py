@@ -55,6 +55,13 @@ class DeferredMask:
             self._real = (self._new_tokens(),)
         return self._real[0]
 
+    def source_mask(self) -> Tensor | None:
+        """(batch, source length) bool, true for a real token of the encoder's; None where all are real."""
+        if self._real is None:
+            mask = self._arguments["attention_mask"]
+            self._real = (None if mask is None or bool(mask.all()) else mask.bool(),)
+        return self._real[0]
+
     def _new_tokens(self) -> Tensor | None:
         mask: Tensor | None = self._arguments["attention_mask"]
         if mask is None:

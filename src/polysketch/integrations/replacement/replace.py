@@ -1,6 +1,7 @@
 """Replacing the attention of a transformers model in place."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,26 +14,29 @@ from polysketch.integrations.replacement.bookkeeping import (
     CONFIG_KEY,
     IMPLEMENTATION,
     SUBMODULE,
-    LayerRecord,
     Replacement,
+    Sees,
     record_of,
     remember,
 )
-from polysketch.integrations.replacement.cache import mechanism_of
 from polysketch.integrations.replacement.layer_inputs import hand_on
 from polysketch.integrations.replacement.locating import (
     Layers,
+    Part,
     attention_layers,
     check_architecture,
+    check_position_bias,
     choose_layers,
     hidden_size_of,
     kind_of,
+    layers_of_part,
     plain_model,
     replaced_layers,
-    sees_both_sides,
+    seen_by_layers,
     sizes_of,
 )
 from polysketch.integrations.replacement.looking import look_at_layers
+from polysketch.integrations.replacement.source import mechanism_of
 from polysketch.integrations.replacement.taking_over import take_over
 from polysketch.models.former import FORMAT
 
@@ -43,9 +47,11 @@ def replace_attention(
     model: Any,
     name: str,
     *,
+    part: Part | None = None,
     layers: Layers = "all",
     sliding_window: Consent = "refuse",
     dropout: Consent = "refuse",
+    position_bias: Consent = "refuse",
     **options: Any,
 ) -> Any:
     """Put a mechanism in the place of a transformers model's attention, in some layers or in all.
@@ -65,17 +71,25 @@ def replace_attention(
     Encoders, in which every token sees the whole sequence, take mechanisms that do (`causal=False`); padding on either
     side is honoured there, too.
 
-    Known to work: Llama, Qwen3, GPT-2 and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT and the vision model of
-    SigLIP; models that are built like them are accepted.
+    A model with an encoder and a decoder has three parts: the encoder's self-attention (both sides), the decoder's
+    (causal), and the decoder's attention to the encoder (`Mechanism.is_cross`), which `generate` reads once into what
+    the mechanism keeps of a source. Without `part` the mechanism stands in all of them, and has to be able to.
+
+    Known to work: Llama, Qwen3, GPT-2, GPT-NeoX and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT and the vision
+    model of SigLIP; T5, BART and Whisper. Models that are built like them are accepted.
 
     Args:
-        model: a model of transformers, a causal language model or an encoder, with its head or without; changed in
-            place.
-        name: a key of `polysketch.attention.MECHANISMS` that can be causal, or for an encoder that sees both sides.
-        layers: "all"; -n for the last n; or a list of indices, of which negative ones count from the end.
+        model: a model of transformers, a causal language model, an encoder, or both, with its head or without; changed
+            in place.
+        name: a key of `polysketch.attention.MECHANISMS` that can be what the layers ask for.
+        part: "encoder", "decoder" or "cross" of a model with an encoder and a decoder; None for the whole model.
+        layers: "all"; -n for the last n; or a list of indices, of which negative ones count from the end. Those of the
+            part, or of the whole model: the encoder's, then the decoder's own, then its attention to the encoder.
         sliding_window: what to do with sequences longer than the window that a layer has: "refuse" them when they come,
             unless the mechanism stays within the window, or "ignore" the window.
         dropout: what to do with attention dropout in training: "refuse" it when it comes, or "ignore" it.
+        position_bias: what to do with a bias of positions that layers add to their scores, as T5's self-attention:
+            "refuse" such layers, or "ignore" it. T5 knows positions by it alone, and must be trained without.
         **options: of the mechanism; `polysketch.attention.option_names(name)` lists them.
 
     Returns:
@@ -84,39 +98,64 @@ def replace_attention(
     Raises:
         TypeError: not a transformers model, or an option of another type.
         ValueError: an unknown mechanism, option or layer; an architecture that cannot be served; a mechanism that
-            cannot be causal, or in an encoder one that can only be; one that reads the layer's input, or vectors before
+            cannot be what its layers ask for; one that reads the layer's input, or vectors before
             rotary positions, in a layer of which they cannot be known. For such a mechanism the model reads four tokens
             to find that out.
     """
     plain = plain_model(model)
     check_architecture(plain)
-    for argument, value in (("sliding_window", sliding_window), ("dropout", dropout)):
+    consents = {"sliding_window": sliding_window, "dropout": dropout, "position_bias": position_bias}
+    for argument, value in consents.items():
         if value not in ("refuse", "ignore"):
             raise ValueError(f'{argument} must be "refuse" or "ignore", got {value!r}')
     found = attention_layers(plain)
-    chosen = choose_layers(layers, len(found))
-    replacement = Replacement(name, dict(options), sliding_window, dropout)
-    causal = not sees_both_sides(plain)
-    built = {index: _build(replacement, found[index], causal) for index in chosen}
-    given = _given(plain, name, built) if causal else dict.fromkeys(built, ())
+    of_part = layers_of_part(plain, part)
+    chosen = [of_part[place] for place in choose_layers(layers, len(of_part))]
+    check_position_bias(plain, chosen, position_bias)
+    replacement, sees = Replacement(name, dict(options), **consents), seen_by_layers(plain)
+    built = {index: _build(replacement, found[index], sees[index]) for index in chosen}
+    given = _given(plain, name, built)
     shared = take_over(plain)
     for index, mechanism in built.items():
-        _install(found[index], LayerRecord(index, shared, replacement, given[index]), mechanism)
+        _install(found[index], replacement, given[index], mechanism)
     setattr(shared.config, CONFIG_KEY, {"version": __version__, "format": FORMAT, "replaced": _groups(plain)})
     return model
 
 
-def _build(replacement: Replacement, attention: nn.Module, causal: bool) -> Mechanism:
+def _build(replacement: Replacement, attention: nn.Module, sees: Sees) -> Mechanism:
     width = hidden_size_of(attention) if "hidden_size" in mechanisms.option_names(replacement.name) else {}
     mechanism = mechanisms.build(replacement.name, **{**sizes_of(attention), **width, **replacement.options})
-    if causal and not mechanism.is_causal:
+    if sees == "past" and not mechanism.is_causal:
         raise ValueError(f"{replacement.name!r} cannot be causal, so it cannot stand in a language model")
-    if not causal and not mechanism.is_bidirectional:
+    if sees == "both" and not mechanism.is_bidirectional:
         raise ValueError(f"{replacement.name!r} is causal only, and every token of this model sees the whole sequence")
-    if not causal and (mechanism.reads_hidden or mechanism.reads_unrotated):
+    if sees == "source" and not mechanism.is_cross:
+        raise ValueError(
+            f"{replacement.name!r} with these options needs queries and keys of the same tokens, and the decoder's"
+            f" attention to its encoder has others; mechanisms that can: {', '.join(_crossing())}"
+        )
+    if sees != "past" and (mechanism.reads_hidden or mechanism.reads_unrotated):
         raise ValueError(f"{replacement.name!r} reads more than queries, keys and values, which no encoder hands on")
     device, dtype = kind_of(attention)
     return mechanism.to(device=device, dtype=dtype).train(attention.training)
+
+
+def _crossing() -> list[str]:
+    """Mechanisms that can attend to another sequence, and those that can without chunks of tokens."""
+    names = []
+    for name in mechanisms.MECHANISMS:
+        if mechanisms.build(name, num_heads=1, head_dim=8).is_cross:
+            names.append(name)
+        elif "local_chunk" in mechanisms.option_names(name) and _crosses_whole(name):
+            names.append(f"{name} with local_chunk=None")
+    return names
+
+
+def _crosses_whole(name: str) -> bool:
+    try:
+        return mechanisms.build(name, num_heads=1, head_dim=8, local_chunk=None).is_cross
+    except (ValueError, TypeError):
+        return False
 
 
 def _given(model: Any, name: str, built: Mapping[int, Mechanism]) -> dict[int, tuple[str, ...]]:
@@ -143,9 +182,12 @@ def _read_by(mechanism: Mechanism, rotates: bool) -> tuple[str, ...]:
     return tuple(name for name, is_read in read.items() if is_read)
 
 
-def _install(attention: Any, record: LayerRecord, mechanism: Mechanism) -> None:
+def _install(attention: Any, replacement: Replacement, given: tuple[str, ...], mechanism: Mechanism) -> None:
+    before = record_of(attention)
+    assert before is not None
+    record = dataclasses.replace(before, replacement=replacement, given=given, hook=None)
     # A configuration of its own keeps the layer replaced, and loud, if set_attn_implementation changes the model's.
-    attention.config = copy.copy(record.model.config)
+    attention.config = copy.copy(record.config)
     attention.config._attn_implementation = IMPLEMENTATION
     attention.add_module(SUBMODULE, mechanism)
     remember(attention, record)

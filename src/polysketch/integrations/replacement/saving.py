@@ -23,6 +23,7 @@ them into a model with its own attention, leave the mechanisms' weights out, and
 
 
 _GROUP_KEYS = {"layers", "name", "options", "sliding_window", "dropout"}
+_LATER_KEYS = {"position_bias"}  # which earlier versions did not write
 
 
 def save_replaced(model: Any, folder: str | Path) -> None:
@@ -70,7 +71,7 @@ def load_replaced(folder: str | Path, **options: Any) -> Any:
         )
     model, info = loaded
     for group in groups:
-        choice = {name: group[name] for name in ("layers", "sliding_window", "dropout")}
+        choice = {name: value for name, value in group.items() if name not in ("name", "options")}
         replace_attention(model, group["name"], **choice, **group["options"])
     prefixes = _prefixes(model)
     _check_loaded(folder, info, prefixes)
@@ -104,7 +105,7 @@ def _description(folder: Path) -> list[dict[str, Any]]:
             f"{file} does not say that attention was replaced (no {CONFIG_KEY!r}): load it with AutoModelForCausalLM"
         )
     groups = found.get("replaced", []) if isinstance(found, dict) else []
-    if not groups or not all(isinstance(group, dict) and group.keys() == _GROUP_KEYS for group in groups):
+    if not groups or not all(isinstance(group, dict) and group.keys() - _LATER_KEYS == _GROUP_KEYS for group in groups):
         raise ValueError(
             f"{CONFIG_KEY!r} in {file} must hold 'replaced', a list of groups of layers with "
             f"{', '.join(sorted(_GROUP_KEYS))}, got {found}; it was written by version {_version(found)} of polysketch"
@@ -169,7 +170,7 @@ def _of_mechanisms(weights: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> 
     inside = f".{SUBMODULE}."
     parts = {name: name.partition(inside) for name in weights if inside in name}
     saved = sorted({before for before, _, _ in parts.values()}, key=lambda name: [*map(int, re.findall(r"\d+", name))])
-    if len(saved) != len(prefixes):
+    if len(saved) != len(prefixes) or {f"{before}{inside}" for before in saved} == set(prefixes):
         return {name: weights[name] for name in parts}
     today = dict(zip(saved, prefixes, strict=True))
     return {f"{today[before]}{rest}": weights[name] for name, (before, _, rest) in parts.items()}

@@ -15,7 +15,13 @@ from polysketch.integrations.replacement.bookkeeping import (
 )
 from polysketch.integrations.replacement.cache import give_states_before_forward
 from polysketch.integrations.replacement.function import register
-from polysketch.integrations.replacement.locating import attention_layers, decoder_of, plain_model, sees_both_sides
+from polysketch.integrations.replacement.locating import (
+    attention_layers,
+    decoder_of,
+    plain_model,
+    seen_by_layers,
+    stacks_of,
+)
 
 
 def take_over(model: Any) -> ModelRecord:
@@ -28,15 +34,24 @@ def take_over(model: Any) -> ModelRecord:
     if record is not None:
         return record.model
     register()
-    decoder = decoder_of(model)
-    causal = not sees_both_sides(model)
-    shared = ModelRecord(decoder.config._attn_implementation, decoder.config, causal)
-    if causal:
+    decoder, sees = decoder_of(model), seen_by_layers(model)
+    configs = {id(stack.config): stack.config for stack in stacks_of(model)}.values()
+    stacks = [(config, config._attn_implementation) for config in configs]
+    shared = ModelRecord(stacks[-1][1], _saved_config(model), stacks)
+    if "past" in sees.values():
         shared.hook = decoder.register_forward_pre_hook(give_states_before_forward, with_kwargs=True)
     for index, attention in found.items():
-        remember(attention, LayerRecord(index, shared))
-    decoder.config._attn_implementation = IMPLEMENTATION
+        slot = index - list(sees.values()).index(sees[index])
+        remember(attention, LayerRecord(index, shared, sees[index], slot, attention.config))
+    for config, _ in stacks:
+        config._attn_implementation = IMPLEMENTATION
     return shared
+
+
+def _saved_config(model: Any) -> Any:
+    """The configuration that is saved with the model."""
+    stacks = stacks_of(plain_model(model))
+    return stacks[0].config if len(stacks) == 1 else plain_model(model).config
 
 
 @contextmanager
@@ -65,17 +80,20 @@ def restore_attention(model: Any) -> Any:
     if record is None:
         return model
     for attention in found.values():
-        _uninstall(attention, record.model)
+        _uninstall(attention)
     if record.model.hook is not None:
         record.model.hook.remove()
-    record.model.config._attn_implementation = record.model.implementation
+    for config, implementation in record.model.stacks:
+        config._attn_implementation = implementation
     if hasattr(record.model.config, CONFIG_KEY):
         delattr(record.model.config, CONFIG_KEY)
     return model
 
 
-def _uninstall(attention: Any, shared: ModelRecord) -> None:
+def _uninstall(attention: Any) -> None:
+    record = record_of(attention)
+    assert record is not None
     if hasattr(attention, SUBMODULE):
         delattr(attention, SUBMODULE)
-    attention.config = shared.config
+    attention.config = record.config
     remember(attention, None)
