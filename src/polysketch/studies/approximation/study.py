@@ -100,7 +100,7 @@ def _cells(group: Sequence[Mapping[str, Any]]) -> list[str]:
         number(held_out["ratio"], 2),
         number(fitted["frobenius"]),
         number(fitted["ratio"], 2),
-        number(held_out["relative_mean_absolute"], 2),
+        "-" if held_out["relative_mean_absolute"] is None else f"{held_out['relative_mean_absolute']:.3g}",
         number(held_out["median_relative"], 2),
         number(held_out["mean_absolute_ratio"]),
         number(held_out["sketch_error"], 4),
