@@ -78,6 +78,11 @@ def test_the_entry_point_is_installed():
     assert found.load().__module__ == "polysketch.integrations.vllm"
 
 
+def test_texts_may_be_long_unless_the_user_says_how_long(server):
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/v1/models", timeout=60) as response:
+        assert json.load(response)["data"][0]["max_model_len"] == 131_072
+
+
 def test_an_exported_folder_is_served_whole_and_as_a_stream(server, folder):
     (prompt,) = prompts(70)
     expected = generate(lively(**MODEL), [prompt], max_new_tokens=30, temperature=0).tokens[0]

@@ -15,13 +15,12 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, Suppo
 
 from polysketch.integrations.vllm.cache import StateCache
 from polysketch.integrations.vllm.layers import Layer, SoftmaxLayer, StateLayer, run_step, state_slots, tail_slots
+from polysketch.integrations.vllm.settings import SOFTMAX
 from polysketch.integrations.vllm.slots import StateSlots
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.models.blocks import build_block
 from polysketch.nn import TransformerBlock
 
-_SOFTMAX = "softmax"
-"""The mechanism whose keys and values vLLM keeps by itself."""
 _SAVED_UNDER = "model.transformer."
 """Before our own name of every weight in an exported folder."""
 
@@ -51,7 +50,7 @@ class PolysketchForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPre
         self.attentions = nn.ModuleDict()
         self.layers: list[Layer] = []
         for index, (name, block) in enumerate(zip(names, blocks, strict=True)):
-            if name != _SOFTMAX:
+            if name != SOFTMAX:
                 self.layers.append(StateLayer(block, caches[index].slots, caches[index].rows))
                 continue
             attend = _attention(config, vllm_config, f"{prefix}layers.{index}.attention")
@@ -134,7 +133,7 @@ class PolysketchForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPre
 
 def _slots(name: str, block: TransformerBlock) -> StateSlots | None:
     """Where a block keeps its states; None for one that has keys and values alone."""
-    if name == _SOFTMAX:
+    if name == SOFTMAX:
         convolution: Any = block.attention.convolution
         return None if convolution is None else tail_slots(convolution)
     try:
