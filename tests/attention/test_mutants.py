@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attention import test_contract as contract
+from attention import test_contract_blocks as contract_blocks
 from attention import test_contract_packed as contract_packed
 from attention import test_exact_features as exact_features
 from attention import test_focused as focused
@@ -30,6 +31,7 @@ from ops import test_hyper as hyper_op
 from ops import test_hyper_capping as capping
 from ops import test_hyper_sort_lsh as hashing
 from ops import test_landmark as landmarks
+from ops import test_linear_backends as linear_backends
 from ops import test_squared_polynomial as squares
 from polysketch import attention
 from polysketch.attention import (
@@ -57,8 +59,8 @@ from polysketch.feature_maps import performer as performer_map
 from polysketch.feature_maps import taylor as taylor_map
 from polysketch.feature_maps.polarity import PolarityFeatures
 from polysketch.feature_maps.symmetric_powers import SymmetricPowers
+from polysketch.ops import blocks, landmark, local, softmax
 from polysketch.ops import heavy as heavy_ops
-from polysketch.ops import landmark, local, softmax
 from polysketch.ops.delta import chunked as chunked_delta
 from polysketch.ops.delta import operator as delta_operator
 from polysketch.ops.heavy import candidates as heavy_candidates
@@ -69,12 +71,18 @@ from polysketch.ops.hyper import capping as hyper_capping
 from polysketch.ops.hyper import part as hyper_part
 from polysketch.ops.hyper import samples as hyper_samples
 from polysketch.ops.hyper import sort_lsh as hyper_sort_lsh
+from polysketch.ops.linear import blocks as linear_blocks
+from polysketch.ops.linear.piece import Piece
 from polysketch.ops.packed import PackedDocuments
 from polysketch.ops.polynomial import squared_reference
 from polysketch.ops.window import api as window
 
 polysketch_window = attention.MECHANISMS["polysketch-window"]
 SEEN = next(case for case in CASES if case.name == "polysketch-window")
+SOFTMAX, WINDOW = (next(case for case in CASES if case.name == name) for name in ("softmax", "sliding-window"))
+WITHIN_CHUNKS, SEVERAL_CHUNKS, CUT_BLOCKS, LONG_BLOCKS = (
+    next(case for case in linear_backends.BLOCKS if case.block_size == size) for size in (4, 32, 5, 270)
+)
 WRITTEN = next(case for case in CASES if case.name == "polysketch")
 
 
@@ -401,6 +409,57 @@ MUTANTS = {
         "codes if key_mask is None else codes.masked_fill(~key_mask[:, None], -1)",
         "codes",
         (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, heavy()),),
+    ),
+    "blocks: a window reaches to the end of it in its own block": Mutant(
+        window._attend_by_blocks,
+        "block=block)",
+        "block=0)",
+        (partial(contract_blocks.test_a_token_sees_its_own_block_and_nothing_of_later_ones, WINDOW, 4),),
+    ),
+    "blocks: those of padded rows count from the first token": Mutant(
+        blocks.in_aligned_rows,
+        "leading_padding(key_mask[:, earlier:])",
+        "0 * leading_padding(key_mask[:, earlier:])",
+        (
+            partial(contract_blocks.test_blocks_count_from_the_first_real_token, SOFTMAX, 4, 5),
+            partial(contract_blocks.test_blocks_count_from_the_first_real_token, WINDOW, 4, 5),
+        ),
+    ),
+    "blocks: one row of the mask too far": Mutant(
+        blocks.seen_by_blocks,
+        "of_rows[:, None] >= of_keys",
+        "of_rows[:, None] + 1 >= of_keys",
+        (partial(contract_blocks.test_a_token_sees_its_own_block_and_nothing_of_later_ones, SOFTMAX, 4),),
+    ),
+    "blocks: the padding of a packed document counts": Mutant(
+        PackedDocuments.masks_for,
+        "causal and block_size in (None, 1)",
+        "causal",
+        (partial(contract_blocks.test_packed_documents_have_blocks_of_their_own, SOFTMAX, 4),),
+    ),
+    "blocks: later chunks of the own block are left out": Mutant(
+        linear_blocks._with_later_chunks,
+        "before.output + output, plan.offset + before.denominator + mass",
+        "before.output, plan.offset + before.denominator",
+        (partial(linear_backends.test_chunked_agrees_with_reference, SEVERAL_CHUNKS),),
+    ),
+    "blocks: a long block reads the sums before it alone": Mutant(
+        linear_blocks._through,
+        ".cumsum(1)\n",
+        ".cumsum(1).roll(1, 1)\n",
+        (partial(linear_backends.test_chunked_agrees_with_reference, LONG_BLOCKS),),
+    ),
+    "blocks: a chunk of features cuts blocks": Mutant(
+        linear_blocks.with_chunk,
+        "max(1, chunk // block) * block",
+        "max(1, chunk // block) * block + 1",
+        (partial(linear_backends.test_chunked_agrees_with_reference, CUT_BLOCKS),),
+    ),
+    "blocks: the mask inside a chunk is causal": Mutant(
+        Piece._block_mask,
+        "of_keys = torch.arange(keys, device=device) // block",
+        "of_keys = torch.arange(keys, device=device).add(block - 1) // block",
+        (partial(linear_backends.test_chunked_agrees_with_reference, WITHIN_CHUNKS),),
     ),
     "hyper: sorted by the Gray code, not by its inverse": Mutant(
         hyper_sort_lsh.gray_rank,

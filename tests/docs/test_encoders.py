@@ -3,10 +3,11 @@
 import re
 
 from attention.cases import CASES
+from attention.test_contract_blocks import SIZES, can
 from docs.pages import ROOT
 from polysketch.attention import MECHANISMS
 
-ROW = re.compile(r"^\| `([\w-]+)` \| (\S+) \| (\S+) \| (\S+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `([\w-]+)` \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", re.MULTILINE)
 
 
 def answer(values: list[bool]) -> str:
@@ -19,4 +20,5 @@ def test_the_table_says_what_mechanisms_can():
     for name, told in rows.items():
         built = [case.build() for case in CASES if case.name == name]
         asked = [[getattr(each, what) for each in built] for what in ("is_causal", "is_bidirectional", "is_cross")]
+        asked.append([can(each, size) for each in built for size in SIZES])
         assert told == [answer(values) for values in asked], name

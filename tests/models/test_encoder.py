@@ -1,5 +1,7 @@
 """Encoders: they see both sides, padding changes nothing, and they learn what needs both sides."""
 
+import json
+
 import pytest
 import torch
 from torch import Tensor
@@ -225,3 +227,78 @@ class TestTokenClassifier:
             TokenClassifier(config(), 1)
         with pytest.raises(ValueError, match=r"lie in \[0, 3\), got 0 to 3"):
             TokenClassifier(config(), 3).loss(tokens(), tokens() % 4)
+
+
+BLOCKWISE = [name for name, mechanism in attention.MECHANISMS.items() if mechanism.is_blockwise]
+
+
+@pytest.mark.parametrize("name", [*BLOCKWISE, ("linear", "softmax")], ids=str)
+def test_in_blocks_a_token_sees_its_own_block_and_nothing_of_later_ones(name: str):
+    options = OPTIONS | {"polysketch": {"window": 6, "sketch_size": 4}}
+    given = options.get(name, {}) if isinstance(name, str) else {}
+    model, ids = encoder(name, block_size=4, attention_options=given), tokens()
+    before = model(ids)
+    for token, first in ((11, 8), (12, 12)):  # the last of its block, and the first
+        changed = ids.clone()
+        changed[:, token] = (changed[:, token] + 1) % VOCAB
+        difference = (model(changed) - before).abs().amax((0, 2))
+        assert not difference[:first].any()
+        assert (difference[first : first + 4] > 1e-9).all()
+
+
+@pytest.mark.parametrize("positions", [{}, {"input_positions": True}, {"learned_positions": LENGTH + 5}])
+@pytest.mark.parametrize("name", ["linear", "softmax", "polysketch"])
+def test_a_sequence_that_comes_by_blocks_gives_what_the_whole_gives(name: str, positions: dict):
+    options = {"polysketch": {"window": 6, "sketch_size": 4}}.get(name, {})
+    model = encoder(name, block_size=4, attention_options=options, **positions)
+    ids = torch.cat([tokens(length=4, seed=1), tokens()], 1)
+    real = torch.ones(ids.shape, dtype=torch.bool)
+    real[0, :4] = False
+    whole, state, found = model(ids, key_mask=real), model.init_state(2), []
+    for block, mask in zip(ids.split([12, 4, 18], 1), real.split([12, 4, 18], 1), strict=True):
+        tried, _ = model.extend(block, state.clone(), key_mask=mask)
+        output, state = model.extend(block, state, key_mask=mask)
+        assert torch.equal(tried, output)
+        found.append(output)
+    torch.testing.assert_close(torch.cat(found, 1)[0, 4:], whole[0, 4:], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(torch.cat(found, 1)[1], whole[1], rtol=1e-8, atol=1e-9)
+    assert state.position.tolist() == [30, 34]
+
+
+def test_a_configuration_of_blocks_comes_back_from_plain_data():
+    one = config("polysketch-paper", block_size=4)
+    again = EncoderConfig.from_dict(json.loads(json.dumps(one.to_dict())))
+    assert again == one
+    model, other = encoder("polysketch-paper", block_size=4), TransformerEncoder(again).double()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(tokens()), model(tokens()))
+    assert not torch.allclose(encoder("polysketch-paper")(tokens()), model(tokens()))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("focused", {}, "layer 'focused' cannot see by blocks; mechanisms for it: .*softmax"),
+        ("short-convolution", {}, "layer 'short-convolution' cannot see by blocks"),
+        ("sliding-window", {"block_size": -1}, "block_size must be a number of tokens, or 0, got -1"),
+        ("linear", {"projection_convolution": 3}, "projection_convolution is causal only"),
+        ("polysketch-paper", {"block_size": 12}, "layer 0: block_size must divide local_chunk .* got 12 and 8"),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused(name: str, changes: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        encoder(name, **{"block_size": 4, **changes})
+
+
+def test_without_blocks_a_sequence_does_not_come_in_parts():
+    with pytest.raises(ValueError, match="where the configuration has a block_size, got 0"):
+        encoder().init_state(2)
+
+
+def test_blocks_of_masked_tokens_are_predicted_from_the_blocks_before_them():
+    torch.manual_seed(0)
+    model = MaskedLanguageModel(config("linear", block_size=4)).double()
+    ids, state = tokens(length=8), model.encoder.init_state(2)
+    _, state = model.extend(ids[:, :4], state)
+    logits, _ = model.extend(ids[:, 4:], state)
+    torch.testing.assert_close(logits, model(ids)[:, 4:], rtol=1e-8, atol=1e-9)

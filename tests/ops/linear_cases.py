@@ -18,6 +18,7 @@ class Case:
     power: int = 2
     factors: int = 1
     causal: bool = True
+    block_size: int | None = None
     normalize: bool = True
     offset: float = 1.0
     local_chunk: int = 16
@@ -125,6 +126,7 @@ def arguments(case: Case, tensors: Tensors) -> dict:
     return {
         "power": case.power,
         "factors": case.factors,
+        **({} if case.block_size is None else {"block_size": case.block_size}),
         "offset": case.offset,
         "normalize": case.normalize,
         "local": local,

@@ -8,10 +8,23 @@ import torch
 
 from ops.linear_cases import Case, assert_backends_agree, gradients, make, prefix_share, relative_error, run
 from polysketch import ops
-from polysketch.ops.linear import aligned
+from polysketch.ops.linear import blocks, spans
 from polysketch.ops.linear.packing import symmetrize
 from polysketch.ops.native import why_unavailable
 
+# Blocks within a chunk, of several chunks, longer than all chunks and than the row; with local chunks and without.
+BLOCKS = [
+    Case(block_size=4, local_chunk=16, length=65),
+    Case(block_size=16, local_chunk=16, padded=True, length=63, key_heads=1),
+    Case(block_size=32, local_chunk=16, padded=True, length=75),
+    Case(block_size=96, local_chunk=16, power=1, length=65, normalize=False),
+    Case(block_size=5, local_chunk=0, padded=True, length=65),
+    Case(block_size=12, local_chunk=0, power=1, factors=2, length=63, offset=0.0),
+    Case(block_size=300, local_chunk=0, length=700, batch=1, heads=2, features=12),
+    Case(block_size=48, local_chunk=0, power=1, length=700, batch=1, heads=2, padded=True, compute_chunk=None),
+    Case(block_size=270, local_chunk=0, power=1, length=700, batch=1, heads=2, features=7, compute_chunk=16),
+    Case(block_size=1000, local_chunk=0, length=300, batch=2, heads=2, features=5, padded=True),
+]
 # Each pair of option values occurs together in some row; the full product runs under the marker `full`.
 PAIRWISE = [
     Case(power=2, local_chunk=16, decays=False, padded=False, length=65),
@@ -29,6 +42,7 @@ PAIRWISE = [
     Case(power=2, local_chunk=0, features=48, length=1),
     Case(power=2, local_chunk=256, features=32, head_dim=64, value_dim=64, length=1000, batch=1, heads=2),
     Case(power=1, local_chunk=0, features=40, length=1000, batch=1, heads=2, compute_chunk=None),
+    *BLOCKS,
     Case(power=2, causal=False, local_chunk=16, length=65),
     Case(power=2, causal=False, local_chunk=16, padded=True, length=63),
     Case(power=1, causal=False, local_chunk=40, padded=True, length=63, offset=0.0),
@@ -43,6 +57,10 @@ PAIRWISE = [
     Case(power=1, factors=2, local_chunk=0, features=48, length=700, batch=1, heads=2, compute_chunk=None),
 ]
 WITH_HISTORY = [
+    Case(block_size=8, local_chunk=16, length=63, history=40),
+    Case(block_size=32, local_chunk=16, length=63, history=32),
+    Case(block_size=12, local_chunk=0, length=63, history=24),
+    Case(block_size=270, local_chunk=0, length=600, history=270, batch=1, heads=2, features=7),
     Case(power=2, local_chunk=16, length=63, history=37),
     Case(power=2, local_chunk=16, length=5, history=13, decays=True),
     Case(power=1, local_chunk=16, length=65, history=32, decays=True, padded=True),
@@ -260,8 +278,9 @@ def test_a_short_row_does_not_pay_for_a_whole_chunk_in_both_directions(backend, 
         lengths.append(inputs.query.shape[2])
         return real(inputs, plan, backend)
 
-    real = aligned.run
-    monkeypatch.setattr(aligned, "run", counted)
+    real = blocks.run
+    for module in (blocks, spans):
+        monkeypatch.setattr(module, "run", counted)
     case = Case(causal=False, local_chunk=1024, length=20, dtype=torch.float32)
     run(case, make(case), backend=backend)
     assert lengths == [32, 32]

@@ -23,19 +23,21 @@ def _uninitialised_memory_is_nan():
 def cuts(request, monkeypatch) -> list[int]:
     """Every causal call runs in so many spans if it can; the numbers of spans that calls ran in."""
     found = []
-    original = spans._Cut.of
+    original = spans.Cut.of
 
     def spy(*arguments):
         found.append(original(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(spans._Cut, "of", spy)
+    monkeypatch.setattr(spans.Cut, "of", spy)
     monkeypatch.setattr(spans, "num_spans", lambda *_: request.param)
     return found
 
 
 def assert_ran_in_spans(case: Case, cuts: list) -> None:
     """At least one call had as many spans as there are chunks for."""
+    if not case.local_chunk and (case.block_size or 1) > 256:
+        return  # a block is a span of its own, whatever the number of workers
     chunk = case.local_chunk or case.compute_chunk or case.length
     assert max(cut.count for cut in cuts) >= min(2, -(-case.length // chunk))
 

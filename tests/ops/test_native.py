@@ -145,7 +145,7 @@ MUTANTS = {
     "denominator dropped": (FORWARD, "mass = mass_[t] +", "mass = 0 * mass_[t] +"),
     "inside counted twice": (FORWARD, "store(row + v * kLanes, weight);", "store(row + v * kLanes, weight + weight);"),
     "pairs counted once": (FORWARD, "sums_.read(query_, 2.0f,", "sums_.read(query_, 1.0f,"),
-    "no causal mask": (SHARED, "if (head.call.diagonal != kCausal) return", "return"),
+    "no causal mask": (SHARED, "return call.diagonal == kCausal ? key :", "return call.diagonal == kCausal ? 0 :"),
     "gradient of the sums dropped": (BACKWARD, "carried_.fold(folder_.x()", "if (false) carried_.fold(folder_.x()"),
     "keys overwritten": (
         BACKWARD,

@@ -250,7 +250,7 @@ def test_the_hand_written_gradient_is_the_numerical_one(causal, degree):
 def test_the_operators_denominator_is_differentiable_too():
     inputs = [tensor.requires_grad_() for tensor in tensors(7, head_dim=3, value_dim=2, batch=1)]
     operator = torch.ops.polysketch.polynomial_attention
-    assert torch.autograd.gradcheck(lambda *tensors: operator(*tensors, None, 4, 0.9, 1.0, 0), inputs)
+    assert torch.autograd.gradcheck(lambda *tensors: operator(*tensors, None, 4, 0.9, 1.0, 0, 1), inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -258,11 +258,11 @@ def test_the_operators_pass_opcheck(dtype):
     query, key, value = (t.to(dtype).requires_grad_() for t in tensors(20, heads=4, value_dim=5))
     strided = query.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     operator = torch.ops.polysketch.polynomial_attention.default
-    torch.library.opcheck(operator, (strided, key, value, left_padding(20, [0, 4]), 4, 1.0, 1.0, 0))
-    torch.library.opcheck(operator, (query, key, value, None, 2, 0.5, 1.0, None))
-    output, denominator = (tensor.detach() for tensor in operator(query, key, value, None, 4, 1.0, 1.0, 0))
+    torch.library.opcheck(operator, (strided, key, value, left_padding(20, [0, 4]), 4, 1.0, 1.0, 0, 3))
+    torch.library.opcheck(operator, (query, key, value, None, 2, 0.5, 1.0, None, 1))
+    output, denominator = (tensor.detach() for tensor in operator(query, key, value, None, 4, 1.0, 1.0, 0, 3))
     inputs = [tensor.detach() for tensor in (query, key, value)]
-    arguments = (output, denominator, *inputs, None, denominator, 4, 1.0, 0)
+    arguments = (output, denominator, *inputs, None, denominator, 4, 1.0, 0, 3)
     torch.library.opcheck(torch.ops.polysketch.polynomial_attention_backward.default, arguments)
 
 

@@ -151,7 +151,9 @@ def test_the_hand_written_gradient_is_the_numerical_one_in_the_coefficients_too(
 def test_the_operators_denominator_is_differentiable_too():
     query, key, value, terms = (x.requires_grad_() for x in tensors(7, head_dim=3, value_dim=2, batch=1))
     operator = torch.ops.polysketch.squared_polynomial_attention
-    assert torch.autograd.gradcheck(lambda q, k, v, a: operator(q, k, v, None, a, 1.0, 0), [query, key, value, terms])
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, a: operator(q, k, v, None, a, 1.0, 0, 1), [query, key, value, terms]
+    )
 
 
 def test_every_grouping_of_batch_and_heads_into_tiles_gives_the_same(monkeypatch):
@@ -245,11 +247,11 @@ def test_the_last_queries_over_a_cache_give_the_last_rows_of_the_causal_whole(ba
 def test_the_operators_pass_opcheck():
     query, key, value, terms = (x.float().requires_grad_() for x in tensors(20, heads=4, value_dim=5))
     operator = torch.ops.polysketch.squared_polynomial_attention.default
-    torch.library.opcheck(operator, (query, key, value, left_padding(20, [0, 4]), terms, 1.0, 0))
-    torch.library.opcheck(operator, (query, key, value, None, terms, 1.0, None))
+    torch.library.opcheck(operator, (query, key, value, left_padding(20, [0, 4]), terms, 1.0, 0, 3))
+    torch.library.opcheck(operator, (query, key, value, None, terms, 1.0, None, 1))
     inputs = [tensor.detach() for tensor in (query, key, value)]
-    output, denominator = (x.detach() for x in operator(*inputs, None, terms, 1.0, 0))
-    arguments = (output, denominator, *inputs, None, denominator, terms.detach(), 0, True)
+    output, denominator = (x.detach() for x in operator(*inputs, None, terms, 1.0, 0, 3))
+    arguments = (output, denominator, *inputs, None, denominator, terms.detach(), 0, 3, True)
     torch.library.opcheck(torch.ops.polysketch.squared_polynomial_attention_backward.default, arguments)
 
 

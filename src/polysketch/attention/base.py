@@ -10,6 +10,7 @@ from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
 from polysketch.ops import PackedDocuments
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.blocks import check_at_boundary
 
 
 class Mechanism(nn.Module):
@@ -31,6 +32,8 @@ class Mechanism(nn.Module):
 
     Attributes:
         is_causal: whether it can be causal at all; one that cannot refuses `causal=True` and has no state.
+        is_blockwise: whether it can be causal between blocks of tokens and see both sides inside them;
+            `why_not_blocks` says of which sizes.
         is_bidirectional: whether it takes `causal=False`; a decay over the tokens before has no other direction.
         examples: options to test it with, `hidden_size` left out: in a sequence of 37 tokens and heads of 8 each part
             must carry weight, and where `has_prefix`, the prefix a third to two thirds of the mass.
@@ -38,6 +41,7 @@ class Mechanism(nn.Module):
 
     is_causal = True
     is_bidirectional = True
+    is_blockwise = False
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
@@ -88,6 +92,7 @@ class Mechanism(nn.Module):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -98,11 +103,18 @@ class Mechanism(nn.Module):
             key: (batch, num_kv_heads, length, head_dim).
             value: (batch, num_kv_heads, length, value_dim).
             causal: token i sees tokens up to and including itself only.
+            block_size: causal between blocks of so many tokens, and not inside them: token i sees all of its own block
+                and all before it, i // block_size >= j // block_size; None for 1. Blocks count from a row's first real
+                token, and the last may be short. What sees both sides inside a block is what sees them with
+                `causal=False`.
             key_mask: (batch, length) bool, True for a real token; None when all are real.
             hidden: (batch, length, hidden_size), the layer's input, for mechanisms that gate on it; else ignored.
 
         Returns:
             (batch, num_heads, length, value_dim), in the dtype of value.
+
+        Raises:
+            ValueError: a `block_size` without `causal`, or one that the mechanism does not take (`why_not_blocks`).
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
@@ -114,6 +126,7 @@ class Mechanism(nn.Module):
         cu_seqlens: Tensor | PackedDocuments,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         hidden: Tensor | None = None,
         unrotated: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
@@ -128,6 +141,7 @@ class Mechanism(nn.Module):
             value: (1, num_kv_heads, length, value_dim).
             cu_seqlens: (documents + 1,) int32 offsets, from 0 to the length, rising; or the documents made of them.
             causal: token i sees tokens of its document up to and including itself only.
+            block_size: as for `forward`; blocks count from the first token of a document.
             hidden: (1, length, hidden_size), as for `forward`.
             unrotated: query and key before rotary positions, for mechanisms that read them (`reads_unrotated`).
 
@@ -146,10 +160,43 @@ class Mechanism(nn.Module):
             pairs = zip(*(documents.split(x, 2) for x in unrotated), strict=True)
             given = [{**one, "unrotated": pair} for one, pair in zip(given, pairs, strict=True)]
         parts = zip(*(documents.split(x, 2) for x in (query, key, value)), strict=True)
-        # What stands behind a causal token changes nothing for it.
-        masks = [None] * len(given) if causal else documents.masks(query.device)
+        masks = documents.masks_for(query.device, causal=causal, block_size=block_size)
+        given = [{**self.block_options(block_size), **own} for own in given]
         every = zip(parts, masks, given, strict=True)
         return documents.join([self(*part, causal=causal, key_mask=mask, **own) for part, mask, own in every], 2)
+
+    def why_not_blocks(self, block_size: int) -> str | None:
+        """Why it cannot attend causally between blocks of so many tokens; None where it can.
+
+        A subclass that can for some sizes says here which; one of which `is_blockwise` holds for no size.
+        """
+        if self.is_blockwise:
+            return None
+        from polysketch.attention.registry import MECHANISMS
+
+        able = ", ".join(name for name, kind in MECHANISMS.items() if kind.is_blockwise)
+        return f"{type(self).__name__} cannot see both sides inside blocks of tokens; mechanisms that can: {able}"
+
+    def block_options(self, block_size: int | None) -> dict[str, Any]:
+        """The option of an op for blocks of tokens: none for None.
+
+        Raises:
+            TypeError, ValueError: no size of a block, or one that `why_not_blocks` names.
+        """
+        if block_size is None:
+            return {}
+        check_at_least_one(block_size=block_size)
+        reason = self.why_not_blocks(block_size)
+        if reason is not None:
+            raise ValueError(reason)
+        return {"block_size": block_size}
+
+    def _blocks_after(self, state: Any, block_size: int | None) -> dict[str, Any]:
+        """`block_options` of tokens that follow a state, which must stand between two blocks."""
+        blocks = self.block_options(block_size)
+        if block_size is not None:
+            check_at_boundary(state.position, block_size)
+        return blocks
 
     def init_state(
         self,
@@ -176,6 +223,7 @@ class Mechanism(nn.Module):
         value: Tensor,
         state: Any,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
@@ -184,10 +232,15 @@ class Mechanism(nn.Module):
         Args:
             query, key, value, hidden: the new tokens, shaped as for `forward`.
             state: from `init_state` or an earlier call; updated in place.
+            block_size: as for `forward`; the new tokens are whole blocks, the last one of a sequence perhaps short.
+                A block that may still change is tried on a `clone` of the state.
             key_mask: (batch, new tokens) bool, True for a real token.
 
         Returns:
             The output for the new tokens, and the same state.
+
+        Raises:
+            ValueError: as for `forward`, or a state that stands inside a block.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
 

@@ -66,6 +66,8 @@ class BesideWindow(Mechanism):
         hidden_size: width of the layer's input, on which l_i then depends; None where it does not.
     """
 
+    is_blockwise = True
+
     def __init__(
         self,
         num_heads: int,
@@ -126,6 +128,15 @@ class BesideWindow(Mechanism):
         """(batch, num_kv_heads, length), by how much the sums decay at every token; None for not at all."""
         return None
 
+    def why_not_blocks(self, block_size: int) -> str | None:
+        """As `Mechanism.why_not_blocks`: a block lies within the window of each of its tokens.
+
+        So what is beyond the window is before the block, and is recalled in the order of tokens.
+        """
+        if block_size <= self.window:
+            return super().why_not_blocks(block_size)
+        return f"block_size must be at most the window of {self.window} tokens, got {block_size}"
+
     @property
     def sums_width(self) -> int:
         """By how much values in the sums are wider than values."""
@@ -163,6 +174,7 @@ class BesideWindow(Mechanism):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
         unrotated: tuple[Tensor, Tensor] | None = None,
@@ -170,13 +182,14 @@ class BesideWindow(Mechanism):
         """As `Mechanism.forward`.
 
         Args:
-            query, key, value, causal, key_mask, hidden: as there.
+            query, key, value, causal, block_size, key_mask, hidden: as there.
             unrotated: query and key before rotary positions, for features; those given when None.
         """
         self.check_inputs(query, key, value)
+        blocks = self.block_options(block_size)
         value = without_masked(value, key_mask)
         beside = self._far(unrotated or (query, key), value, causal, key_mask, hidden)
-        return self._near(query, key, value, beside, causal, key_mask).to(value.dtype)
+        return self._near(query, key, value, beside, causal, key_mask, **blocks).to(value.dtype)
 
     @torch.no_grad()
     def prefix_share(
@@ -238,6 +251,7 @@ class BesideWindow(Mechanism):
         value: Tensor,
         state: WindowState,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
         unrotated: tuple[Tensor, Tensor] | None = None,
@@ -245,11 +259,12 @@ class BesideWindow(Mechanism):
         """As `Mechanism.extend`: tokens that leave the window are added to the sums.
 
         Args:
-            query, key, value, state, key_mask, hidden: as there.
+            query, key, value, state, block_size, key_mask, hidden: as there.
             unrotated: as for `forward`.
         """
         self.check_inputs(query, key, value)
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
+        blocks = self._blocks_after(state, block_size)
         self._check_state(query, value, state, hidden)
         query_features, kept = self._features(unrotated or (query, key), value.dtype, key_mask, hidden)
         query, key = self.unit_scale(query, key, value.dtype)
@@ -260,7 +275,7 @@ class BesideWindow(Mechanism):
         found = self._recall(of_query, of_key, leaving, log_decay, state.far)
         beside = self._beside(*found, far_logit)
         near = ops.sliding_window_attention_with_cache(
-            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=beside
+            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=beside, **blocks
         )
         return near.to(value.dtype), state
 
@@ -333,10 +348,18 @@ class BesideWindow(Mechanism):
         beside: ops.BesideKey,
         causal: bool,
         key_mask: Tensor | None,
+        block_size: int | None = None,
     ) -> Tensor:
         query, key = self.unit_scale(query, key, value.dtype)
         return ops.sliding_window_attention(
-            query, key, value, window=self.window, causal=causal, key_mask=key_mask, beside=beside
+            query,
+            key,
+            value,
+            window=self.window,
+            causal=causal,
+            block_size=block_size,
+            key_mask=key_mask,
+            beside=beside,
         )
 
     def _check_state(self, query: Tensor, value: Tensor, state: WindowState, hidden: Tensor | None) -> None:

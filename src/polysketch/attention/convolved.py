@@ -70,6 +70,7 @@ class ConvolvedAttention(LinearizedAttention):
     """
 
     parts: int = 1
+    is_blockwise = False
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class ConvolvedAttention(LinearizedAttention):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -106,6 +108,7 @@ class ConvolvedAttention(LinearizedAttention):
             ValueError: `causal` with a grid, or a length that is not the grid's.
         """
         self.check_inputs(query, key, value)
+        self.block_options(block_size)
         self._check_lengths(query, key, causal)
         wide = widened(value)
         convolved = self.convolution(wide, causal=causal, key_mask=key_mask)
@@ -153,12 +156,14 @@ class ConvolvedAttention(LinearizedAttention):
         value: Tensor,
         state: Any,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`, with a `ConvolvedState`; a token costs the same however many came before."""
         self._expect_causal()
         self.check_inputs(query, key, value)
+        self.block_options(block_size)
         wide = widened(value)
         convolved, tail = self.convolution.extend(wide, state.tail, key_mask=key_mask)
         operands, options = self._summands(query, key, wide, hidden)

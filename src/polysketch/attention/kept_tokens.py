@@ -36,7 +36,7 @@ class KeptTokensAttention(Mechanism):
         return key if self.key_norm is None else self.key_norm(key).to(dtype)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
-        """The output of a whole sequence, from prepared queries and keys."""
+        """The output of a whole sequence, from prepared queries and keys; where `is_blockwise`, with a `block_size`."""
         raise NotImplementedError(f"{type(self).__name__} has no formula")
 
     def forward(
@@ -46,13 +46,15 @@ class KeptTokensAttention(Mechanism):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`; `hidden` is ignored."""
         self.check_inputs(query, key, value)
+        blocks = self.block_options(block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
-        return self.attend(query, key, value, causal=causal, key_mask=key_mask)
+        return self.attend(query, key, value, causal=causal, key_mask=key_mask, **blocks)
 
     @torch.no_grad()
     def read_source(self, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None) -> Any:
@@ -79,7 +81,7 @@ class AllTokensAttention(KeptTokensAttention):
     """Attention whose state is every key and value; a subclass gives `attend_to_cache` too."""
 
     def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
-        """The output of the last tokens: prepared queries, and all prepared keys and values so far."""
+        """The output of the last tokens: prepared queries, and all prepared keys and values so far; as `attend`."""
         raise NotImplementedError(f"{type(self).__name__} has no formula")
 
     def init_state(
@@ -101,14 +103,16 @@ class AllTokensAttention(KeptTokensAttention):
         value: Tensor,
         state: Any,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`; a new token costs one product with every stored key and value."""
         self.check_inputs(query, key, value)
+        blocks = self._blocks_after(state, block_size)
         keys, values, mask = state.append(self.prepare_key(key, value.dtype), value, key_mask)
         query = self.prepare_query(query, keys.dtype).to(keys.dtype)
-        return self.attend_to_cache(query, keys, values, key_mask=mask).to(value.dtype), state
+        return self.attend_to_cache(query, keys, values, key_mask=mask, **blocks).to(value.dtype), state
 
 
 class RecentTokensAttention(KeptTokensAttention):
@@ -131,7 +135,7 @@ class RecentTokensAttention(KeptTokensAttention):
     def attend_after_kept(
         self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens, key_mask: Tensor | None
     ) -> Tensor:
-        """The output of tokens that follow those of the state, which does not hold them yet."""
+        """The output of tokens that follow those of the state, which does not hold them yet; as `attend`."""
         raise NotImplementedError(f"{type(self).__name__} has no formula")
 
     def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
@@ -189,16 +193,18 @@ class RecentTokensAttention(KeptTokensAttention):
         value: Tensor,
         state: RecentTokens,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, RecentTokens]:
         """As `Mechanism.extend`; a new token costs one product with the keys and values that are kept."""
         self.check_inputs(query, key, value)
+        blocks = self._blocks_after(state, block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         if query.shape[2] == 1:
             state.append(key, value, key_mask)
             output = self.attend_to_kept(query, key, value, state)
         else:
-            output = self.attend_after_kept(query, key, value, state, key_mask)
+            output = self.attend_after_kept(query, key, value, state, key_mask, **blocks)
             state.append(key, value, key_mask)
         return output.to(value.dtype), state

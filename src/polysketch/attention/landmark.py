@@ -36,6 +36,7 @@ class LandmarkAttention(Mechanism):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -45,6 +46,7 @@ class LandmarkAttention(Mechanism):
             ValueError: `causal` is not False.
         """
         self.check_inputs(query, key, value)
+        self.block_options(block_size)
         if causal:
             raise ValueError(
                 f"{type(self).__name__} cannot be causal, for its landmarks are made of all tokens: pass causal=False"

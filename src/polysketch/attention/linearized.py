@@ -34,6 +34,7 @@ class LinearizedAttention(Mechanism):
             whose `resample` draws from a seed of their own, saved with them.
     """
 
+    is_blockwise = True
     feature_map: FeatureMap
     offset: float = 0.0
     normalize: bool = True
@@ -61,6 +62,7 @@ class LinearizedAttention(Mechanism):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -68,8 +70,16 @@ class LinearizedAttention(Mechanism):
         self.check_inputs(query, key, value)
         wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
+        options |= self.block_options(block_size)
         output = ops.linear_attention(*features, wide, causal=causal, key_mask=key_mask, **options).output
         return output.to(value.dtype)
+
+    def why_not_blocks(self, block_size: int) -> str | None:
+        """As `Mechanism.why_not_blocks`: blocks and local chunks must not cut one another."""
+        chunk = self.local_chunk
+        if chunk is None or block_size % chunk == 0 or chunk % block_size == 0 or not self.is_blockwise:
+            return super().why_not_blocks(block_size)
+        return f"block_size must divide local_chunk or be a multiple of it, got {block_size} and {chunk}"
 
     def init_state(
         self,
@@ -108,6 +118,7 @@ class LinearizedAttention(Mechanism):
         value: Tensor,
         state: ops.LinearAttentionState,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ops.LinearAttentionState]:
@@ -115,6 +126,7 @@ class LinearizedAttention(Mechanism):
         self.check_inputs(query, key, value)
         wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
+        options |= self.block_options(block_size)
         output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options).output
         return output.to(value.dtype), state
 

@@ -32,6 +32,8 @@ class LocalAttention(RecentTokensAttention):
     is local_chunk (head_dim + value_dim) numbers a key/value head.
     """
 
+    is_blockwise = True
+
     def __init__(
         self,
         num_heads: int,
@@ -52,6 +54,12 @@ class LocalAttention(RecentTokensAttention):
         """One chunk."""
         return self.local_chunk
 
+    def why_not_blocks(self, block_size: int) -> str | None:
+        """As `Mechanism.why_not_blocks`: blocks and chunks must not cut one another."""
+        if block_size % self.local_chunk == 0 or self.local_chunk % block_size == 0:
+            return None
+        return f"block_size must divide local_chunk or be a multiple of it, got {block_size} and {self.local_chunk}"
+
     def attend(
         self,
         query: Tensor,
@@ -60,6 +68,7 @@ class LocalAttention(RecentTokensAttention):
         *,
         causal: bool,
         key_mask: Tensor | None,
+        block_size: int | None = None,
         opened: ops.OpenChunk | None = None,
     ) -> Tensor:
         """The formula, of normed queries and keys; without `causal`, all tokens of a chunk see one another."""
@@ -71,6 +80,7 @@ class LocalAttention(RecentTokensAttention):
             chunk=self.local_chunk,
             offset=_OFFSET,
             causal=causal,
+            block_size=block_size,
             key_mask=key_mask,
             opened=opened,
         )
@@ -89,13 +99,19 @@ class LocalAttention(RecentTokensAttention):
         )
 
     def attend_after_kept(
-        self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens, key_mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: RecentTokens,
+        key_mask: Tensor | None,
+        block_size: int | None = None,
     ) -> Tensor:
         """Several queries a row: over the open chunk, if there is one, and their own chunks."""
         keys, values, _ = state.slots(key, value)
         opened = ops.OpenChunk(keys, values, state.position) if bool(state.position.any()) else None
         query, key, value = query.to(keys.dtype), key.to(keys.dtype), value.to(values.dtype)
-        return self.attend(query, key, value, causal=True, key_mask=key_mask, opened=opened)
+        return self.attend(query, key, value, causal=True, block_size=block_size, key_mask=key_mask, opened=opened)
 
     def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
         """From the boundary of their chunk on, with queries of zeros for its tokens before them."""

@@ -121,14 +121,17 @@ class PerformerAttention(LinearizedAttention):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`; without `causal` a local chunk is exact on both sides of a token."""
         if self.local_chunk is None:
-            return super().forward(query, key, widened(value), causal=causal, key_mask=key_mask).to(value.dtype)
+            options = {"causal": causal, "block_size": block_size, "key_mask": key_mask}
+            return super().forward(query, key, widened(value), **options).to(value.dtype)  # type: ignore[arg-type]
         self.check_inputs(query, key, value)
-        output, _ = self._attend_locally(query, key, value, causal=causal, key_mask=key_mask)
+        blocks = self.block_options(block_size)
+        output, _ = self._attend_locally(query, key, value, causal=causal, key_mask=key_mask, **blocks)
         return output.to(value.dtype)
 
     def init_state(
@@ -152,15 +155,17 @@ class PerformerAttention(LinearizedAttention):
         value: Tensor,
         state: ops.LinearAttentionState,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
         if self.local_chunk is None:
-            output, state = super().extend(query, key, widened(value), state, key_mask=key_mask)
+            output, state = super().extend(query, key, widened(value), state, block_size=block_size, key_mask=key_mask)
         else:
             self.check_inputs(query, key, value)
-            output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state)
+            blocks = self._blocks_after(state, block_size)
+            output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state, **blocks)
         return output.to(value.dtype), state
 
     def forward_span(
@@ -190,6 +195,7 @@ class PerformerAttention(LinearizedAttention):
         causal: bool,
         key_mask: Tensor | None,
         state: ops.LinearAttentionState | Following | None = None,
+        block_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output and the prefix's share of the mass of every token; a state moves on."""
         query, key, value = (widened(x) for x in (query, key, value))
@@ -199,7 +205,7 @@ class PerformerAttention(LinearizedAttention):
         before = state.state if isinstance(state, Following) else state
         if before is not None:  # copies, for the state moves on before they are used
             opened = ops.OpenChunk(before.open_key.clone(), before.open_value.clone(), before.position.clone())
-        sums = self._prefix_sums(query, key, value, causal, key_mask, state)
+        sums = self._prefix_sums(query, key, value, causal, block_size, key_mask, state)
         return local_softmax_attention(
             query * self.head_dim**-0.5,
             key,
@@ -207,6 +213,7 @@ class PerformerAttention(LinearizedAttention):
             RemainingSums(torch.zeros_like(sums) if self.prefix_removed else sums, self.feature_map.log_scale(query)),
             chunk=self.local_chunk or 0,
             causal=causal,
+            block_size=block_size,
             key_mask=key_mask,
             opened=opened,
         )
@@ -217,12 +224,13 @@ class PerformerAttention(LinearizedAttention):
         key: Tensor,
         value: Tensor,
         causal: bool,
+        block_size: int | None,
         key_mask: Tensor | None,
         state: ops.LinearAttentionState | Following | None,
     ) -> Tensor:
         """Numerators over all chunks but a token's own: inside it, powers of queries of zeros stand for its weights."""
         features, chunk = self.feature_map.map_both(query, key), self.local_chunk or 0
-        options: dict[str, Any] = {"normalize": False, "key_mask": key_mask}
+        options: dict[str, Any] = {"normalize": False, "key_mask": key_mask, "block_size": block_size}
         if state is not None:
             local = ops.LocalPolynomial(torch.zeros_like(query), key, 2, chunk)
             return causal_linear_attention(*features, value, state, local=local, **options).output

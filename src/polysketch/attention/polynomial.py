@@ -29,22 +29,42 @@ class PolynomialAttention(AllTokensAttention):
     numbers a token and key/value head.
     """
 
+    is_blockwise = True
+
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, degree: int = 4) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_even_degree(degree)
         self.degree = degree
         self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        block_size: int | None = None,
+    ) -> Tensor:
         """The formula over a whole sequence, of normed queries and keys."""
         return ops.polynomial_attention(
-            query, key, value, degree=self.degree, offset=_OFFSET, causal=causal, key_mask=key_mask
+            query,
+            key,
+            value,
+            degree=self.degree,
+            offset=_OFFSET,
+            causal=causal,
+            block_size=block_size,
+            key_mask=key_mask,
         )
 
-    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+    def attend_to_cache(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None, block_size: int | None = None
+    ) -> Tensor:
         """The formula from the last tokens, of normed queries and keys."""
         return ops.polynomial_attention_with_cache(
-            query, keys, values, degree=self.degree, offset=_OFFSET, key_mask=key_mask
+            query, keys, values, degree=self.degree, offset=_OFFSET, block_size=block_size, key_mask=key_mask
         )
 
     def extra_repr(self) -> str:

@@ -103,6 +103,12 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         """Buckets are made of chunks of tokens that queries and keys share."""
         return False
 
+    def why_not_blocks(self, block_size: int) -> str | None:
+        """As `Mechanism.why_not_blocks`: a block lies within a chunk, before which heavy entries are looked for."""
+        if self.local_chunk is None or self.local_chunk % block_size == 0:
+            return None
+        return f"block_size must divide local_chunk, got {block_size} and {self.local_chunk}"
+
     @torch.no_grad()
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw other hyperplanes, from the default generator when none is given."""
@@ -115,6 +121,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -122,6 +129,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         self.check_inputs(query, key, value)
         wide = _with_ones(value)
         features, options = self._operands(query, key, wide.dtype)
+        options |= self.block_options(block_size)
         sums = ops.linear_attention(*features, wide, causal=causal, key_mask=key_mask, **options).output
         codes = self._codes(query, key, options["local"])
         sums = sums + self._correction(features, wide, options["local"], codes, key_mask, causal=causal)
@@ -153,6 +161,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         value: Tensor,
         state: HeavyState,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, HeavyState]:
@@ -164,8 +173,10 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         self.check_inputs(query, key, value)
         wide = _with_ones(value)
         features, options = self._operands(query, key, wide.dtype)
+        blocks = self._blocks_after(state, block_size)
         correction = self._corrected_(query, key, wide, features, options["local"], state, key_mask)
-        sums = ops.linear_attention_extend_(*features, wide, state.attention, key_mask=key_mask, **options).output
+        options |= {"key_mask": key_mask, **blocks}
+        sums = ops.linear_attention_extend_(*features, wide, state.attention, **options).output
         return self._quotient(sums + correction, value.dtype), state
 
     def init_span(

@@ -86,7 +86,7 @@ class PolysketchPaperAttention(LinearizedAttention):
         needs_gain = local_chunk is not None and (decay_gate or prefix_gain is not None)
         self.prefix_gain = PrefixGain(self.num_kv_heads, prefix_gain, gated=decay_gate) if needs_gain else None
         self.decay_gate = DecayGate(hidden_size, self.num_kv_heads) if decay_gate and hidden_size is not None else None
-        self.is_bidirectional = not decay_gate
+        self.is_bidirectional = self.is_blockwise = not decay_gate
         self.prefix_removed = False
         self._options: dict[str, Any] = {
             "degree": degree,
@@ -96,6 +96,12 @@ class PolysketchPaperAttention(LinearizedAttention):
         }
         self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain}
         self._options |= {"decay_gate": decay_gate}
+
+    def why_not_blocks(self, block_size: int) -> str | None:
+        """As `Mechanism.why_not_blocks`: not with a gate, and blocks and local chunks must not cut one another."""
+        if self.decay_gate is not None:
+            return "a decay over the tokens before has no other direction: decay_gate=True cannot see by blocks"
+        return super().why_not_blocks(block_size)
 
     @property
     def has_prefix(self) -> bool:

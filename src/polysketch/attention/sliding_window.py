@@ -23,6 +23,8 @@ class SlidingWindowAttention(RecentTokensAttention):
     numbers a key/value head.
     """
 
+    is_blockwise = True
+
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, window: int = 1024) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_at_least_one(window=window)
@@ -33,9 +35,20 @@ class SlidingWindowAttention(RecentTokensAttention):
         """The window."""
         return self.window
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        block_size: int | None = None,
+    ) -> Tensor:
         """Softmax attention within the window, over a whole sequence."""
-        return ops.sliding_window_attention(query, key, value, window=self.window, causal=causal, key_mask=key_mask)
+        return ops.sliding_window_attention(
+            query, key, value, window=self.window, causal=causal, block_size=block_size, key_mask=key_mask
+        )
 
     def attend_to_kept(self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens) -> Tensor:
         """One query a row over the ring in any order: softmax does not ask for one."""
@@ -43,12 +56,20 @@ class SlidingWindowAttention(RecentTokensAttention):
         return ops.softmax_attention(query.to(keys.dtype), keys, values, key_mask=real)
 
     def attend_after_kept(
-        self, query: Tensor, key: Tensor, value: Tensor, state: RecentTokens, key_mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: RecentTokens,
+        key_mask: Tensor | None,
+        block_size: int | None = None,
     ) -> Tensor:
         """Several queries a row, over what is kept and themselves."""
         keys, values, mask = state.followed_by(key, value, key_mask)
         query = query.to(keys.dtype)
-        return ops.sliding_window_attention_with_cache(query, keys, values, window=self.window, key_mask=mask)
+        return ops.sliding_window_attention_with_cache(
+            query, keys, values, window=self.window, block_size=block_size, key_mask=mask
+        )
 
     def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
         """Over what is kept and themselves."""

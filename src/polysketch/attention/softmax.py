@@ -16,10 +16,23 @@ class SoftmaxAttention(AllTokensAttention):
     numbers a token and key/value head.
     """
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
-        """PyTorch's attention, over a whole sequence."""
-        return ops.softmax_attention(query, key, value, causal=causal, key_mask=key_mask)
+    is_blockwise = True
 
-    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        block_size: int | None = None,
+    ) -> Tensor:
+        """PyTorch's attention, over a whole sequence."""
+        return ops.softmax_attention(query, key, value, causal=causal, block_size=block_size, key_mask=key_mask)
+
+    def attend_to_cache(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None, block_size: int | None = None
+    ) -> Tensor:
         """PyTorch's attention, from the last tokens."""
-        return ops.softmax_attention_with_cache(query, keys, values, key_mask=key_mask)
+        return ops.softmax_attention_with_cache(query, keys, values, block_size=block_size, key_mask=key_mask)

@@ -53,6 +53,8 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
     coefficients: Tensor
     feature_map: SymmetricPowers  # in the linear form; the other one has no features
 
+    is_blockwise = True
+
     def __init__(
         self,
         num_heads: int,
@@ -90,16 +92,34 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         ]
         return (query_features * torch.cat(terms), key_features), options
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        block_size: int | None = None,
+    ) -> Tensor:
         """The quadratic form over a whole sequence, of normed queries and keys."""
         return ops.squared_polynomial_attention(
-            query, key, value, self.coefficients, offset=self.offset, causal=causal, key_mask=key_mask
+            query,
+            key,
+            value,
+            self.coefficients,
+            offset=self.offset,
+            causal=causal,
+            block_size=block_size,
+            key_mask=key_mask,
         )
 
-    def attend_to_cache(self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None) -> Tensor:
+    def attend_to_cache(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, key_mask: Tensor | None, block_size: int | None = None
+    ) -> Tensor:
         """The quadratic form from the last tokens, of normed queries and keys."""
         return ops.squared_polynomial_attention_with_cache(
-            query, keys, values, self.coefficients, offset=self.offset, key_mask=key_mask
+            query, keys, values, self.coefficients, offset=self.offset, block_size=block_size, key_mask=key_mask
         )
 
     def forward(
@@ -109,13 +129,16 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         value: Tensor,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`; `hidden` is ignored."""
         if not self.linear:
-            return super().forward(query, key, value, causal=causal, key_mask=key_mask)
-        output = LinearizedAttention.forward(self, query, key, widened(value), causal=causal, key_mask=key_mask)
+            return super().forward(query, key, value, causal=causal, block_size=block_size, key_mask=key_mask)
+        output = LinearizedAttention.forward(
+            self, query, key, widened(value), causal=causal, block_size=block_size, key_mask=key_mask
+        )
         return output.to(value.dtype)
 
     @torch.no_grad()
@@ -158,13 +181,16 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         value: Tensor,
         state: Any,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`; a new token costs one product with every stored key and value, or with the sums."""
         if not self.linear:
-            return super().extend(query, key, value, state, key_mask=key_mask)
-        output, state = LinearizedAttention.extend(self, query, key, widened(value), state, key_mask=key_mask)
+            return super().extend(query, key, value, state, block_size=block_size, key_mask=key_mask)
+        output, state = LinearizedAttention.extend(
+            self, query, key, widened(value), state, block_size=block_size, key_mask=key_mask
+        )
         return output.to(value.dtype), state
 
     def init_span(

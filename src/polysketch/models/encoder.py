@@ -1,6 +1,6 @@
 """The bidirectional encoder, for every mechanism that sees both sides, and what stands on top of it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +10,24 @@ from polysketch.models.base import TokenModel
 from polysketch.models.block_encoder import BlockEncoder
 from polysketch.models.cross_entropy import token_losses
 from polysketch.models.encoder_config import EncoderConfig
+from polysketch.models.state import ModelState
 from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
 from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
 
 
 class TransformerEncoder(BlockEncoder):
-    """Token ids -> a vector for each token, which sees the whole sequence.
+    """Token ids -> a vector for each token, which sees the whole sequence, or its own block and all before it.
 
     The blocks are those of `TransformerLM`, without the causal mask: embedded tokens times sqrt(hidden_size), positions
     (learned, sinusoidal or rotary, as the configuration says), pre-norm blocks, a final norm. Weights begin as there.
 
+    With `config.block_size` a sequence may come a block at a time, too: `extend`.
+
     Args:
         config: sizes and mechanisms.
+
+    Raises:
+        ValueError: a `block_size` that a mechanism with its options does not take.
 
     Attributes:
         config: as given.
@@ -58,15 +64,63 @@ class TransformerEncoder(BlockEncoder):
         hidden, rotation = self._embed(ids, key_mask)
         return self.run_blocks(hidden, rotation, key_mask)
 
+    def init_state(
+        self, batch_size: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before the first block; device and dtype are the model's where they are None.
+
+        Raises:
+            ValueError: the configuration has no `block_size`.
+        """
+        self._expect_blocks()
+        like = self.final_norm.weight
+        device, dtype = like.device if device is None else device, like.dtype if dtype is None else dtype
+        blocks: list[Any] = list(self.blocks)
+        layers = [block.attention.init_state(batch_size, device, dtype) for block in blocks]
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device="cpu"), device)
+
+    @torch.no_grad()
+    def extend(self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """`forward` of the next blocks, given those before them; no gradient.
+
+        A block is tried on `state.clone()`, as often as wanted, and then taken on the state itself.
+
+        Args:
+            ids: (batch, new tokens) int64: whole blocks, the last one of a sequence perhaps short.
+            state: from `init_state` or an earlier call; updated in place.
+            key_mask: (batch, new tokens) bool, True for a real token.
+
+        Returns:
+            (batch, new tokens, hidden_size), and the same state.
+
+        Raises:
+            ValueError: as for `forward`, a state inside a block, or no `block_size` in the configuration.
+        """
+        self._expect_blocks()
+        positions, next_position = state.next_positions(ids.shape[1], key_mask)
+        hidden, rotation = self._embed_at(ids, positions.to(ids.device))
+        options = {"block_size": self.config.block_size, "key_mask": key_mask}
+        blocks: list[Any] = list(self.blocks)
+        for index, block in enumerate(blocks):
+            hidden, state.layers[index] = block.extend(hidden, state.layers[index], rotation, **options)
+        state.pass_(ids.shape[1], next_position)
+        return self.final_norm(hidden), state
+
+    def _expect_blocks(self) -> None:
+        if not self.config.block_size:
+            raise ValueError("a sequence comes a block at a time where the configuration has a block_size, got 0")
+
     def _embed(self, ids: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Rotation]:
+        return self._embed_at(ids, positions_of(ids, key_mask))
+
+    def _embed_at(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
         config = self.config
         check_ids(ids, config.vocab_size, self.final_norm.weight.device)
-        positions = positions_of(ids, key_mask)
         hidden = self.embedding(ids) * config.hidden_size**0.5
         if config.input_positions:
             hidden = hidden + sinusoidal_positions(positions, config.hidden_size).to(hidden.dtype)
         if self.positions is not None:
-            self._require_position(ids.shape[1])
+            self._require_position(ids.shape[1] if positions.dim() == 1 else int(positions.max()) + 1)
             hidden = hidden + self.positions(positions)
         return hidden, rotation_at(positions, config.head_dim, config.rope_base)
 
@@ -101,6 +155,12 @@ class MaskedLanguageModel(TokenModel):
         """(batch, length) int64 -> logits (batch, length, vocab_size); prefer `loss` for training."""
         hidden = self.encoder(ids, key_mask=key_mask)
         return nn.functional.linear(hidden, self.encoder.embedding.weight, self.output_bias)
+
+    def extend(self, ids: Tensor, state: ModelState, *, key_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """Logits (batch, new tokens, vocab_size) of the next blocks, as `TransformerEncoder.extend`; no gradient."""
+        hidden, state = self.encoder.extend(ids, state, key_mask=key_mask)
+        with torch.no_grad():
+            return nn.functional.linear(hidden, self.encoder.embedding.weight, self.output_bias), state
 
     def logits_at(self, asked: Tensor, *, ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Logits at some tokens.

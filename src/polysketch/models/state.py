@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.attention import advance_positions
+
 
 @dataclass
 class ModelState:
@@ -33,6 +35,23 @@ class ModelState:
     def nbytes(self) -> int:
         """Bytes of all layers' states."""
         return self.position.numel() * self.position.element_size() + sum(layer.nbytes for layer in self.layers)
+
+    def next_positions(self, length: int, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(batch, length) positions of the next tokens, and (batch,) those after them where padding makes rows differ.
+
+        Without a mask nothing is sent to the device, which knows the positions: a graph can be captured.
+        """
+        if key_mask is not None:
+            return advance_positions(self.position, length, key_mask)
+        steps = torch.arange(length, device=self.device_position.device)
+        return self.device_position[:, None] + steps, None
+
+    def pass_(self, length: int, next_position: Tensor | None) -> None:
+        """Move on past tokens that `next_positions` was asked for, given its second answer."""
+        if next_position is None:
+            self.advance_(length)
+        else:
+            self.move_to_(next_position)
 
     def advance_(self, tokens: int = 1) -> None:
         """Count so many more tokens in every row, on the host and on the device; nothing waits."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polysketch.attention import Mechanism, SpanState, advance_positions
+from polysketch.attention import Mechanism, SpanState
 from polysketch.distributed import ContextGroup
 from polysketch.models.base import TokenModel
 from polysketch.models.blocks import build_block
@@ -268,14 +268,11 @@ class TransformerLM(TokenModel):
         """As `extend`, giving (batch, new tokens, hidden_size) after the final norm."""
         if ids.shape[0] != state.position.shape[0]:
             raise ValueError(f"the state holds {state.position.shape[0]} rows, got ids of shape {tuple(ids.shape)}")
-        positions, next_position = _next_positions(state, ids.shape[1], key_mask)
+        positions, next_position = state.next_positions(ids.shape[1], key_mask)
         hidden, rotation = self._embed(ids, positions.to(ids.device))
         for index, block in enumerate(self.blocks):
             hidden, state.layers[index] = block.extend(hidden, state.layers[index], rotation, key_mask=key_mask)
-        if next_position is None:
-            state.advance_(ids.shape[1])
-        else:
-            state.move_to_(next_position)
+        state.pass_(ids.shape[1], next_position)
         return self.final_norm(hidden), state
 
     @torch.no_grad()
@@ -403,17 +400,6 @@ def _next_tokens(ids: Tensor, documents: PackedDocuments) -> Tensor:
     targets = ids.roll(-1, 1)
     targets[:, documents.last_tokens(ids.device)] = NO_TARGET
     return targets
-
-
-def _next_positions(state: ModelState, length: int, key_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """(batch, length) positions of the next tokens, and (batch,) those after them where padding makes rows differ.
-
-    Without a mask nothing is sent to the device, which knows the positions: a graph can be captured.
-    """
-    if key_mask is not None:
-        return advance_positions(state.position, length, key_mask)
-    steps = torch.arange(length, device=state.device_position.device)
-    return state.device_position[:, None] + steps, None
 
 
 def _has_prefix(block: Any) -> bool:

@@ -55,22 +55,31 @@ class TransformerBlock(nn.Module):
         rotation: Rotation | None = None,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """(batch, length, hidden_size) -> the same; arguments as for `TokenMixer.forward`."""
         normalized = self.attention_norm(hidden)
+        blocks = {} if block_size is None else {"block_size": block_size}
         hidden = hidden + self.attention(
-            normalized, self._own(rotation), causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens
+            normalized, self._own(rotation), causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, **blocks
         )
         return hidden + self.feedforward(self.feedforward_norm(hidden))
 
     def extend(
-        self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        state: Any,
+        rotation: Rotation | None = None,
+        *,
+        block_size: int | None = None,
+        key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """The block for new tokens that follow those in `state`, which is updated in place."""
         normalized = self.attention_norm(hidden)
-        mixed, state = self.attention.extend(normalized, state, self._own(rotation), key_mask=key_mask)
+        blocks = {} if block_size is None else {"block_size": block_size}
+        mixed, state = self.attention.extend(normalized, state, self._own(rotation), key_mask=key_mask, **blocks)
         hidden = hidden + mixed
         return hidden + self.feedforward(self.feedforward_norm(hidden)), state
 

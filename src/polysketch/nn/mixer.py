@@ -27,6 +27,7 @@ class TokenMixer(nn.Module):
         rotation: Rotation | None = None,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
@@ -37,6 +38,7 @@ class TokenMixer(nn.Module):
             rotation: of the tokens' positions; no rotary positions when None. With `cu_seqlens` of the positions from 0
                 to the end of the longest document.
             causal: a token sees itself and earlier tokens only.
+            block_size: causal between blocks of so many tokens, and not inside them; None for 1.
             key_mask: (batch, length) bool, True for a real token.
             cu_seqlens: (documents + 1,) int32 offsets of documents that stand in one row (`ops.PackedDocuments`): each
                 is a sequence by itself, and gives what it gives alone.
@@ -53,9 +55,18 @@ class TokenMixer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no state")
 
     def extend(
-        self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        state: Any,
+        rotation: Rotation | None = None,
+        *,
+        block_size: int | None = None,
+        key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Mix new tokens with all tokens so far: arguments as for `forward`, and a state, which is updated in place."""
+        """Mix new tokens with all tokens so far: arguments as for `forward`, and a state, which is updated in place.
+
+        With a `block_size` the new tokens are whole blocks, the last one of a sequence perhaps short.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no extend")
 
     def init_span(

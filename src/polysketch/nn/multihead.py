@@ -94,23 +94,25 @@ class MultiHeadAttention(TokenMixer):
         rotation: Rotation | None = None,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """Attend over a whole sequence; as `TokenMixer.forward`.
 
         Raises:
-            ValueError: `causal=False` where projections are convolved, or `cu_seqlens` that do not fit.
+            ValueError: `causal=False` or blocks where projections are convolved, `cu_seqlens` that do not fit, or a
+                `block_size` that the mechanism refuses.
         """
-        if self.convolution is not None and not causal:
-            raise ValueError(
-                "projection_convolution is causal only: its filters reach back, and nothing was given for ahead"
-            )
+        self._check_convolution(causal, block_size)
+        blocks = {} if block_size is None else {"block_size": block_size}
         if cu_seqlens is not None:
             documents = PackedDocuments.of_row(cu_seqlens, hidden.shape[:2], key_mask)
-            return self.finish(self._attend_packed(hidden, rotation, causal, documents), hidden)
+            return self.finish(
+                self._attend_packed(hidden, rotation, documents, causal=causal, block_size=block_size), hidden
+            )
         query, key, value, given = self.project(hidden, rotation, key_mask=key_mask)
-        attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given)
+        attended = self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **blocks, **given)
         return self.finish(attended, hidden)
 
     def init_state(
@@ -123,12 +125,21 @@ class MultiHeadAttention(TokenMixer):
         return ProjectionConvolutionState(state, self.convolution.init_tail(batch_size, device, dtype))
 
     def extend(
-        self, hidden: Tensor, state: Any, rotation: Rotation | None = None, *, key_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        state: Any,
+        rotation: Rotation | None = None,
+        *,
+        block_size: int | None = None,
+        key_mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """Attend from new tokens to all tokens so far; arguments as for `forward`, and a state from `init_state`."""
+        self._check_convolution(True, block_size)
         projected = self.query_key_value(hidden)
         if self.convolution is None:
             query, key, value, given = self.heads(projected, rotation, hidden)
+            if block_size is not None:
+                given["block_size"] = block_size
             attended, state = self.mechanism.extend(query, key, value, state, key_mask=key_mask, **given)
             return self.finish(attended, hidden), state
         projected, tail = self.convolution(projected, key_mask=key_mask, tail=state.tail)
@@ -208,21 +219,32 @@ class MultiHeadAttention(TokenMixer):
         return self.heads(projected, rotation, hidden)
 
     def _attend_packed(
-        self, hidden: Tensor, rotation: Rotation | None, causal: bool, documents: PackedDocuments
+        self,
+        hidden: Tensor,
+        rotation: Rotation | None,
+        documents: PackedDocuments,
+        *,
+        causal: bool,
+        block_size: int | None = None,
     ) -> Tensor:
         """(1, num_heads, length, head_dim): projected packed, then convolved, rotated and attended to by documents."""
         projected = documents.split(self.query_key_value(hidden))
         rotations = _rotations(rotation, documents)
         of_tokens = documents.split(hidden) if self.mechanism.reads_hidden else projected  # ignored by the others
-        attended = []
-        for number, mask in enumerate(documents.masks(hidden.device)):
+        attended, options = [], {"causal": causal, **({} if block_size is None else {"block_size": block_size})}
+        for number, mask in enumerate(documents.masks_for(hidden.device, causal=causal, block_size=block_size)):
             rows = projected[number]
             if self.convolution is not None:
                 rows, _ = self.convolution(rows)
             query, key, value, given = self.heads(rows, rotations[number], of_tokens[number])
-            key_mask = None if causal else mask  # what stands behind a causal token changes nothing for it
-            attended.append(self.mechanism(query, key, value, causal=causal, key_mask=key_mask, **given))
+            attended.append(self.mechanism(query, key, value, key_mask=mask, **options, **given))
         return documents.join(attended, 2)
+
+    def _check_convolution(self, causal: bool, block_size: int | None) -> None:
+        if self.convolution is not None and not (causal and block_size in (None, 1)):
+            raise ValueError(
+                "projection_convolution is causal only: its filters reach back, and nothing was given for ahead"
+            )
 
     def heads(self, projected: Tensor, rotation: Rotation | None, hidden: Tensor) -> MechanismInputs:
         """What the mechanism is given, of (batch, length, width) projections that are convolved already.

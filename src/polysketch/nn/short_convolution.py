@@ -94,22 +94,26 @@ class ShortConvolution(TokenMixer):
         rotation: Rotation | None = None,
         *,
         causal: bool = True,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | PackedDocuments | None = None,
     ) -> Tensor:
         """As `TokenMixer.forward`.
 
         Raises:
-            ValueError: `causal=False`, or `cu_seqlens` that do not fit.
+            ValueError: `causal=False`, blocks of more than one token, or `cu_seqlens` that do not fit.
         """
-        if not causal:
-            raise ValueError(
-                "short-convolution is causal only: its filter reaches back, and nothing was given for ahead"
-            )
+        self._check_causal(causal, block_size)
         if cu_seqlens is not None:
             documents = PackedDocuments.of_row(cu_seqlens, hidden.shape[:2], key_mask)
             return self._mix_packed(hidden, documents)
         return self._mix(hidden, key_mask, None)[0]
+
+    def _check_causal(self, causal: bool, block_size: int | None) -> None:
+        if not (causal and block_size in (None, 1)):
+            raise ValueError(
+                "short-convolution is causal only: its filter reaches back, and nothing was given for ahead"
+            )
 
     def init_state(
         self, batch_size: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -126,9 +130,11 @@ class ShortConvolution(TokenMixer):
         state: ShortConvolutionState,
         rotation: Rotation | None = None,
         *,
+        block_size: int | None = None,
         key_mask: Tensor | None = None,
     ) -> tuple[Tensor, ShortConvolutionState]:
         """As `TokenMixer.extend`."""
+        self._check_causal(True, block_size)
         output, tail = self._mix(hidden, key_mask, state.tail)
         state.tail.copy_(tail)
         if key_mask is None:

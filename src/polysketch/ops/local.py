@@ -1,13 +1,14 @@
 """Attention to nearby tokens only, in linear time: aligned chunks of exact polynomials."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
+from polysketch.ops.blocks import check_block_size, check_fitting_blocks
 from polysketch.ops.linear.alignment import Alignment, align, leading_padding
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.polynomial import polynomial_attention
@@ -36,6 +37,7 @@ def local_attention(
     chunk: int = 1024,
     offset: float = 1.0,
     causal: bool = False,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     opened: OpenChunk | None = None,
     cu_seqlens: Tensor | PackedDocuments | None = None,
@@ -54,6 +56,8 @@ def local_attention(
         chunk: tokens of a chunk, at least 1.
         offset: added to the sum of weights.
         causal: token i sees tokens up to and including itself only.
+        block_size: tokens of a block, inside which causal attention sees both sides as far as the chunk reaches; None
+            for 1. It divides the chunk or is a multiple of it.
         key_mask: (batch, length) bool, True for a real token.
         opened: tokens of the same sequences from before the first of these, in whose chunk these go on; causal only.
         cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
@@ -74,12 +78,16 @@ def local_attention(
     check_at_least_one(chunk=chunk)
     if opened is not None and not causal:
         raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
-    options = {"degree": degree, "offset": offset, "causal": causal}
+    options = {"degree": degree, "offset": offset, **mask_in_chunks(chunk, causal, block_size)}
     if cu_seqlens is not None:
         if opened is not None:
             raise ValueError("documents of cu_seqlens begin with a chunk of their own: opened cannot be given beside")
-        attend = partial(local_attention, degree=degree, chunk=chunk, offset=offset, causal=causal)
-        return by_documents(attend, (query, key, value), cu_seqlens, causal=causal, key_mask=key_mask)
+        attend = partial(
+            local_attention, degree=degree, chunk=chunk, offset=offset, causal=causal, block_size=block_size
+        )
+        return by_documents(
+            attend, (query, key, value), cu_seqlens, causal=causal, block_size=block_size, key_mask=key_mask
+        )
     alignment = align(key_mask, None, key) if opened is None else behind_open_chunk(opened, key_mask, key, chunk)
     if key_mask is not None:
         key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
@@ -89,6 +97,19 @@ def local_attention(
     key = alignment.to_aligned(key, None if opened is None else opened.key)
     value = alignment.to_aligned(value, None if opened is None else opened.value)
     return alignment.from_aligned(_attend_in_chunks(query, key, value, chunk, options))
+
+
+def mask_in_chunks(chunk: int, causal: bool, block_size: int | None) -> dict[str, Any]:
+    """What `causal` and `block_size` mean to a call on chunks: one of whole blocks shows all of itself.
+
+    Raises:
+        TypeError, ValueError: as `check_block_size` and `check_fitting_blocks`.
+    """
+    if block_size is None:
+        return {"causal": causal}
+    check_block_size(block_size, causal)
+    check_fitting_blocks(block_size, chunk=chunk)
+    return {"causal": False} if block_size >= chunk else {"causal": True, "block_size": block_size}
 
 
 def behind_open_chunk(opened: OpenChunk, key_mask: Tensor | None, new: Tensor, chunk: int) -> Alignment:

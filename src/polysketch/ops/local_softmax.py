@@ -1,13 +1,14 @@
 """Exact softmax weights inside aligned chunks, and sums of all other weights from elsewhere, under one denominator."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polysketch.ops.blocks import seen_by_blocks
 from polysketch.ops.linear.alignment import align
-from polysketch.ops.local import OpenChunk, behind_open_chunk
+from polysketch.ops.local import OpenChunk, behind_open_chunk, mask_in_chunks
 from polysketch.ops.softmax import masked_attention
 
 # The score of what has no weight: its exponential is 0 beside any other, and it stays finite times 0 or 1.
@@ -35,6 +36,7 @@ def local_softmax_attention(
     *,
     chunk: int,
     causal: bool = False,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     opened: OpenChunk | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -52,6 +54,7 @@ def local_softmax_attention(
         remaining: the rest, for each query.
         chunk: tokens of a chunk, which are counted from a row's first real token.
         causal: token i sees tokens up to and including itself only; else its whole chunk.
+        block_size: as for `local_attention`.
         key_mask: (batch, length) bool, True for a real token.
         opened: tokens of the same sequences from before the first of these, in whose chunk these go on, with values as
             above; causal only.
@@ -70,11 +73,12 @@ def local_softmax_attention(
     queries = torch.cat([query, log_mass[..., None], torch.ones_like(log_mass[..., None])], -1)
     if key_mask is not None:
         key = key.masked_fill(~key_mask[:, None, :, None], 0.0)
+    mask = mask_in_chunks(chunk, causal, block_size)
     with torch.autocast(query.device.type, enabled=False):
         if opened is not None and query.shape[2] == 1:
             result = _attend_one(queries, key, value, opened)
         else:
-            result = _attend_aligned(queries, key, value, chunk, causal, key_mask, opened)
+            result = _attend_aligned(queries, key, value, chunk, mask, key_mask, opened)
     share = result[..., -1].masked_fill(empty, 0.0)
     return result[..., :-1] + share[..., None] * mean, share
 
@@ -90,32 +94,36 @@ def _attend_aligned(
     key: Tensor,
     value: Tensor,
     chunk: int,
-    causal: bool,
+    mask: dict[str, Any],
     key_mask: Tensor | None,
     opened: OpenChunk | None,
 ) -> Tensor:
     """Rows moved so that the first token opens a chunk; then chunks are items of the batch."""
     alignment = align(key_mask, None, key) if opened is None else behind_open_chunk(opened, key_mask, key, chunk)
     if alignment is None:
-        return _attend_in_chunks(query, key, value, chunk, causal)
+        return _attend_in_chunks(query, key, value, chunk, **mask)
     query = alignment.to_aligned(query)
     key = alignment.to_aligned(key, None if opened is None else opened.key)
     value = alignment.to_aligned(value, None if opened is None else opened.value)
-    return alignment.from_aligned(_attend_in_chunks(query, key, value, chunk, causal))
+    return alignment.from_aligned(_attend_in_chunks(query, key, value, chunk, **mask))
 
 
-def _attend_in_chunks(query: Tensor, key: Tensor, value: Tensor, chunk: int, causal: bool) -> Tensor:
+def _attend_in_chunks(
+    query: Tensor, key: Tensor, value: Tensor, chunk: int, causal: bool, block_size: int = 1
+) -> Tensor:
     batch, _, length, _ = query.shape
     chunk = min(chunk, length)
     query, key, value = (
         F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)).transpose(1, 2).flatten(0, 1)
         for x in (query, key, value)
     )
-    output = _attend(F.pad(query, (0, 0, 1, 0)), key, value, causal)[:, :, 1:]  # a first query beside the first key
+    output = _attend(F.pad(query, (0, 0, 1, 0)), key, value, causal, block_size)[
+        :, :, 1:
+    ]  # a first query beside the first key
     return output.unflatten(0, (batch, -(-length // chunk))).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, block_size: int = 1) -> Tensor:
     """Softmax attention of queries with two more entries over keys and, first, the one that stands for the rest.
 
     The last column of the result is that key's weight, the others are the weighted values of all other keys.
@@ -128,4 +136,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     values = torch.cat([first_value, torch.cat([value[..., :-1], zero], -1)], 2)
     width = value.shape[3]
     query, keys, values = (F.pad(x, (0, -x.shape[3] % _WIDTHS)) for x in (query, keys, values))
-    return masked_attention(query, keys, values, 1.0, causal=causal)[..., :width]
+    if block_size == 1:
+        return masked_attention(query, keys, values, 1.0, causal=causal)[..., :width]
+    every = slice(-1, query.shape[2] - 1)  # the first key, and the query beside it, stand before all blocks
+    seen = seen_by_blocks(every, every, 0, block_size, query.device)
+    return masked_attention(query, keys, values, 1.0, allowed=seen)[..., :width]

@@ -126,6 +126,14 @@ class PackedDocuments:
         """(documents, longest document) bool for each group, True for a real token; None where all are."""
         return [_real(group).to(device or "cpu") if group.is_padded else None for group in self.groups]
 
+    def masks_for(
+        self, device: torch.device | str | None, *, causal: bool, block_size: int | None
+    ) -> list[Tensor | None]:
+        """`masks`, or None for all groups: what stands behind a token changes nothing where it is after its block."""
+        if causal and block_size in (None, 1):
+            return [None] * len(self.groups)
+        return self.masks(device)
+
     def split(self, x: Tensor, dim: int = 1) -> list[Tensor]:
         """Lay a packed row into the batches.
 
@@ -189,16 +197,17 @@ def by_documents(
     cu_seqlens: Tensor | PackedDocuments,
     *,
     causal: bool,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
     """What an op gives each document of a packed row alone.
 
     Args:
         attend: takes as many tensors of documents as rows, and `key_mask` (documents, longest) or None; what stands
-            behind a token must change nothing for it where `causal`.
+            behind a token must change nothing for it where `causal` without blocks.
         tensors: (1, heads, length, ...) of one length.
         cu_seqlens: as for the op.
-        causal: no mask is made.
+        causal, block_size: of the op; no mask is made where nothing is seen of what stands behind a token.
         key_mask: what the op was given, to be refused.
 
     Raises:
@@ -206,7 +215,7 @@ def by_documents(
     """
     documents = PackedDocuments.of_row(cu_seqlens, torch.Size((tensors[0].shape[0], tensors[0].shape[2])), key_mask)
     parts = zip(*(documents.split(x, 2) for x in tensors), strict=True)
-    masks = [None] * len(documents.groups) if causal else documents.masks(tensors[0].device)
+    masks = documents.masks_for(tensors[0].device, causal=causal, block_size=block_size)
     return documents.join([attend(*part, key_mask=mask) for part, mask in zip(parts, masks, strict=True)], 2)
 
 

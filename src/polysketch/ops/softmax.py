@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.blocks import check_block_size, in_aligned_rows, seen_by_blocks
 from polysketch.ops.packed import PackedDocuments, by_documents
 
 _MASKED_ROWS = 1024  # rows of one boolean mask: memory grows with the key length, not with its square
@@ -18,6 +19,7 @@ def softmax_attention(
     value: Tensor,
     *,
     causal: bool = False,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | PackedDocuments | None = None,
@@ -33,6 +35,10 @@ def softmax_attention(
         key: (batch, key_heads, key_length, head_dim); ``heads`` is a multiple of ``key_heads`` (grouped queries).
         value: (batch, key_heads, key_length, value_dim); value_dim may differ from head_dim.
         causal: query i sees the keys j <= i only; needs equal lengths.
+        block_size: tokens of a block, inside which causal attention sees both sides: query i sees the keys of its own
+            block and of all blocks before; None for 1. Blocks count from a row's first real token; the last may be
+            short;
+            1,024 rows at a time have an explicit mask.
         key_mask: (batch, key_length) bool, True for a real token; masked keys get no weight.
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
         cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
@@ -48,18 +54,28 @@ def softmax_attention(
     Cost: 2 * query_length * key_length * (head_dim + value_dim) operations a head, half of it when causal.
     """
     check_attention_tensors(query, key, value, key_mask)
+    if block_size is not None:
+        check_block_size(block_size, causal)
     if cu_seqlens is not None:
-        attend = partial(softmax_attention, causal=causal, scale=scale)
-        return by_documents(attend, (query, key, value), cu_seqlens, causal=causal, key_mask=key_mask)
+        attend = partial(softmax_attention, causal=causal, block_size=block_size, scale=scale)
+        return by_documents(
+            attend, (query, key, value), cu_seqlens, causal=causal, block_size=block_size, key_mask=key_mask
+        )
     if causal:
         check_causal_lengths(query, key)
-        return _causal_attention(query, key, value, key_mask, scale)
+        return _causal_attention(query, key, value, key_mask, scale, block_size or 1)
     allowed = None if key_mask is None else key_mask[:, None, None, :]
     return masked_attention(query, key, value, scale, allowed=allowed)
 
 
 def softmax_attention_with_cache(
-    query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None = None, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    block_size: int | None = None,
+    key_mask: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Causal softmax attention of the last queries of a sequence over all of its keys, for decoding with a cache.
 
@@ -71,6 +87,7 @@ def softmax_attention_with_cache(
         query: (batch, heads, n, head_dim), n <= m.
         key: (batch, key_heads, m, head_dim).
         value: (batch, key_heads, m, value_dim).
+        block_size: as in ``softmax_attention``; a block begins with the first of the queries.
         key_mask: (batch, m) bool, True for a real token.
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
 
@@ -83,32 +100,38 @@ def softmax_attention_with_cache(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
-    return _causal_attention(query, key, value, key_mask, scale)
+    if block_size is not None:
+        check_block_size(block_size, True)
+    return _causal_attention(query, key, value, key_mask, scale, block_size or 1)
 
 
 def _causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float | None, block_size: int
 ) -> Tensor:
     """Causal attention of queries at the last positions of the keys, by the cheapest form that fits."""
-    if query.shape[2] == 1:
+    if query.shape[2] == 1:  # a block of its own, or the last and short
         allowed = None if key_mask is None else key_mask[:, None, None, :]
         return masked_attention(query, key, value, scale, allowed=allowed)
-    if key_mask is None and query.shape[2] == key.shape[2]:
+    if key_mask is None and query.shape[2] == key.shape[2] and block_size == 1:
         return masked_attention(query, key, value, scale, causal=True)
-    return _attend_row_blocks(query, key, value, key_mask, scale)
+    if block_size == 1:
+        return _attend_row_blocks(query, key, value, key_mask=key_mask, scale=scale, block_size=1)
+    attend = partial(_attend_row_blocks, scale=scale, block_size=block_size)
+    return in_aligned_rows(attend, query, key, value, key_mask)
 
 
 def _attend_row_blocks(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None, scale: float | None, block_size: int
 ) -> Tensor:
     """Causal attention by an explicit mask, some rows at a time and over the keys those rows can see."""
     first_position = key.shape[2] - query.shape[2]
     outputs = []
     for start in range(0, query.shape[2], _MASKED_ROWS):
         rows = query[:, :, start : start + _MASKED_ROWS]
-        visible = first_position + start + rows.shape[2]
-        allowed = torch.ones(rows.shape[2], visible, dtype=torch.bool, device=query.device)
-        allowed = allowed.tril(first_position + start)[None, None]
+        stop = start + rows.shape[2]
+        visible = min(first_position + -(-stop // block_size) * block_size, key.shape[2])
+        places = slice(start, stop), slice(0, visible)
+        allowed = seen_by_blocks(*places, first_position, block_size, query.device)[None, None]
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, :visible]
         outputs.append(masked_attention(rows, key[:, :, :visible], value[:, :, :visible], scale, allowed=allowed))

@@ -29,6 +29,10 @@ CASES = [
     Case(features=48, length=1, batch=1, heads=1, key_heads=1),
     Case(features=40, length=33, batch=1, heads=1, key_heads=1),
     Case(power=1, local_chunk=0, features=150, length=33, batch=1, heads=1, key_heads=1, compute_chunk=16),
+    Case(block_size=4, length=37, batch=1, heads=2, key_heads=1),
+    Case(block_size=12, local_chunk=0, length=65, padded=True, batch=1, heads=2, key_heads=1),
+    Case(block_size=24, power=1, factors=2, local_chunk=24, length=45, batch=1, heads=1, key_heads=1),
+    Case(block_size=32, length=75, batch=1, heads=1, key_heads=1),
     Case(causal=False, length=20, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, power=1, local_chunk=0, length=33, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1, normalize=False),
@@ -36,7 +40,7 @@ CASES = [
     Case(power=1, factors=2, features=36, padded=True, length=37, batch=1, heads=1, key_heads=1),
     Case(power=1, factors=2, causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1),
 ]
-PLAIN, DECAYED, LINEAR, FACTORS = CASES[1], CASES[2], CASES[5], CASES[15]
+PLAIN, DECAYED, LINEAR, FACTORS = CASES[1], CASES[2], CASES[5], CASES[19]
 SMALL = replace(PLAIN, heads=1, length=33)
 WITH_HISTORY = [
     Case(length=33, history=21, batch=1, heads=2, key_heads=1),
@@ -45,7 +49,7 @@ WITH_HISTORY = [
     Case(local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
     Case(power=1, factors=2, local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
 ]
-FEW = [*(CASES[place] for place in (1, 2, 4, 5, 7, 8, 9, 12, 14, 15, 16)), *WITH_HISTORY[1:3]]
+FEW = [*(CASES[place] for place in (1, 2, 4, 5, 7, 8, 9, 12, 13, 16, 18, 19, 20)), *WITH_HISTORY[1:3]]
 """Every option, both powers, with and without chunks, and chunks narrower and wider than blocks."""
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from polysketch.ops.linear.aligned_op import run
 from polysketch.ops.linear.alignment import Alignment, align, open_rows
 from polysketch.ops.linear.backends import Backend
-from polysketch.ops.linear.spans import run_in_spans
+from polysketch.ops.linear.blocks import run_both_directions, run_in_blocks, with_chunk
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
-from polysketch.ops.linear.types import Diagonal, Inputs, LinearAttentionResult, Outputs, Plan
+from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Outputs, Plan
 
 
 def attend(
@@ -19,7 +19,7 @@ def attend(
     """The whole call, already checked; a chunk that is 0 is the backend's own."""
     if backend.whole is not None:
         return backend.whole(inputs, plan, key_mask, state)
-    plan = plan if plan.chunk else plan._replace(chunk=backend.compute_chunk.of(inputs.query.shape[2]))
+    plan = with_chunk(inputs, plan, backend)
     if key_mask is not None:
         inputs = _without_masked_keys(key_mask, inputs)
     if not plan.causal and inputs.local_key is None:  # nothing depends on positions
@@ -29,7 +29,7 @@ def attend(
     aligned = inputs if alignment is None else _to_aligned(alignment, inputs, state)
     if state is not None:
         aligned = aligned._replace(sums=state.sums, normalizer=state.normalizer)
-    found = run_in_spans(aligned, plan, backend) if plan.causal else _both_directions(aligned, plan, backend)
+    found = (run_in_blocks if plan.causal else run_both_directions)(aligned, plan, backend)
     after = _next_state(found, aligned, plan, alignment, state) if plan.return_sums else None
     if alignment is None:
         return LinearAttentionResult(found.output, after, found.denominator)
@@ -97,26 +97,3 @@ def _next_state(
         power=plan.power,
         factors=plan.factors,
     )
-
-
-def _both_directions(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
-    """Not causal, with exact chunks: what comes before a chunk, the chunk itself unmasked, what comes after it.
-
-    Both directions add up; subtracting a chunk from the sum of all would lose the far tokens to rounding.
-    """
-    length, dtype = inputs.query.shape[2], inputs.value.dtype
-    plan = plan._replace(chunk=min(plan.chunk, max(16, 1 << (length - 1).bit_length())))  # a short row is one chunk
-    pad = partial(torch.nn.functional.pad, pad=(0, 0, 0, -length % plan.chunk))
-    # Numerators before their division leave the range of float16.
-    value = inputs.value.float() if dtype == torch.float16 else inputs.value
-    tensors = inputs._replace(value=value).differentiable()
-    inputs = Inputs(**{name: pad(tensor) for name, tensor in tensors.items()})
-    turned = Inputs(inputs.query.flip(2), inputs.key.flip(2), inputs.value.flip(2))
-    one_way = plan._replace(causal=True, offset=0.0, normalize=False)
-    before = run(inputs, one_way._replace(diagonal=Diagonal.FULL), backend)
-    after = run(turned, one_way._replace(diagonal=Diagonal.NONE), backend)
-    output = (before.output + after.output.flip(2))[:, :, :length]
-    mass = (plan.offset + before.denominator + after.denominator.flip(2))[:, :, :length]
-    if plan.normalize:
-        output = torch.where(mass[..., None] == 0, 0.0, output / mass.masked_fill(mass == 0, 1.0)[..., None])
-    return before._replace(output=output.to(dtype), denominator=mass)

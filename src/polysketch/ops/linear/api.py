@@ -29,6 +29,7 @@ def linear_attention(
     power: int = 1,
     factors: int = 1,
     causal: bool = False,
+    block_size: int | None = None,
     offset: float = 0.0,
     normalize: bool = True,
     local: LocalPolynomial | None = None,
@@ -47,7 +48,9 @@ def linear_attention(
         w_ij = (a_i . a_j) (b_i . b_j) exp(...)   with factors = 2, a and b the two halves of phi
         w_ij = (q_i . k_j)^degree              where i and j share an aligned chunk of `local`
 
-    over j <= i when `causal`, over all j otherwise. A row without any mass (offset + sum = 0) gives zeros.
+    over j <= i when `causal`, over all j otherwise; with a `block_size` b over all blocks of b tokens up to and
+    including that of i, i // b >= j // b: causal between blocks and not inside them. A row without any mass
+    (offset + sum = 0) gives zeros.
     PolySketchFormer (Kacham, Mirrokni, Zhong, ICML 2024), sections 2.2 to 3.2.
 
     Chunk boundaries and positions count from each row's first real token (`key_mask`), across calls when a state is
@@ -62,6 +65,9 @@ def linear_attention(
         factors: 1 or 2. At 2 the features are two halves (a, b) of r / 2 numbers each, and stand for the products a_i
             b_j, which are never written out. Needs an even r and power 1.
         causal: needs equal query and key lengths.
+        block_size: tokens of a block, inside which causal attention sees both sides; None for 1. Blocks count from each
+            row's first real token, and the last may be short. A state must stand between two blocks. With `local` it
+            divides the chunk or is a multiple of it. Not with `log_decay`.
         offset: added to the denominator; 1 in PolySketchFormer.
         normalize: false leaves out the denominator.
         local: exact weights inside aligned chunks; without `causal` unmasked inside.
@@ -90,13 +96,16 @@ def linear_attention(
 
     Cost, per token and head: 4 e (value_dim + 1) operations for the sums, with e = r at power 1, r (r + 1) / 2 at power
     2 and r^2 / 4 with two factors, and 2 chunk (head_dim + value_dim) / 2 inside chunks; the backward pass about 2.5
-    times the forward one. Memory beyond inputs and outputs does not grow with the length.
+    times the forward one. Inside a block of b tokens, all of them are seen: 2 b (r + value_dim) operations where b is
+    at most 256 or e / 2; longer blocks cost what a call that is not causal costs, and in memory the sums after each
+    block. Memory beyond inputs and outputs does not grow with the length.
     """
     tensors = (query_features, key_features, value)
     options: dict[str, Any] = {
         "power": power,
         "factors": factors,
         "causal": causal,
+        "block_size": block_size,
         "offset": offset,
         "normalize": normalize,
         "local": local,
@@ -141,7 +150,15 @@ def linear_attention_sums(
 
     Cost: 2 e (value_dim + 1) operations a token and key head, half of those of the op.
     """
-    options = {"causal": True, "offset": 0.0, "normalize": False, "local": None, "key_mask": None, "state": None}
+    options = {
+        "causal": True,
+        "block_size": None,
+        "offset": 0.0,
+        "normalize": False,
+        "local": None,
+        "key_mask": None,
+        "state": None,
+    }
     inputs, plan = checked(
         *(key_features, key_features, value),
         power=power,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_devices, check_key_mask
+from polysketch.ops.blocks import check_at_boundary, check_block_size, check_fitting_blocks
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.types import Diagonal, Inputs, LocalPolynomial, Plan
 
@@ -20,6 +21,7 @@ def checked(
     power: int,
     factors: int,
     causal: bool,
+    block_size: int | None,
     offset: float,
     normalize: bool,
     local: LocalPolynomial | None,
@@ -55,7 +57,10 @@ def checked(
         _expect_shape("log_decay", log_decay, (*key.shape[:3],))
         _check_kinds({"value": value, "log_decay": log_decay}, same_dtype=False)
         inputs = inputs._replace(log_decay=log_decay.clamp(min=FORGOTTEN))
-    plan = Plan(power, factors, causal, float(offset), normalize, degree, chunk, Diagonal.CAUSAL, return_state)
+    block = Diagonal.CAUSAL if block_size is None else block_size
+    plan = Plan(power, factors, causal, float(offset), normalize, degree, chunk, block, return_state)
+    if block_size is not None:
+        _check_blocks(inputs, plan, state)
     if state is not None:
         _check_state(state, inputs, plan)
     return inputs, plan
@@ -97,6 +102,17 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
             f"causal attention needs equal query and key lengths, got {query.shape[2]} and {key.shape[2]}; "
             "earlier tokens belong into a state"
         )
+
+
+def _check_blocks(inputs: Inputs, plan: Plan, state: LinearAttentionState | None) -> None:
+    block = plan.diagonal
+    check_block_size(block, plan.causal)
+    if inputs.log_decay is not None and block > 1:
+        raise ValueError(f"log_decay is over the tokens before and has no other direction: got block_size={block}")
+    if inputs.local_key is not None:
+        check_fitting_blocks(block, **{"local.chunk": plan.chunk})
+    if state is not None:
+        check_at_boundary(state.position, block)
 
 
 def _check_factors(factors: int, power: int, feature_dim: int) -> None:

@@ -33,6 +33,7 @@ def linear_attention_extend_(
     *,
     power: int = 1,
     factors: int = 1,
+    block_size: int | None = None,
     offset: float = 0.0,
     normalize: bool = True,
     local: LocalPolynomial | None = None,
@@ -51,7 +52,7 @@ def linear_attention_extend_(
     it is folded into the sums, at the cost of about one forward pass over that chunk.
     """
     length = key_features.shape[2]
-    if length > STEPS_AT_MOST or key_mask is not None:
+    if length > STEPS_AT_MOST or key_mask is not None or block_size is not None:
         result = linear_attention(
             query_features,
             key_features,
@@ -59,6 +60,7 @@ def linear_attention_extend_(
             power=power,
             factors=factors,
             causal=True,
+            block_size=block_size,
             offset=offset,
             normalize=normalize,
             local=local,
@@ -76,6 +78,7 @@ def linear_attention_extend_(
         power=power,
         factors=factors,
         causal=True,
+        block_size=None,
         offset=offset,
         normalize=normalize,
         local=local,

@@ -40,7 +40,8 @@ def packed_attention(
         pairs = zip(documents.split(local.query, 2), documents.split(local.key, 2), strict=True)
         locals_ = [LocalPolynomial(query, key, local.degree, local.chunk) for query, key in pairs]
     decays = [None] * count if log_decay is None else documents.split(log_decay, 2)
-    masks = [None] * count if options["causal"] else documents.masks(tensors[0].device)
+    device = tensors[0].device
+    masks = documents.masks_for(device, causal=options["causal"], block_size=options["block_size"])
     every = zip(*given, locals_, decays, masks, strict=True)
     results = [attend(*rows, local=own, log_decay=decay, key_mask=mask, **options) for *rows, own, decay, mask in every]
     output = documents.join([result.output for result in results], 2)

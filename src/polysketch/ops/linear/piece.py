@@ -170,7 +170,10 @@ class Piece:
 
     def visible(self, chunk: Stretch, rows: Stretch) -> Stretch:
         """The keys of a chunk that some of these queries may see."""
-        return Stretch(chunk.start, rows.stop if self.plan.diagonal == Diagonal.CAUSAL else chunk.stop)
+        block = self.plan.diagonal
+        if block == Diagonal.FULL:
+            return chunk
+        return Stretch(chunk.start, min(chunk.stop, chunk.start + -(-(rows.stop - chunk.start) // block) * block))
 
     def reciprocal(self, mass: Tensor) -> Tensor:
         """1 / mass, and zero for a row without any mass: its output is zero."""
@@ -179,9 +182,11 @@ class Piece:
         return torch.where(mass == 0, 0.0, 1.0 / mass)
 
     def mask_(self, weights: Tensor, rows: Stretch) -> Tensor:
-        """Zero what a query may not see, in weights (G, R, keys) whose last keys are the rows' own."""
+        """Zero what a query may not see, in weights (G, R, keys) of the keys that are `visible`."""
         if self.plan.diagonal == Diagonal.CAUSAL:
             weights[..., weights.shape[-1] - rows.size :].mul_(self._causal_mask(rows.size))
+        elif self.plan.diagonal != Diagonal.FULL:
+            weights.mul_(self._block_mask(rows, weights.shape[-1]))
         return weights
 
     def _causal_mask(self, rows: int) -> Tensor:
@@ -189,6 +194,13 @@ class Piece:
             mask = torch.ones(rows, rows, dtype=self.dtype, device=self.inputs.value.device).tril_()
             self._masks[rows] = mask.repeat(self.shared, 1)
         return self._masks[rows]
+
+    def _block_mask(self, rows: Stretch, keys: int) -> Tensor:
+        """One where a key's block is not after the query's; keys count from the chunk's first token, as blocks do."""
+        device, block = self.inputs.value.device, self.plan.diagonal
+        of_rows = (torch.arange(*rows, device=device) % self.plan.chunk) // block
+        of_keys = torch.arange(keys, device=device) // block
+        return (of_rows[:, None] >= of_keys).to(self.dtype).repeat(self.shared, 1)
 
     # Sums and decay.
 

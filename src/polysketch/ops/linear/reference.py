@@ -44,7 +44,8 @@ def linear_attention(
         weights = torch.where(same, exact, weights)
     allowed = keys.real[:, None, :]
     if plan.causal:
-        allowed = allowed & (keys.position[:, None, :] <= position[:, :, None])
+        block = plan.diagonal  # of one token where attention is simply causal
+        allowed = allowed & (keys.position[:, None, :] // block <= position[:, :, None] // block)
     weights = weights.masked_fill(~allowed[:, None], 0.0)
 
     # 2. Numerator and denominator. A state's sums are decayed from its boundary to each query.

@@ -10,7 +10,7 @@ from polysketch.ops.linear.aligned import attend
 from polysketch.ops.linear.backends import BACKENDS
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.triton.decoding import extend_one_
-from polysketch.ops.linear.types import Diagonal, Inputs, LinearAttentionResult, Plan
+from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Plan
 from polysketch.ops.triton import self_check
 
 _LENGTH, _CHUNK = 150, 64  # chunks before, and a last one that is not full
@@ -42,6 +42,7 @@ def _described(inputs: Inputs, plan: Plan) -> dict[str, Any]:
         "power": plan.power,
         "factors": plan.factors,
         "causal": plan.causal,
+        "diagonal": plan.diagonal,
         "normalize": plan.normalize,
         "decays": inputs.log_decay is not None,
     }
@@ -91,7 +92,7 @@ def _inputs(call: dict[str, Any], length: int) -> dict[str, Tensor]:
 def _plan(call: dict[str, Any], *, return_state: bool = False) -> Plan:
     chunk = call.get("chunk") or _CHUNK
     options = (call["power"], call["factors"], call["causal"], 1.0, call["normalize"], call["degree"], chunk)
-    return Plan(*options, Diagonal.CAUSAL, return_state)
+    return Plan(*options, call["diagonal"], return_state)
 
 
 def _attend(call: dict[str, Any], backend: str, **given: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
 def _run_together(inputs: Inputs, plan: Plan, backend: Backend, count: int) -> Outputs:
     """At most `count` spans, at least 2 if there are as many chunks, as rows of one batch."""
     tokens = inputs.key.shape[2]
-    cut = _Cut.of(tokens, count, plan.chunk)
+    cut = Cut.of(tokens, count, plan.chunk)
     spans = _split(inputs, cut)
     real = spans.length
     folded = real if real is None or spans.local_key is None else real - real % plan.chunk
@@ -67,22 +67,22 @@ def _run_together(inputs: Inputs, plan: Plan, backend: Backend, count: int) -> O
     )
 
 
-def _split(inputs: Inputs, cut: "_Cut") -> Inputs:
+def _split(inputs: Inputs, cut: "Cut") -> Inputs:
     """Spans as rows of the batch, each with its own real tokens, and no sums yet."""
     given = inputs._replace(sums=None, normalizer=None, log_decay=None).differentiable()
     decay = None if inputs.log_decay is None else cut.split(inputs.log_decay[..., None])[..., 0]
-    length = _lengths(cut, inputs.key.shape[2], inputs.length, inputs.key)
+    length = lengths_of_spans(cut, inputs.key.shape[2], inputs.length, inputs.key)
     return Inputs(**{name: cut.split(tensor) for name, tensor in given.items()}, log_decay=decay, length=length)
 
 
-class _Cut:
+class Cut:
     """`count` spans of `size` tokens; the last is filled up with zeros."""
 
     def __init__(self, count: int, size: int, missing: int) -> None:
         self.count, self.size, self.missing = count, size, missing
 
     @classmethod
-    def of(cls, tokens: int, count: int, chunk: int) -> "_Cut":
+    def of(cls, tokens: int, count: int, chunk: int) -> "Cut":
         size = -(-tokens // (count * chunk)) * chunk
         count = -(-tokens // size)
         return cls(count, size, count * size - tokens)
@@ -102,7 +102,7 @@ class _Cut:
         return x.unflatten(0, (-1, self.count))[:, -1].clone()
 
 
-def _lengths(cut: _Cut, tokens: int, length: Tensor | None, like: Tensor) -> Tensor | None:
+def lengths_of_spans(cut: Cut, tokens: int, length: Tensor | None, like: Tensor) -> Tensor | None:
     """(batch * count,) real tokens of each span; None where all are full."""
     if length is None and not cut.missing:
         return None
@@ -118,7 +118,7 @@ def _total_decay(decay: Tensor, folded: Tensor | None) -> Tensor:
     return decay.sum(-1, dtype=torch.promote_types(decay.dtype, torch.float32))
 
 
-def _before(cut: _Cut, own: Tensor, initial: Tensor | None, totals: Tensor | None) -> Tensor:
+def _before(cut: Cut, own: Tensor, initial: Tensor | None, totals: Tensor | None) -> Tensor:
     """The sums before each span, from each span's own (batch * count, heads, ...) and those before the first."""
     own = own.unflatten(0, (-1, cut.count))
     first = torch.zeros_like(own[:, :1]) if initial is None else initial[:, None].to(own.dtype)

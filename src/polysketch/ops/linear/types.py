@@ -40,11 +40,14 @@ class LinearAttentionResult(NamedTuple):
 
 
 class Diagonal:
-    """Which weights inside a chunk count: names of a number, which is what operators and programs take."""
+    """Which weights inside a chunk count: names of a number, which is what operators and programs take.
 
+    A larger number is that of the tokens of a block: they see one another, and all tokens before their block.
+    """
+
+    FULL = -1
     NONE = 0
     CAUSAL = 1
-    FULL = 2
 
 
 class Plan(NamedTuple):
@@ -54,7 +57,8 @@ class Plan(NamedTuple):
         power, factors, causal, offset, normalize: as in `linear_attention`.
         degree: of the exact weights; means nothing without a local part.
         chunk: tokens of a chunk: of the local part if there is one, else those worked on at once (0: not decided yet).
-        diagonal: of `Diagonal`, which weights inside a chunk count; causal calls only.
+        diagonal: of `Diagonal`, which weights inside a chunk count; causal calls only. Blocks may be longer than a
+            chunk until `blocks.run_in_blocks` has cut the call up.
         return_sums: whether the sums after the last token are wanted.
     """
 

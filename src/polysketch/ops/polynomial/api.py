@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.polynomial import triton
 from polysketch.ops.polynomial.blockwise import blockwise_polynomial_attention
@@ -29,6 +30,7 @@ class PolynomialBackend(Protocol):
         offset: float,
         first_position: int | None,
         key_mask: Tensor | None,
+        block_size: int = 1,
     ) -> Tensor: ...
 
 
@@ -52,6 +54,7 @@ def polynomial_attention(
     scale: float = 1.0,
     offset: float = 1.0,
     causal: bool = False,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | PackedDocuments | None = None,
     backend: str = "auto",
@@ -76,11 +79,14 @@ def polynomial_attention(
         scale: finite factor on q . k.
         offset: finite, at least 0.
         causal: query i sees the keys j <= i only; needs equal lengths.
+        block_size: tokens of a block, inside which causal attention sees both sides: query i sees the keys of its own
+            block and of all blocks before; None for 1. Blocks count from a row's first real token; the last may be
+            short.
         key_mask: (batch, key_length) bool, True for a real token.
         cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
             attended to by itself. Not beside a `key_mask`.
-        backend: "reference", "blockwise", "triton" (programs for CUDA devices: not float64, vectors of up to 128), or
-            "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
+        backend: "reference", "blockwise", "triton" (programs for CUDA devices: not float64, vectors of up to 128, no
+            blocks), or "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
@@ -97,13 +103,23 @@ def polynomial_attention(
     check_attention_tensors(query, key, value, key_mask)
     if causal:
         check_causal_lengths(query, key)
+    if block_size is not None:
+        check_block_size(block_size, causal)
     if cu_seqlens is not None:
         attend = partial(
-            polynomial_attention, degree=degree, scale=scale, offset=offset, causal=causal, backend=backend
+            polynomial_attention,
+            degree=degree,
+            scale=scale,
+            offset=offset,
+            causal=causal,
+            block_size=block_size,
+            backend=backend,
         )
-        return by_documents(attend, (query, key, value), cu_seqlens, causal=causal, key_mask=key_mask)
+        return by_documents(
+            attend, (query, key, value), cu_seqlens, causal=causal, block_size=block_size, key_mask=key_mask
+        )
     first_position = 0 if causal else None
-    return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
+    return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend, block_size)
 
 
 def polynomial_attention_with_cache(
@@ -114,6 +130,7 @@ def polynomial_attention_with_cache(
     degree: int = 4,
     scale: float = 1.0,
     offset: float = 1.0,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -130,6 +147,7 @@ def polynomial_attention_with_cache(
         degree: even, at least 2.
         scale: finite factor on q . k.
         offset: finite, at least 0, used as given.
+        block_size: as in ``polynomial_attention``; a block begins with the first of the queries.
         key_mask: (batch, m) bool, True for a real token.
         backend: as in ``polynomial_attention``.
 
@@ -142,8 +160,10 @@ def polynomial_attention_with_cache(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
+    if block_size is not None:
+        check_block_size(block_size, True)
     first_position = key.shape[2] - query.shape[2]
-    return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend)
+    return _attend(query, key, value, degree, scale, offset, first_position, key_mask, backend, block_size)
 
 
 def polynomial_attention_backend(
@@ -193,24 +213,20 @@ def _attend(
     first_position: int | None,
     key_mask: Tensor | None,
     backend: str,
+    block_size: int | None,
 ) -> Tensor:
     _check_polynomial(degree, scale, offset)
     picked = polynomial_attention_backend(query, key, value, backend=backend)
+    options = {"degree": degree, "scale": scale, "offset": offset, "first_position": first_position}
+    if block_size is not None and block_size > 1:
+        picked = "blockwise" if backend == "auto" and picked == "triton" else picked
+        attend = partial(POLYNOMIAL_BACKENDS[picked], **options, block_size=block_size)  # type: ignore[arg-type]
+        return in_aligned_rows(attend, query, key, value, key_mask)
     if backend == "auto" and picked == "triton":
         causal, masked = first_position is not None, key_mask is not None
         if not programs_agree(polynomial_attention, query, key, value, degree=degree, causal=causal, masked=masked):
             picked = "blockwise"
-    attend = POLYNOMIAL_BACKENDS[picked]
-    return attend(
-        query,
-        key,
-        value,
-        degree=degree,
-        scale=scale,
-        offset=offset,
-        first_position=first_position,
-        key_mask=key_mask,
-    )
+    return POLYNOMIAL_BACKENDS[picked](query, key, value, **options, key_mask=key_mask)  # type: ignore[arg-type]
 
 
 def _check_polynomial(degree: int, scale: float, offset: float) -> None:

@@ -23,13 +23,14 @@ def blockwise_polynomial_attention(
     offset: float,
     first_position: int | None,
     key_mask: Tensor | None,
+    block_size: int = 1,
 ) -> Tensor:
     """The reference's function, without its matrix of weights; see there for the arguments.
 
     Keeps the inputs, the output and one denominator a row for the backward pass, which recomputes the weights block
     by block. Differentiable once.
     """
-    output, _ = _forward(query, key, value, key_mask, degree, scale, offset, first_position)
+    output, _ = _forward(query, key, value, key_mask, degree, scale, offset, first_position, block_size)
     return output.to(value.dtype)
 
 
@@ -43,6 +44,7 @@ def _forward(
     scale: float,
     offset: float,
     first_position: int | None,
+    block_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Output (batch, heads, query_length, value_dim) and denominator (batch, heads, query_length).
 
@@ -51,7 +53,7 @@ def _forward(
     """
     output, denominator = empty_outputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
-        for tile in tiles(query, key, value, first_position, num_buffers=1):
+        for tile in tiles(query, key, value, first_position, block_size, num_buffers=1):
             keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
             for rows in tile.row_blocks():
                 queries = tile.read_rows(query, rows) * scale
@@ -79,6 +81,7 @@ def _backward(
     degree: int,
     scale: float,
     first_position: int | None,
+    block_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value.
 
@@ -89,7 +92,7 @@ def _backward(
     grad_query, grad_key, grad_value = empty_like_inputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         shrink, remainder = (factor.unsqueeze(-1) for factor in _split_reciprocal(denominator, degree))
-        for tile in tiles(query, key, value, first_position, num_buffers=2):
+        for tile in tiles(query, key, value, first_position, block_size, num_buffers=2):
             keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
             grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
             for rows in tile.row_blocks():
@@ -160,17 +163,17 @@ def empty_like_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 @_forward.register_fake
-def _(query, key, value, key_mask, degree, scale, offset, first_position):
+def _(query, key, value, key_mask, degree, scale, offset, first_position, block_size):
     return empty_outputs(query, key, value)
 
 
 @_backward.register_fake
-def _(grad_output, row_term, query, key, value, key_mask, denominator, degree, scale, first_position):
+def _(grad_output, row_term, query, key, value, key_mask, denominator, degree, scale, first_position, block_size):
     return empty_like_inputs(query, key, value)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
-    query, key, value, key_mask, ctx.degree, ctx.scale, _, ctx.first_position = inputs
+    query, key, value, key_mask, ctx.degree, ctx.scale, _, ctx.first_position, ctx.block_size = inputs
     ctx.save_for_backward(query, key, value, key_mask, *output)
 
 
@@ -179,35 +182,63 @@ def _differentiate(ctx, grad_output: Tensor, grad_denominator: Tensor) -> tuple[
     # What a row's normalisation takes back from every one of its weights; 0 for a row that has none.
     row_term = (grad_output * output).sum(dim=-1) - grad_denominator * denominator
     grads = _backward(
-        grad_output, row_term, query, key, value, key_mask, denominator, ctx.degree, ctx.scale, ctx.first_position
+        grad_output,
+        row_term,
+        query,
+        key,
+        value,
+        key_mask,
+        denominator,
+        ctx.degree,
+        ctx.scale,
+        ctx.first_position,
+        ctx.block_size,
     )
-    return *grads, None, None, None, None, None
+    return *grads, None, None, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-def visible_pairs(query_shape: tuple[int, ...], key_shape: tuple[int, ...], first_position: int | None) -> int:
+def visible_pairs(
+    query_shape: tuple[int, ...], key_shape: tuple[int, ...], first_position: int | None, block_size: int = 1
+) -> int:
     """Pairs of a query and a key that it sees, over all heads of the batch."""
     batch, heads, rows, _ = query_shape
     keys = key_shape[2]
     if first_position is None:
         return batch * heads * rows * keys
-    return batch * heads * (rows * (first_position + 1) + rows * (rows - 1) // 2)
+    whole, rest = divmod(rows, min(block_size, rows))
+    later = (whole * min(block_size, rows) * (min(block_size, rows) - 1) + rest * (rest - 1)) // 2  # of their own block
+    return batch * heads * (rows * (first_position + 1) + rows * (rows - 1) // 2 + later)
 
 
 @counts_operations_of(torch.ops.polysketch.polynomial_attention)
 def _forward_flops(
-    query_shape, key_shape, value_shape, mask_shape, degree, scale, offset, first_position, *, out_shape=None
+    query_shape,
+    key_shape,
+    value_shape,
+    mask_shape,
+    degree,
+    scale,
+    offset,
+    first_position,
+    block_size,
+    *,
+    out_shape=None,
 ) -> int:
     """Two products over the visible pairs; a multiply-add counts as two operations."""
-    return 2 * visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
+    return 2 * visible_pairs(query_shape, key_shape, first_position, block_size) * (query_shape[3] + value_shape[3])
 
 
 @counts_operations_of(torch.ops.polysketch.polynomial_attention_backward)
 def _backward_flops(
     grad_shape, term_shape, query_shape, key_shape, value_shape, mask_shape, denominator_shape, degree, scale,
-    first_position, *, out_shape=None,
+    first_position, block_size, *, out_shape=None,
 ) -> int:  # fmt: skip
     """Five products over the visible pairs: the scores again, and one for each factor of the two forward products."""
-    return 2 * visible_pairs(query_shape, key_shape, first_position) * (3 * query_shape[3] + 2 * value_shape[3])
+    return (
+        2
+        * visible_pairs(query_shape, key_shape, first_position, block_size)
+        * (3 * query_shape[3] + 2 * value_shape[3])
+    )

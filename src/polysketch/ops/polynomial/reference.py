@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from polysketch.ops.blocks import hide_later
+
 
 def reference_polynomial_attention(
     query: Tensor,
@@ -14,6 +16,7 @@ def reference_polynomial_attention(
     offset: float,
     first_position: int | None,
     key_mask: Tensor | None,
+    block_size: int = 1,
 ) -> Tensor:
     """o_i = sum_j w_ij v_j / (offset + sum_j w_ij) with w_ij = (scale * q_i . k_j)^degree, all weights at once.
 
@@ -26,6 +29,7 @@ def reference_polynomial_attention(
         offset: added to the sum of weights.
         first_position: query i sees the keys j <= first_position + i; None: every query sees every key.
         key_mask: (batch, key_length) bool, True for a real token.
+        block_size: query i sees the keys through the end of its block of so many, counted from the first query.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``, computed in float32 or float64.
@@ -39,7 +43,7 @@ def reference_polynomial_attention(
         wide_key, wide_value = (tensor.repeat_interleave(groups, dim=1) for tensor in (wide_key, wide_value))
         weights = (query.to(dtype) * scale @ wide_key.transpose(-1, -2)).pow(degree)
         if first_position is not None:
-            weights = weights.tril(first_position)
+            weights = hide_later(weights, first_position, block_size)
         output = (weights @ wide_value) * reciprocal(offset + weights.sum(dim=-1, keepdim=True))
         return output.to(value.dtype)
 

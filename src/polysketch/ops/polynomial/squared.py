@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.polynomial.api import plain_backend
 from polysketch.ops.polynomial.reference import working_dtype
 from polysketch.ops.polynomial.squared_blockwise import blockwise_squared_polynomial_attention
@@ -27,6 +28,7 @@ class SquaredPolynomialBackend(Protocol):
         offset: float,
         first_position: int | None,
         key_mask: Tensor | None,
+        block_size: int = 1,
     ) -> Tensor: ...
 
 
@@ -44,6 +46,7 @@ def squared_polynomial_attention(
     *,
     offset: float = 1.0,
     causal: bool = False,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -63,6 +66,9 @@ def squared_polynomial_attention(
         coefficients: a_0 to a_D, at least two: finite numbers, or a tensor (D + 1,) on the device of the query.
         offset: finite, at least 0.
         causal: query i sees the keys j <= i only; needs equal lengths.
+        block_size: tokens of a block, inside which causal attention sees both sides: query i sees the keys of its own
+            block and of all blocks before; None for 1. Blocks count from a row's first real token; the last may be
+            short.
         key_mask: (batch, key_length) bool, True for a real token.
         backend: "reference", "blockwise", or "auto", which picks the faster one.
 
@@ -80,8 +86,10 @@ def squared_polynomial_attention(
     check_attention_tensors(query, key, value, key_mask)
     if causal:
         check_causal_lengths(query, key)
+    if block_size is not None:
+        check_block_size(block_size, causal)
     first_position = 0 if causal else None
-    return _attend(query, key, value, coefficients, offset, first_position, key_mask, backend)
+    return _attend(query, key, value, coefficients, offset, first_position, key_mask, backend, block_size)
 
 
 def squared_polynomial_attention_with_cache(
@@ -91,6 +99,7 @@ def squared_polynomial_attention_with_cache(
     coefficients: Tensor | Sequence[float],
     *,
     offset: float = 1.0,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -105,6 +114,7 @@ def squared_polynomial_attention_with_cache(
         value: (batch, key_heads, m, value_dim).
         coefficients: a_0 to a_D.
         offset: finite, at least 0.
+        block_size: as in `squared_polynomial_attention`; a block begins with the first of the queries.
         key_mask: (batch, m) bool, True for a real token.
         backend: as in `squared_polynomial_attention`.
 
@@ -117,8 +127,10 @@ def squared_polynomial_attention_with_cache(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
+    if block_size is not None:
+        check_block_size(block_size, True)
     first_position = key.shape[2] - query.shape[2]
-    return _attend(query, key, value, coefficients, offset, first_position, key_mask, backend)
+    return _attend(query, key, value, coefficients, offset, first_position, key_mask, backend, block_size)
 
 
 def check_coefficients(coefficients: Sequence[float]) -> None:
@@ -146,12 +158,20 @@ def _attend(
     first_position: int | None,
     key_mask: Tensor | None,
     backend: str,
+    block_size: int | None,
 ) -> Tensor:
     if not (math.isfinite(offset) and offset >= 0):
         raise ValueError(f"offset must be finite and not negative, got {offset!r}")
     terms = _as_tensor(coefficients, query, working_dtype(query, key, value))
     attend = SQUARED_POLYNOMIAL_BACKENDS[_picked(query, key, backend)]
-    return attend(query, key, value, terms, offset=offset, first_position=first_position, key_mask=key_mask)
+    if block_size is None or block_size == 1:
+        return attend(query, key, value, terms, offset=offset, first_position=first_position, key_mask=key_mask)
+
+    def by_blocks(query: Tensor, key: Tensor, value: Tensor, *, key_mask: Tensor | None) -> Tensor:
+        options = {"offset": offset, "first_position": first_position, "block_size": block_size}
+        return attend(query, key, value, terms, **options, key_mask=key_mask)  # type: ignore[arg-type]
+
+    return in_aligned_rows(by_blocks, query, key, value, key_mask)
 
 
 def _picked(query: Tensor, key: Tensor, backend: str) -> str:

@@ -28,13 +28,14 @@ def blockwise_squared_polynomial_attention(
     offset: float,
     first_position: int | None,
     key_mask: Tensor | None,
+    block_size: int = 1,
 ) -> Tensor:
     """The reference's function, without its matrix of weights; see there for the arguments.
 
     Keeps the inputs, the output and one denominator a row for the backward pass, which recomputes the weights block
     by block. Differentiable once, in the coefficients too.
     """
-    output, _ = _forward(query, key, value, key_mask, coefficients, offset, first_position)
+    output, _ = _forward(query, key, value, key_mask, coefficients, offset, first_position, block_size)
     return output.to(value.dtype)
 
 
@@ -47,12 +48,13 @@ def _forward(
     coefficients: Tensor,
     offset: float,
     first_position: int | None,
+    block_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Output (batch, heads, query_length, value_dim) and denominator (batch, heads, query_length), working dtype."""
     output, denominator = empty_outputs(query, key, value)
     with torch.autocast(query.device.type, enabled=False):
         terms = coefficients.to(output.dtype).unbind()
-        for tile in tiles(query, key, value, first_position, num_buffers=2):
+        for tile in tiles(query, key, value, first_position, block_size, num_buffers=2):
             keys, values = tile.read_keys(key, key_mask), _values_and_ones(tile, value, key_mask)
             for rows in tile.row_blocks():
                 queries = tile.read_rows(query, rows)
@@ -78,6 +80,7 @@ def _backward(
     denominator: Tensor,
     coefficients: Tensor,
     first_position: int | None,
+    block_size: int,
     with_coefficients: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and, if asked for, coefficients (else zeros).
@@ -92,7 +95,7 @@ def _backward(
         shrink = reciprocal(denominator).sqrt().unsqueeze(-1)
         terms = coefficients.to(denominator.dtype).unbind()
         upstream = torch.cat([grad_output.to(denominator.dtype), -row_term.unsqueeze(-1)], -1)
-        for tile in tiles(query, key, value, first_position, num_buffers=4):
+        for tile in tiles(query, key, value, first_position, block_size, num_buffers=4):
             keys, values = tile.read_keys(key, key_mask), _values_and_ones(tile, value, key_mask)
             grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
             for rows in tile.row_blocks():
@@ -149,19 +152,20 @@ def _add_moments_(moments: Tensor, weights: Tensor, scores: Tensor) -> None:
 
 
 @_forward.register_fake
-def _(query, key, value, key_mask, coefficients, offset, first_position):
+def _(query, key, value, key_mask, coefficients, offset, first_position, block_size):
     return empty_outputs(query, key, value)
 
 
 @_backward.register_fake
 def _(
-    grad_output, row_term, query, key, value, key_mask, denominator, coefficients, first_position, with_coefficients
+    grad_output, row_term, query, key, value, key_mask, denominator, coefficients, first_position, block_size,
+    with_coefficients,
 ):  # fmt: skip
     return *empty_like_inputs(query, key, value), coefficients.new_empty(coefficients.shape)
 
 
 def _save_for_backward(ctx, inputs, output) -> None:
-    query, key, value, key_mask, coefficients, _, ctx.first_position = inputs
+    query, key, value, key_mask, coefficients, _, ctx.first_position, ctx.block_size = inputs
     ctx.save_for_backward(query, key, value, key_mask, coefficients, *output)
 
 
@@ -169,9 +173,9 @@ def _differentiate(ctx, grad_output: Tensor, grad_denominator: Tensor) -> tuple[
     query, key, value, key_mask, coefficients, output, denominator = ctx.saved_tensors
     # What a row's normalisation takes back from every one of its weights; 0 for a row that has none.
     row_term = (grad_output * output).sum(dim=-1) - grad_denominator * denominator
-    inputs = (query, key, value, key_mask, denominator, coefficients, ctx.first_position)
+    inputs = (query, key, value, key_mask, denominator, coefficients, ctx.first_position, ctx.block_size)
     *grads, grad_coefficients = _backward(grad_output, row_term, *inputs, ctx.needs_input_grad[4])
-    return *grads, None, grad_coefficients, None, None
+    return *grads, None, grad_coefficients, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
@@ -179,16 +183,29 @@ _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 @counts_operations_of(torch.ops.polysketch.squared_polynomial_attention)
 def _forward_flops(
-    query_shape, key_shape, value_shape, mask_shape, coefficients_shape, offset, first_position, *, out_shape=None
+    query_shape,
+    key_shape,
+    value_shape,
+    mask_shape,
+    coefficients_shape,
+    offset,
+    first_position,
+    block_size,
+    *,
+    out_shape=None,
 ) -> int:
     """Two products over the visible pairs; a multiply-add counts as two operations."""
-    return 2 * visible_pairs(query_shape, key_shape, first_position) * (query_shape[3] + value_shape[3])
+    return 2 * visible_pairs(query_shape, key_shape, first_position, block_size) * (query_shape[3] + value_shape[3])
 
 
 @counts_operations_of(torch.ops.polysketch.squared_polynomial_attention_backward)
 def _backward_flops(
     grad_shape, term_shape, query_shape, key_shape, value_shape, mask_shape, denominator_shape, coefficients_shape,
-    first_position, with_coefficients, *, out_shape=None,
+    first_position, block_size, with_coefficients, *, out_shape=None,
 ) -> int:  # fmt: skip
     """Five products over the visible pairs: the scores again, and one for each factor of the two forward products."""
-    return 2 * visible_pairs(query_shape, key_shape, first_position) * (3 * query_shape[3] + 2 * value_shape[3])
+    return (
+        2
+        * visible_pairs(query_shape, key_shape, first_position, block_size)
+        * (3 * query_shape[3] + 2 * value_shape[3])
+    )

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polysketch.ops.blocks import hide_later
 from polysketch.ops.polynomial.reference import real_tokens, reciprocal, working_dtype
 
 
@@ -15,6 +16,7 @@ def reference_squared_polynomial_attention(
     offset: float,
     first_position: int | None,
     key_mask: Tensor | None,
+    block_size: int = 1,
 ) -> Tensor:
     """o_i = sum_j w_ij v_j / (offset + sum_j w_ij), w_ij = (a_0 + a_1 s + ... + a_D s^D)^2, s = q_i . k_j.
 
@@ -26,6 +28,7 @@ def reference_squared_polynomial_attention(
         offset: added to the sum of weights.
         first_position: query i sees the keys j <= first_position + i; None: every query sees every key.
         key_mask: (batch, key_length) bool, True for a real token.
+        block_size: query i sees the keys through the end of its block of so many, counted from the first query.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``, computed in float32 or float64.
@@ -41,7 +44,7 @@ def reference_squared_polynomial_attention(
         if key_mask is not None:  # a masked key is zero, but its weight would be a_0^2
             weights = weights.masked_fill(~key_mask[:, None, None, :], 0.0)
         if first_position is not None:
-            weights = weights.tril(first_position)
+            weights = hide_later(weights, first_position, block_size)
         output = (weights @ wide_value) * reciprocal(offset + weights.sum(dim=-1, keepdim=True))
         return output.to(value.dtype)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polysketch.ops.blocks import seen_by_blocks
 from polysketch.ops.polynomial.reference import real_tokens, working_dtype
 
 
@@ -41,6 +42,7 @@ class Tile:
     rows: int
     keys: int
     first_position: int | None
+    block_size: int
     dtype: torch.dtype
     buffers: tuple[Tensor, ...]
 
@@ -53,7 +55,7 @@ class Tile:
         """The blocks of keys that some row of ``rows`` sees; under causal attention the later ones are left out."""
         visible = self.key_length
         if self.first_position is not None:
-            visible = min(visible, self.first_position + rows.stop)
+            visible = min(visible, self.first_position + -(-rows.stop // self.block_size) * self.block_size)
         for start in range(0, visible, self.keys):
             yield slice(start, min(start + self.keys, visible))
 
@@ -84,13 +86,20 @@ class Tile:
 
     def hide_future_(self, block: Tensor, rows: slice, columns: slice) -> Tensor:
         """Zero, in place, what a row must not see of a block (P, g * R, K); only blocks on the diagonal are touched."""
-        if self.first_position is not None and columns.stop > self.first_position + rows.start + 1:
-            diagonal = self.first_position + rows.start - columns.start
-            block.unflatten(1, (self.groups, -1)).tril_(diagonal)
+        if self.first_position is None or columns.stop <= self.first_position + rows.start + 1:
+            return block
+        by_group = block.unflatten(1, (self.groups, -1))
+        if self.block_size == 1:
+            by_group.tril_(self.first_position + rows.start - columns.start)
+        else:
+            seen = seen_by_blocks(rows, columns, self.first_position, self.block_size, block.device)
+            by_group.masked_fill_(~seen, 0.0)
         return block
 
 
-def tiles(query: Tensor, key: Tensor, value: Tensor, first_position: int | None, num_buffers: int) -> Iterator[Tile]:
+def tiles(
+    query: Tensor, key: Tensor, value: Tensor, first_position: int | None, block_size: int, num_buffers: int
+) -> Iterator[Tile]:
     """Tiles that cover all heads of the batch; within one, at most ``BlockSize.weights`` weights exist at a time.
 
     Args:
@@ -98,6 +107,7 @@ def tiles(query: Tensor, key: Tensor, value: Tensor, first_position: int | None,
         key: (batch, key_heads, key_length, head_dim).
         value: (batch, key_heads, key_length, value_dim).
         first_position: position of the first query among the keys, or None when every query sees every key.
+        block_size: rows that see one another's keys, counted from the first query.
         num_buffers: blocks of weights that the caller holds at once.
     """
     batch, key_heads, groups = key.shape[0], key.shape[1], query.shape[1] // key.shape[1]
@@ -121,6 +131,7 @@ def tiles(query: Tensor, key: Tensor, value: Tensor, first_position: int | None,
                 rows=rows,
                 keys=keys,
                 first_position=first_position,
+                block_size=block_size,
                 dtype=dtype,
                 buffers=buffers,
             )

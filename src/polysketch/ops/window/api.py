@@ -13,6 +13,7 @@ from polysketch.ops.arguments import (
     check_causal_lengths,
     check_devices,
 )
+from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.window import blockwise, native, operator, reference
 from polysketch.ops.window.types import BesideKey, Inputs, Plan
@@ -48,6 +49,7 @@ def sliding_window_attention(
     *,
     window: int,
     causal: bool = False,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     scale: float | None = None,
     beside: BesideKey | None = None,
@@ -65,6 +67,8 @@ def sliding_window_attention(
         value: (batch, key_heads, length, value_dim); value_dim may differ from head_dim.
         window: tokens that a token sees, at least 1.
         causal: none of them later than itself.
+        block_size: tokens of a block, inside which causal attention sees both sides as far as the window reaches; None
+            for 1. Blocks count from a row's first real token, and the last may be short.
         key_mask: (batch, length) bool, True for a real token; masked keys get no weight.
         scale: factor on q . k; 1 / sqrt(head_dim) when None.
         beside: one more key for every query, as the sum over all tokens before its window may be.
@@ -92,10 +96,17 @@ def sliding_window_attention(
 
         def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor, key_mask: Tensor | None) -> Tensor:
             own = BesideKey(*rest) if rest else None
-            return _attend(query, key, value, key_mask, own, window, causal, scale, backend)
+            return _attend(query, key, value, key_mask, own, window, causal, block_size, scale, backend)
 
-        return by_documents(attend, (query, key, value, *(beside or ())), cu_seqlens, causal=causal, key_mask=key_mask)
-    return _attend(query, key, value, key_mask, beside, window, causal, scale, backend)
+        return by_documents(
+            attend,
+            (query, key, value, *(beside or ())),
+            cu_seqlens,
+            causal=causal,
+            block_size=block_size,
+            key_mask=key_mask,
+        )
+    return _attend(query, key, value, key_mask, beside, window, causal, block_size, scale, backend)
 
 
 def sliding_window_attention_with_cache(
@@ -104,6 +115,7 @@ def sliding_window_attention_with_cache(
     value: Tensor,
     *,
     window: int,
+    block_size: int | None = None,
     key_mask: Tensor | None = None,
     scale: float | None = None,
     beside: BesideKey | None = None,
@@ -112,7 +124,8 @@ def sliding_window_attention_with_cache(
     """Causal sliding-window attention of the last n queries of a sequence over m keys, for decoding with a cache.
 
     Query i of n stands at position m - n + i of the keys; the first window - 1 queries need keys from before the
-    first, so that a cache of the last window - 1 tokens is enough. Arguments as in `sliding_window_attention`.
+    first, so that a cache of the last window - 1 tokens is enough. Arguments as in `sliding_window_attention`; with a
+    `block_size` a block begins with the first of the queries.
 
     Returns:
         (batch, heads, n, value_dim). A query that sees no real key, nor one beside, gets zeros.
@@ -123,7 +136,7 @@ def sliding_window_attention_with_cache(
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
-    return _attend(query, key, value, key_mask, beside, window, True, scale, backend)
+    return _attend(query, key, value, key_mask, beside, window, True, block_size, scale, backend)
 
 
 def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, *, backend: str = "auto") -> str:
@@ -160,6 +173,7 @@ def _attend(
     beside: BesideKey | None,
     window: int,
     causal: bool,
+    block_size: int | None,
     scale: float | None,
     backend: str,
 ) -> Tensor:
@@ -169,7 +183,23 @@ def _attend(
     behind = min(window, key.shape[2]) - 1
     plan = Plan(behind, 0 if causal else behind, query.shape[3] ** -0.5 if scale is None else scale)
     picked = sliding_window_attention_backend(query, key, value, backend=backend)
+    if block_size is not None:
+        check_block_size(block_size, causal)
+        if block_size > 1:
+            return _attend_by_blocks(picked, Inputs(query, key, value, key_mask, *(beside or ())), plan, block_size)
     return BACKENDS[picked].attend(Inputs(query, key, value, key_mask, *(beside or ())), plan)
+
+
+def _attend_by_blocks(picked: str, inputs: Inputs, plan: Plan, block_size: int) -> Tensor:
+    """In rows that begin with their first real token, where blocks count from."""
+    block = min(block_size, inputs.query.shape[2])
+    plan = plan._replace(ahead=min(plan.behind, block - 1), block=block)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *beside: Tensor, key_mask: Tensor | None) -> Tensor:
+        return BACKENDS[picked].attend(Inputs(query, key, value, key_mask, *beside), plan)
+
+    beside = (x for x in inputs[4:] if x is not None)
+    return in_aligned_rows(attend, *inputs[:3], inputs.key_mask, tuple(beside))
 
 
 def _check_beside(query: Tensor, value: Tensor, beside: BesideKey) -> None:

@@ -1,5 +1,7 @@
 """A window of softmax by PyTorch's scaled_dot_product_attention, over blocks of queries: every device and dtype."""
 
+from itertools import cycle
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -67,15 +69,20 @@ def _attend_in_blocks(inputs: Inputs, plan: Plan, first: tuple[Tensor, Tensor] |
     keys, values = (F.pad(x, (0, 0, *padding)).unfold(2, span, rows).unbind(2) for x in (key, value))
     real = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
     reals = F.pad(real, padding, value=False).unfold(1, span, rows).unbind(1)
-    near = torch.ones(rows, span, dtype=torch.bool, device=key.device).triu().tril(behind + ahead)
+    # Blocks that do not fit into the rows worked on together fall elsewhere in each of them.
+    starts = range(0, length, rows) if plan.block and rows % plan.block else (0,)
+    nears = [
+        plan.seen(range(start, start + rows), range(start - behind, start + rows + ahead), key.device)
+        for start in starts
+    ]
     if first is not None:
         keys = tuple(torch.cat([first[0].mT, x], -1) for x in keys)
         values = tuple(torch.cat([first[1].mT, x], -1) for x in values)
         # Not by a padding of true: Inductor (2.13) writes C++ for it that does not compile.
         reals = tuple(torch.cat([torch.ones_like(x[:, :1]), x], 1) for x in reals)
-        near = torch.cat([torch.ones_like(near[:, :1]), near], 1)
+        nears = [torch.cat([torch.ones_like(near[:, :1]), near], 1) for near in nears]
     outputs = [
         masked_attention(q, k.mT, v.mT, plan.scale, allowed=near[: q.shape[2]] & mask[:, None, None, :])
-        for q, k, v, mask in zip(query.split(rows, 2), keys, values, reals, strict=True)
+        for q, k, v, mask, near in zip(query.split(rows, 2), keys, values, reals, cycle(nears))
     ]
     return torch.cat(outputs, 2)

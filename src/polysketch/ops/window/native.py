@@ -16,7 +16,7 @@ from polysketch.ops.native import why_not as why_no_program
 from polysketch.ops.parallel import num_workers
 from polysketch.ops.window.types import Inputs, Plan
 
-_SIZES = ("heads", "key_heads", "queries", "keys", "width", "value_width", "behind", "ahead", "spans")
+_SIZES = ("heads", "key_heads", "queries", "keys", "width", "value_width", "behind", "ahead", "block", "spans")
 _INPUTS = ("query", "key", "value", "beside_logit", "beside_value")
 _OUTPUTS = ("output", "peak", "mass")
 _QUERIES = 32  # kQueries of window_attention.h
@@ -86,7 +86,7 @@ class _Arguments:
         self._threaded = products >= _PRODUCTS_WORTH_A_THREAD
         spans = _num_spans(heads, query.shape[2], plan) if self._threaded else 1
         self._units = heads * spans
-        self._call = _Call(*sizes, plan.behind, plan.ahead, spans, plan.scale)
+        self._call = _Call(*sizes, plan.behind, plan.ahead, plan.block, spans, plan.scale)
         self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
         if inputs.key_mask is not None:
             mask = inputs.key_mask.contiguous()

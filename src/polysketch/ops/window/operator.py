@@ -13,7 +13,7 @@ from polysketch.ops.window.types import Inputs, Plan
 # What `Inputs` and `Plan` are to PyTorch, in their order.
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? beside_logit, Tensor? beside_value, "
-    "int behind, int ahead, float scale"
+    "int behind, int ahead, float scale, int block"
 )
 _TENSORS = len(Inputs._fields)
 
@@ -86,7 +86,13 @@ def _operations(shapes: Inputs, plan: Plan) -> int:
     batch, heads, queries, width = shapes.query
     earlier = shapes.key[2] - queries
     before, after = plan.behind - earlier, plan.ahead
-    beyond = _triangle(before) - _triangle(before - queries) + _triangle(after) - _triangle(after - queries)
+    beyond = _triangle(before) - _triangle(before - queries)
+    if not plan.block:
+        beyond += _triangle(after) - _triangle(after - queries)
+    else:  # of each place in a block, as many as follow it there
+        whole, rest = divmod(queries, plan.block)
+        counts = (whole, plan.block), (1, rest)
+        beyond += queries * after - sum(n * sum(min(after, i) for i in range(size)) for n, size in counts)
     pairs = queries * (plan.behind + plan.ahead + 1) - beyond
     return 2 * batch * heads * pairs * (width + shapes.value[3])
 

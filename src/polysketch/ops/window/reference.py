@@ -7,15 +7,15 @@ from polysketch.ops.window.types import Inputs, Plan
 
 
 def attend(inputs: Inputs, plan: Plan) -> Tensor:
-    """o_i = sum_j softmax_j(scale * q_i . k_j) v_j over -ahead <= i - j <= behind, all weights at once.
+    """o_i = sum_j softmax_j(scale * q_i . k_j) v_j over -ahead <= i - j <= behind and to the end of the block of i,
+    all weights at once.
 
     Differentiable by autograd as often as wanted, in forward mode too. Memory: n times m numbers a head.
     """
     query, key, value, key_mask, beside_logit, beside_value = inputs
     key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
-    position = torch.arange(key.shape[2], device=key.device)
-    age = position[-query.shape[2] :, None] - position
-    seen = (age <= plan.behind) & (age >= -plan.ahead)
+    length, earlier = query.shape[2], key.shape[2] - query.shape[2]
+    seen = plan.seen(range(length), range(-earlier, length), key.device)
     seen = seen if key_mask is None else seen & key_mask[:, None, None, :]
     logits = (query @ key.mT * plan.scale).masked_fill(~seen, float("-inf"))
     if beside_logit is not None:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -43,8 +44,19 @@ class Plan(NamedTuple):
         behind: keys before its own position that a query sees, less than there are keys.
         ahead: keys after it.
         scale: factor on q . k.
+        block: tokens of a block, counted from the first query, beyond the end of which no query sees; 0 for none.
     """
 
     behind: int
     ahead: int
     scale: float
+    block: int = 0
+
+    def seen(self, rows: range, keys: range, device: torch.device) -> Tensor:
+        """(rows, keys) bool of what is seen, by the positions of queries and keys, the first query's being 0."""
+        of_rows, of_keys = (torch.arange(x.start, x.stop, device=device) for x in (rows, keys))
+        age = of_rows[:, None] - of_keys
+        near = (age <= self.behind) & (age >= -self.ahead)
+        if self.block:
+            near &= (of_rows // self.block)[:, None] >= of_keys // self.block
+        return near

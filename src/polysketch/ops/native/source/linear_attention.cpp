@@ -85,12 +85,13 @@ class Forward {
 
   // Scores of one key -> its weights, also added to the masses.
   void weigh(int64_t first, int64_t key, float* row) {
+    const int64_t from = head_.seen_from(key);
     for (int v = 0; v < kBlockVectors; v++) {
       const int64_t query = first + v * kLanes;
       Vector weight = power_of(load(row + v * kLanes), head_.exponent);
       if (head_.factors == 2) weight *= load(row + kScores + v * kLanes);
       if (chunk_.decay.any() && !head_.local) weight *= decay_between(chunk_.decay, query, key);
-      if (key > query) weight = keep(weight, sees(head_, query, key));
+      if (from > query) weight = keep(weight, at_least(query, from));
       store(row + v * kLanes, weight);
       store(mass_ + v * kLanes, load(mass_ + v * kLanes) + weight);
     }

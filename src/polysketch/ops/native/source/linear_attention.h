@@ -4,7 +4,8 @@
 
 #include "sums.h"
 
-enum Diagonal : int64_t { kNone = 0, kCausal = 1, kFull = 2 };
+// Which weights inside a chunk count; b > 1: those of blocks of b tokens, which see one another and what is before them.
+enum Diagonal : int64_t { kFull = -1, kNone = 0, kCausal = 1 };
 
 constexpr int64_t kKeys = 64;                  // keys inside a chunk worked on at once
 constexpr int64_t kScores = kKeys * kBlock;    // of a block of queries and so many keys
@@ -46,7 +47,14 @@ struct Head {
   // Of rows of all parts, those of one.
   Rows part(Rows rows, int64_t factor) const { return {rows.data + factor * inner_width, rows.token}; }
   // Keys of a chunk of `size` that queries before `stop` may see.
-  int64_t visible(int64_t stop, int64_t size) const { return call.diagonal == kCausal ? std::min(stop, size) : size; }
+  int64_t visible(int64_t stop, int64_t size) const {
+    if (call.diagonal > kCausal) stop = (stop + call.diagonal - 1) / call.diagonal * call.diagonal;
+    return call.diagonal == kFull ? size : std::min(stop, size);
+  }
+  // The first query of a chunk that sees a key, and all later ones do.
+  int64_t seen_from(int64_t key) const {
+    return call.diagonal == kCausal ? key : call.diagonal == kFull ? 0 : key - key % call.diagonal;
+  }
 
   const LinearAttentionCall& call;
   int64_t unit, batch, key_head, shared, row;
@@ -164,10 +172,9 @@ static inline void start_sums(const Head& head, const Expansion& expansion, Sums
 // 1 / mass; a row without any mass gives zeros.
 static inline float reciprocal_mass(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
 
-// Lanes of the queries first..first + lanes that may see a key, positions counted inside the chunk.
-static inline Integers sees(const Head& head, int64_t first, int64_t key) {
-  if (head.call.diagonal != kCausal) return Integers{} == 0;
-  return lane_numbers() + static_cast<int32_t>(first) >= static_cast<int32_t>(key);
+// Lanes of the queries first..first + lanes that stand at `from` or later, positions counted inside the chunk.
+static inline Integers at_least(int64_t first, int64_t from) {
+  return lane_numbers() + static_cast<int32_t>(first) >= static_cast<int32_t>(from);
 }
 
 // Decay from a key to queries first..first + lanes of its chunk.

@@ -134,12 +134,13 @@ class Backward {
 
   // Scores of one key -> its weights; gradients of numerators by its value -> gradients of its scores.
   void weigh(int64_t first, int64_t key, float* scores, float* changes) {
+    const int64_t from = head_.seen_from(key);
     for (int v = 0; v < kBlockVectors; v++) {
       const int64_t query = first + v * kLanes;
       const Vector score = load(scores + v * kLanes);
       Vector slope = power_of(score, head_.exponent - 1);
       if (chunk_.decay.any() && !head_.local) slope *= decay_between(chunk_.decay, query, key);
-      if (key > query) slope = keep(slope, sees(head_, query, key));
+      if (from > query) slope = keep(slope, at_least(query, from));
       const Vector change = load(changes + v * kLanes) + load(upstream_.masses + v * kLanes);
       if (head_.factors == 2) {
         const Vector other = load(scores + kScores + v * kLanes);
@@ -148,7 +149,7 @@ class Backward {
         store(changes + kScores + v * kLanes, change * slope * score);
         continue;
       }
-      store(scores + v * kLanes, key > query ? keep(score * slope, sees(head_, query, key)) : score * slope);
+      store(scores + v * kLanes, from > query ? keep(score * slope, at_least(query, from)) : score * slope);
       store(changes + v * kLanes, change * slope * static_cast<float>(head_.exponent));
     }
   }

@@ -2,7 +2,7 @@
 // polysketch/ops/window/native.py.
 //
 // The query of number i stands at position i + keys - queries of the keys, and sees those from `behind` before it to
-// `ahead` after it. Queries are worked on in blocks; scores lie as scores[key][query], so that a vector holds one key's
+// `ahead` after it, or to the end of its block, which count from the first query. Queries are worked on in blocks; scores lie as scores[key][query], so that a vector holds one key's
 // scores of many queries.
 #pragma once
 
@@ -19,7 +19,7 @@ constexpr float kNegligible = -87.0f;  // weights of e^x below it are zero
 
 struct WindowAttentionCall {
   int64_t heads, key_heads, queries, keys, width, value_width;
-  int64_t behind, ahead, spans;
+  int64_t behind, ahead, block, spans;  // block: 0, or tokens of a block, the end of which no query sees beyond
   float scale;
   Tensor query, key, value, beside_logit, beside_value;
   const uint8_t* key_mask;  // (batch, keys), contiguous, not zero for a real token; null where all are
@@ -75,6 +75,11 @@ struct Span {
     if (keys.first < middle) work(Range{keys.first, middle}, Range{0, kHalf});
     if (middle < behind) work(Range{middle, behind}, Range{0, last});
     if (behind < keys.last && kHalf < last) work(Range{behind, keys.last}, Range{kHalf, last});
+  }
+
+  // How far before it a query may stand that sees a key: in blocks, at the begin of the key's own.
+  int64_t ahead_of(int64_t key) const {
+    return std::min(call.ahead, std::max<int64_t>(key - earlier, 0) % call.block);
   }
 
   bool is_real(int64_t key) const { return !call.key_mask || call.key_mask[batch * call.keys + key]; }
@@ -139,8 +144,9 @@ class MovingTokens : public MovingRows {
 // Scores of keys key..key + count, [key][kQueries], of the block of queries that begins at `query`: hides those that
 // are not seen.
 static inline void hide(const Span& span, int64_t query, int64_t key, int64_t count, float* scores) {
-  const int64_t behind = span.call.behind, ahead = span.call.ahead;
+  const int64_t behind = span.call.behind;
   for (int64_t j = 0; j < count; j++) {
+    const int64_t ahead = span.call.block ? span.ahead_of(key + j) : span.call.ahead;
     const int64_t age = query + span.earlier - key - j;  // of the key, to the block's first query
     float* row = scores + j * kQueries;
     if (!span.is_real(key + j)) {

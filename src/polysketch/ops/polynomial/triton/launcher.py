@@ -31,12 +31,18 @@ def triton_polynomial_attention(
     offset: float,
     first_position: int | None,
     key_mask: Tensor | None,
+    block_size: int = 1,
 ) -> Tensor:
     """The reference's function; see there for the arguments.
 
     Keeps the inputs, the output, its rounding and one denominator a row for the backward pass, which computes the
     weights again. Differentiable once.
+
+    Raises:
+        RuntimeError: a block of more than one token.
     """
+    if block_size > 1:
+        raise RuntimeError(f"the triton backend has no blocks, got block_size={block_size}; 'blockwise' has")
     tensors = (query, key, value)
     keep_rounding = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     inputs = (tensor.to(_shared_dtype(*tensors)) for tensor in tensors)

@@ -8,7 +8,7 @@ t_ij decay_ij, and the slope for one of the scores is the other, decayed. Scores
 import triton
 import triton.language as tl
 
-from polysketch.ops.linear.triton.programs.outputs import scores, visible
+from polysketch.ops.linear.triton.programs.outputs import last_visible, scores, visible
 from polysketch.ops.triton.programs.shared import load_columns, load_rows, power, store_rows
 
 
@@ -89,7 +89,7 @@ def linear_inner_query_gradient(
     upstream = load_rows(numerator_gradient + here * WIDTH, places, WIDTH, columns, seen, WIDTH).to(DOT)
     mass = tl.load(mass_gradient + here + places, mask=seen, other=0.0)
     found = tl.zeros((QUERIES, DEPTH), tl.float32)
-    last = tl.minimum(chunk, (block + 1) * QUERIES) if DIAGONAL == 1 else chunk
+    last = last_visible(block, chunk, QUERIES, DIAGONAL)
     last = tl.minimum(last, length - first).to(tl.int32)
     for start in range(0, last, KEYS):
         keys = start + tl.arange(0, KEYS)
@@ -166,7 +166,10 @@ def linear_inner_key_gradient(
     of_values = load_rows(of_value, keys, value_token, columns, key_seen, WIDTH).to(DOT)
     of_keys = tl.zeros((KEYS, DEPTH), tl.float32)
     for_values = tl.zeros((KEYS, COLUMNS), tl.float32)
-    begin = block * KEYS // QUERIES if DIAGONAL == 1 else 0
+    begin = block * KEYS
+    if DIAGONAL > 1:
+        begin = begin // DIAGONAL * DIAGONAL
+    begin = begin // QUERIES if DIAGONAL > 0 else 0
     queries = tl.cdiv(tl.minimum(chunk, length - first).to(tl.int32), QUERIES) - begin
     for item in range(SHARED * queries):
         head = key_head * SHARED + item // queries

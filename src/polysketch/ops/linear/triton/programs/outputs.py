@@ -45,9 +45,20 @@ def scores(
 
 @triton.jit
 def visible(query_place, key_place, query_seen, key_seen, DIAGONAL: tl.constexpr):
-    """(queries, keys) bool of what a query may see inside its chunk; 1 is causal, 2 everything."""
+    """(queries, keys) bool of what a query may see inside its chunk; 1 is causal, b > 1 blocks of b, -1 everything."""
     both = query_seen[:, None] & key_seen[None, :]
+    if DIAGONAL > 1:
+        both &= query_place[:, None] >= (key_place // DIAGONAL * DIAGONAL)[None, :]
     return both & (query_place[:, None] >= key_place[None, :]) if DIAGONAL == 1 else both
+
+
+@triton.jit
+def last_visible(block, chunk, QUERIES: tl.constexpr, DIAGONAL: tl.constexpr):
+    """How many keys of a chunk some query of a block of QUERIES may see."""
+    last = (block + 1) * QUERIES
+    if DIAGONAL > 1:
+        last = tl.cdiv(last, DIAGONAL) * DIAGONAL
+    return tl.minimum(chunk, last) if DIAGONAL > 0 else chunk
 
 
 @triton.jit(do_not_specialize=["offset", "length", "chunk", "chunks"])
@@ -128,7 +139,7 @@ def linear_outputs(
         of_query = inner_query + batch * inner_query_batch + head * inner_query_head + start * inner_query_token
         of_key = inner_key + batch * inner_key_batch + key_head * inner_key_head + first * inner_key_token
         of_value = value + batch * value_batch + key_head * value_head + first * value_token
-        last = tl.minimum(chunk, (block + 1) * QUERIES) if DIAGONAL == 1 else chunk
+        last = last_visible(block, chunk, QUERIES, DIAGONAL)
         last = tl.minimum(last, length - first).to(tl.int32)
         for key_start in range(0, last, KEYS):
             keys = key_start + tl.arange(0, KEYS)
