@@ -105,7 +105,7 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 
 # torchvision, which timm needs, comes from where torch does: of another build, it would not load.
 test-vision: $(VISION)/.ready
-	$(VISION)/bin/python -m pytest tests/integrations/timm tests/integrations/diffusers
+	$(VISION)/bin/python -m pytest tests/integrations/timm tests/integrations/diffusers tests/integrations/test_vision_page.py
 
 $(VISION)/.ready: pyproject.toml constraints.txt
 	test -x $(VISION)/bin/python || $(PYTHON) -m venv $(VISION)

@@ -106,7 +106,9 @@ WRONG_NAMES = [
     ("benchmark training --models nope", WAY),
     ("benchmark training --preset nope", PRESET),
     ("benchmark decoding --models learned linear:a=1 nope", WAY),
+    ("benchmark pictures --models learned linear:a=1 nope", WAY),
     ("benchmark decoding --preset nope", PRESET),
+    ("benchmark pictures --preset nope", PRESET),
 ]
 
 
@@ -163,7 +165,7 @@ def test_every_flag_that_names_a_mechanism_is_given_a_wrong_one():
     given = {
         (c, f) for c in commands for f in naming for line, _ in WRONG_NAMES if line.startswith(c) and f" --{f} " in line
     }
-    assert len(takes) == 8
+    assert len(takes) == 10
     assert takes <= given
 
 

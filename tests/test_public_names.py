@@ -206,12 +206,14 @@ PUBLIC_NAMES = {
     "benchmarking": [
         "AttentionSettings",
         "DecodingSettings",
+        "PicturesSettings",
         "TrainingSettings",
         "Workbench",
         "measure_rates",
         "record",
         "time_attention",
         "time_decoding",
+        "time_pictures",
         "time_training",
     ],
     "generation": [

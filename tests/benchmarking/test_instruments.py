@@ -58,9 +58,19 @@ def test_doubling_the_length_doubles_the_linear_floor_and_quadruples_the_exact_o
 
 
 def test_within_one_chunk_linear_attention_has_the_floor_of_exact_attention():
-    shape = Shape(2, 256)
-    linear = floors.linear_attention(shape, 32, 256, backward=False, itemsize=4)
-    assert linear.operations == floors.exact_attention(shape, backward=False, itemsize=4).operations
+    for shape in (Shape(2, 256), Shape(2, 256, causal=False)):
+        linear = floors.linear_attention(shape, 32, 256, backward=False, itemsize=4)
+        assert linear.operations == floors.exact_attention(shape, backward=False, itemsize=4).operations
+
+
+def test_tokens_that_see_all_others_cost_exact_attention_twice_and_sums_the_same():
+    options = {"backward": False, "itemsize": 4}
+    causal, both = (Shape(1, 2**14, causal=causal) for causal in (True, False))
+    exact = [floors.exact_attention(shape, **options).operations for shape in (causal, both)]
+    linear = [floors.linear_attention(shape, 32, 256, **options).operations for shape in (causal, both)]
+    assert exact[1] == 2 * exact[0]
+    chunks = 2 * 2 * both.rows * 128 * 64
+    assert linear[1] - linear[0] == pytest.approx(chunks + 2 * 2 * 256 * 12 * 528 * 65)
 
 
 def test_a_random_sketch_costs_less_than_a_learned_one_and_more_than_none():

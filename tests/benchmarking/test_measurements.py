@@ -11,10 +11,12 @@ from polysketch.attention import KeyValueState
 from polysketch.benchmarking import (
     AttentionSettings,
     DecodingSettings,
+    PicturesSettings,
     TrainingSettings,
     record,
     time_attention,
     time_decoding,
+    time_pictures,
     time_training,
 )
 from polysketch.benchmarking.models import attention_states, build_model, read_bytes, state_at
@@ -27,8 +29,14 @@ WAYS = ("sdpa", "given", "learned", "random", "polynomial")
 ATTENTION = AttentionSettings(lengths=(64, 128), mechanisms=WAYS, heads=2, local=16)
 TRAINING = TrainingSettings(preset="tiny", models=("learned", "polynomial"), contexts=(48,), batch=2, local=16)
 DECODING = DecodingSettings(preset="tiny", models=("learned", "random"), positions=(40,), local=16)
+ENCODER = AttentionSettings(
+    lengths=(64, 128), mechanisms=("given", "learned", "softmax"), heads=2, local=16, bidirectional=True
+)
+PICTURES = PicturesSettings(preset="tiny", models=("learned",), image_sizes=(32,), patch=4, local=16)
 BENCHMARKS = {
     "attention": (time_attention, ATTENTION, "sdpa"),
+    "encoder": (time_attention, ENCODER, "sdpa"),
+    "pictures": (time_pictures, PICTURES, "softmax"),
     "training": (time_training, TRAINING, "softmax"),
     "decoding": (time_decoding, DECODING, "softmax"),
 }

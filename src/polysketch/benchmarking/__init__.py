@@ -1,4 +1,4 @@
-"""Timing attention, training steps and decoding on this machine: what `polysketch benchmark` and `make bench` run.
+"""Timing attention, training steps, decoding and pictures: what `polysketch benchmark` and `make bench` run.
 
 Every speed is a ratio of alternating calls in one run, every computation of ours is compared with its reference before
 it is timed, and beside every time stands the floor: operations and bytes counted from shapes, over the rates of this
@@ -7,11 +7,12 @@ machine measured in the same run.
 
 from typing import TYPE_CHECKING
 
-from polysketch.benchmarking.settings import AttentionSettings, DecodingSettings, TrainingSettings
+from polysketch.benchmarking.settings import AttentionSettings, DecodingSettings, PicturesSettings, TrainingSettings
 from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
     from polysketch.benchmarking.attention_alone import time_attention
+    from polysketch.benchmarking.pictures import time_pictures
     from polysketch.benchmarking.token_steps import time_decoding
     from polysketch.benchmarking.training_steps import time_training
     from polysketch.benchmarking.workbench import Workbench, measure_rates, record
@@ -20,6 +21,7 @@ else:
         __name__,
         {
             "attention_alone": ["time_attention"],
+            "pictures": ["time_pictures"],
             "token_steps": ["time_decoding"],
             "training_steps": ["time_training"],
             "workbench": ["Workbench", "measure_rates", "record"],
@@ -29,11 +31,13 @@ else:
 __all__ = [
     "AttentionSettings",
     "DecodingSettings",
+    "PicturesSettings",
     "TrainingSettings",
     "Workbench",
     "measure_rates",
     "record",
     "time_attention",
     "time_decoding",
+    "time_pictures",
     "time_training",
 ]

@@ -42,9 +42,9 @@ def disagreement(call: Call, *, backward: bool) -> dict[str, float]:
     return {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
 
 
-def checked_shape(local: int, heads: int, head_dim: int, batch: int = 1) -> Shape:
+def checked_shape(local: int, heads: int, head_dim: int, batch: int = 1, *, causal: bool = True) -> Shape:
     """Where attention is checked: a few heads, and two and a half chunks of `local`, so that every part has weight."""
-    return Shape(batch, 2 * local + local // 2 + 1, min(heads, _CHECKED_HEADS), head_dim)
+    return Shape(batch, 2 * local + local // 2 + 1, min(heads, _CHECKED_HEADS), head_dim, causal)
 
 
 def require_agreement(bench: Workbench, make: Callable[[], Call], what: str, *, backward: bool) -> None:

@@ -49,7 +49,7 @@ def check_agreement(bench: Workbench, settings: AttentionSettings) -> None:
         ValueError: naming the error and the tolerance.
     """
     backends = _picked_backends(settings, bench)
-    shape = checked_shape(settings.local, settings.heads, settings.head_dim)
+    shape = checked_shape(settings.local, settings.heads, settings.head_dim, causal=not settings.bidirectional)
     for one in (way(name, settings.sizes) for name in settings.names):
         if one.prepare_check is None:
             continue

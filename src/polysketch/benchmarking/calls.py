@@ -52,8 +52,8 @@ def forward_backward(call: Call) -> Callable[[], Any]:
 
 
 def sdpa(shape: Shape, device: torch.device, dtype: torch.dtype, *, backend: SDPBackend | None = None) -> Call:
-    """Causal `scaled_dot_product_attention`; `backend` alone, or PyTorch's own choice."""
-    return sdpa_of(heads(shape, device, dtype), backend=backend)
+    """`scaled_dot_product_attention`; `backend` alone, or PyTorch's own choice."""
+    return sdpa_of(heads(shape, device, dtype), causal=shape.causal, backend=backend)
 
 
 def sdpa_of(tensors: list[Tensor], *, causal: bool = True, backend: SDPBackend | None = None) -> Call:
@@ -78,7 +78,7 @@ def linear(
     shared: int = 1,
     **options: Any,
 ) -> Call:
-    """`linear_attention` over given features: causal, of power 2, with an offset of 1, unless options say otherwise.
+    """`linear_attention` over given features: of power 2, with an offset of 1, unless options say otherwise.
 
     Args:
         features: of a query or key.
@@ -96,7 +96,7 @@ def linear(
         leaves += [random(shape, device, dtype), random(keys, device, dtype) / shape.head_dim**0.5]
     if decays:
         leaves.append(-0.01 * random(keys, device, dtype)[..., 0].abs())
-    return _linear(leaves, local, decays, {"power": 2, "causal": True, "offset": 1.0, **options})
+    return _linear(leaves, local, decays, {"power": 2, "causal": shape.causal, "offset": 1.0, **options})
 
 
 def _linear(leaves: list[Tensor], local: int, decays: bool, options: dict[str, Any]) -> Call:

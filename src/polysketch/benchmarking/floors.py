@@ -32,12 +32,18 @@ class Floor:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of an attention call; heads of 64 as in the papers' models."""
+    """Sizes of an attention call; heads of 64 as in the papers' models. Not `causal`, tokens see all others."""
 
     batch: int
     length: int
     heads: int = 12
     head_dim: int = 64
+    causal: bool = True
+
+    @property
+    def seen(self) -> float:
+        """Tokens that a token sees in the mean."""
+        return self.length / 2 if self.causal else self.length
 
     @property
     def tokens(self) -> int:
@@ -51,18 +57,18 @@ class Shape:
 
 
 def exact_attention(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
-    """Causal softmax or polynomial attention: half of two n x n products a head."""
-    return nearby_attention(shape, shape.length / 2, backward=backward, itemsize=itemsize)
+    """Softmax or polynomial attention: two n x n products a head, half of them when causal."""
+    return nearby_attention(shape, shape.seen, backward=backward, itemsize=itemsize)
 
 
 def nearby_attention(shape: Shape, seen: float, *, backward: bool, itemsize: int) -> Floor:
-    """Causal attention of every token to `seen` others in the mean, at most half of the sequence."""
-    products = 2 * 2 * shape.rows * min(seen, shape.length / 2) * shape.head_dim
+    """Attention of every token to `seen` others in the mean, at most to all that it may see."""
+    products = 2 * 2 * shape.rows * min(seen, shape.seen) * shape.head_dim
     return _floor(products, shape.rows * itemsize, 3 * shape.head_dim, shape.head_dim, backward)
 
 
 def linear_attention(shape: Shape, sketch_size: int, local: int, *, backward: bool, itemsize: int) -> Floor:
-    """Causal attention over given features, power 2, exact in chunks of `local`."""
+    """Attention over given features, power 2, exact in chunks of `local`."""
     read = 2 * sketch_size + 3 * shape.head_dim
     products = _linear_products(shape, sketch_size, local)
     return _floor(products, shape.rows * itemsize, read, shape.head_dim, backward)
@@ -91,11 +97,14 @@ def _floor(products: float, row_bytes: float, read: int, written: int, backward:
 
 
 def _linear_products(shape: Shape, sketch_size: int, local: int) -> float:
-    """Chunks: half of two local x local products. Beyond the first chunk: one read of the sums, one fold."""
+    """Chunks: two local x local products, half of them when causal. One read of the sums and one fold: of every token,
+    and when causal of those beyond the first chunk; none where all tokens share a chunk."""
     expanded = sketch_size * (sketch_size + 1) // 2
     chunk = min(local, shape.length)
-    beyond = shape.batch * shape.heads * (shape.length - chunk)
-    return 2 * 2 * shape.rows * (chunk / 2) * shape.head_dim + 2 * 2 * beyond * expanded * (shape.head_dim + 1)
+    without = chunk if shape.causal or chunk == shape.length else 0
+    beyond = shape.batch * shape.heads * (shape.length - without)
+    near = chunk / 2 if shape.causal else chunk
+    return 2 * 2 * shape.rows * near * shape.head_dim + 2 * 2 * beyond * expanded * (shape.head_dim + 1)
 
 
 def _sketch_products(shape: Shape, sketch_size: int, learned: bool) -> float:

@@ -1,6 +1,6 @@
 """Mechanisms of the library's table as prepared calls, each with its definition: a copy of it in float64.
 
-Causal where a mechanism can be.
+Causal where the shape is and a mechanism can be.
 """
 
 import copy
@@ -36,27 +36,31 @@ class Prepared:
         module: the mechanism.
         tensors: query, key and value.
         hidden: what it reads besides; None where it does not.
+        causal: whether tokens see those before them alone.
     """
 
     module: Any
     tensors: list[Tensor]
     hidden: Tensor | None
+    causal: bool
 
     def exact(self) -> "Prepared":
         """The same in float64 on the CPU."""
         hidden = None if self.hidden is None else exact([self.hidden])[0]
-        return Prepared(copy.deepcopy(self.module).cpu().double(), exact(self.tensors), hidden)
+        return Prepared(copy.deepcopy(self.module).cpu().double(), exact(self.tensors), hidden, self.causal)
 
     def call(self, backend: str | None = None) -> Call:
         """Forward; over features by the backend that is asked for, as `LinearizedAttention.forward` does it."""
 
         def attend() -> Tensor:
-            return self.module(*self.tensors, causal=self.module.is_causal, hidden=self.hidden)
+            return self.module(*self.tensors, causal=self.causal, hidden=self.hidden)
 
         def attend_over_features() -> Tensor:
             query, key, value = self.tensors
             (queries, keys), options = self.module.operands(query, key, value.dtype, self.hidden)
-            return ops.linear_attention(queries, keys, value, causal=True, backend=backend or "auto", **options).output
+            return ops.linear_attention(
+                queries, keys, value, causal=self.causal, backend=backend or "auto", **options
+            ).output
 
         function = attend_over_features if backend and is_over_features(type(self.module)) else attend
         leaves = [*self.tensors, *([] if self.hidden is None else [self.hidden]), *self.module.parameters()]
@@ -88,7 +92,8 @@ def prepared(name: str, options: dict[str, Any], shape: Shape, device: torch.dev
         hidden = torch.randn(shape.batch, shape.length, options["hidden_size"], device=device)
     module.calibrate(*tensors[:2], hidden=hidden)
     hidden = None if hidden is None else hidden.to(dtype)
-    return Prepared(module.to(dtype), [tensor.to(dtype) for tensor in tensors], hidden)
+    causal = shape.causal and module.is_causal
+    return Prepared(module.to(dtype), [tensor.to(dtype) for tensor in tensors], hidden, causal)
 
 
 def prepare_generation(

@@ -84,7 +84,7 @@ def attention_bytes(
     """What one attention call that `make(shape, device, dtype)` prepares takes in this process; see the module."""
     run = calls.forward_backward if backward else calls.forward
     tiny = min(shape.length, max(_TINY, shape.length // _TINY_SHARE))  # long enough for the same backend
-    run(make(Shape(1, tiny, shape.heads, shape.head_dim), _CPU, dtype))()
+    run(make(Shape(1, tiny, shape.heads, shape.head_dim, shape.causal), _CPU, dtype))()
     call = make(shape, _CPU, dtype)
     output = (shape.batch, shape.heads, shape.length, shape.head_dim)
     stand_ins = [torch.ones(output, dtype=dtype) for _ in range(1 + backward)]

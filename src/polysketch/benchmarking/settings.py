@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from polysketch.attention import MECHANISMS
 from polysketch.benchmarking.way_names import ALL, ALONE, GIVEN, Sizes, check_names, mechanism_of, with_baseline
 from polysketch.models.presets import preset_fields
 
@@ -45,7 +46,7 @@ class _SketchSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings(_SketchSettings):
-    """What is timed: attention of random queries, keys and values, causal."""
+    """What is timed: attention of random queries, keys and values."""
 
     lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
     """tokens"""
@@ -61,6 +62,8 @@ class AttentionSettings(_SketchSettings):
     """of the op with features given: auto, chunked, native or reference; whole mechanisms choose their own"""
     budget_seconds: float | None = None
     """end a series before the length at which a call would take longer than this, by its growth so far"""
+    bidirectional: bool = False
+    """all tokens see one another, as in an encoder; else attention is causal"""
     backward: bool = False
     """time the gradients of all inputs and weights too"""
     memory: bool = False
@@ -76,17 +79,22 @@ class AttentionSettings(_SketchSettings):
         """As every settings' do."""
         check_names(self.mechanisms, ALL, *ALONE)
         for name in set(self.names) - set(ALONE):
-            mechanism_of(name, self.sizes)
+            mechanism, _ = mechanism_of(name, self.sizes)
+            if self.bidirectional and not MECHANISMS[mechanism].is_bidirectional:
+                raise ValueError(f"--bidirectional: {mechanism} is causal only: leave it out of the mechanisms")
 
     @property
     def names(self) -> list[str]:
-        """What is timed, as `ways.way` knows it, the baseline first."""
-        return with_baseline(self.mechanisms)
+        """What is timed, as `ways.way` knows it, the baseline first; of all mechanisms those that can."""
+        able = [name for name in MECHANISMS if not self.bidirectional or MECHANISMS[name].is_bidirectional]
+        given = [one for name in self.mechanisms for one in (able if name == ALL else [name])]
+        return with_baseline(given)
 
     @property
     def direction(self) -> str:
         """In tables and plots."""
-        return "forward+backward" if self.backward else "forward"
+        sides = "bidirectional " if self.bidirectional else ""
+        return f"{sides}forward+backward" if self.backward else f"{sides}forward"
 
     @property
     def sizes(self) -> Sizes:
@@ -97,7 +105,7 @@ class AttentionSettings(_SketchSettings):
         """The shape at a length."""
         from polysketch.benchmarking.floors import Shape
 
-        return Shape(self.batch, length, self.heads, self.head_dim)
+        return Shape(self.batch, length, self.heads, self.head_dim, not self.bidirectional)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +157,36 @@ class DecodingSettings(_ModelSettings):
     def start(self, position: int) -> int:
         """The chunk boundary at or before a position."""
         return position - position % self.local
+
+
+@dataclass(frozen=True, kw_only=True)
+class PicturesSettings(_ModelSettings):
+    """What is timed: a vision transformer forward, on random pictures."""
+
+    preset: str = "mini"
+    """size of the model: tiny, mini, gpt2-small, ..."""
+    models: tuple[str, ...] = ("learned", "linear", "focused")
+    """attention to compare with softmax: learned, random (polysketch-paper with a learned or a random sketch of that
+    size), or a mechanism that sees both sides: name, or name:option=value,option=value"""
+    image_sizes: tuple[int, ...] = (256,)
+    """pixels of a side of a square picture of three colours"""
+    patch: int = 4
+    """pixels of a side of a patch: 4 in 256 are 4,096 patches"""
+
+    def __post_init__(self) -> None:
+        check_positive(image_sizes=self.image_sizes, patch=self.patch)
+        super().__post_init__()
+        for size in self.image_sizes:
+            if size % self.patch:
+                raise ValueError(f"expected patches that divide {size} x {size} pixels, found --patch {self.patch}")
+
+    def check_names(self) -> None:
+        """As every settings' do."""
+        super().check_names()
+        for name in self.models:
+            mechanism, _ = mechanism_of(name, self.sizes)
+            if not MECHANISMS[mechanism].is_bidirectional:
+                raise ValueError(f"{mechanism} is causal only, and a patch sees the whole picture: leave it out")
 
 
 def check_positive(**counts: int | Sequence[int]) -> None:

@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[Any], int]] = {
     "attention": speeds.run_attention,
     "training": speeds.run_training,
     "decoding": speeds.run_decoding,
+    "pictures": speeds.run_pictures,
     "tune": tune.run,
 }
 """Every benchmark; the flags of one are the dataclass that its function takes."""
