@@ -17,7 +17,7 @@ from polysketch.attention import MECHANISMS
 from polysketch.studies.page import page as page_of_studies
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|experiments|studies)/[^)\s]+\.png)\)")
+PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|studies)/[^)\s]+\.png)\)")
 EVERY_MECHANISM = "<!-- every mechanism -->"
 EVERY_STUDY = "<!-- every study -->"
 PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}

@@ -11,7 +11,7 @@ from polysketch.extras import EXTRA_OF, how_to_install, require
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 OF_NO_USER = {"all", "dev", "docs"}
-IMPORTED_AS = {"scikit_learn": "sklearn"}
+IMPORTED_AS = {"pillow": "PIL", "scikit_learn": "sklearn"}
 
 
 def imported_name(requirement: str) -> str:

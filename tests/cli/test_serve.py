@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-import stat
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -87,11 +87,10 @@ def test_a_server_for_everybody_without_a_token_warns(asked, capsys, monkeypatch
         (["--state-memory", "0"], "--state-memory: expected at least 1 megabytes, the state of one request, found 0"),
         (["--chunk", "0"], "chunk of at least 1 token"),
         (["--max-new-tokens", "0"], "new_tokens of at least 1"),
-        (["--engine", "vllm"], "the command vllm is not installed"),
+        (["--engine", "vllm"], "vLLM is not installed"),
     ],
 )
-def test_bad_input_gives_one_line_and_status_1(capsys, monkeypatch, flags, message):
-    monkeypatch.setenv("PATH", "")
+def test_bad_input_gives_one_line_and_status_1(capsys, flags, message):
     assert main(["serve", "run", "--port", "0", *flags]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -103,21 +102,23 @@ def test_a_model_whose_state_grows_is_refused_by_its_layer(stand_in_run, capsys)
     assert "found softmax in layer 0, whose state grows" in capsys.readouterr().err
 
 
-VLLM = """#!/bin/sh
-echo "$@" > "$HERE/arguments"
-echo "$VLLM_API_KEY" > "$HERE/token"
-exit "$STATUS"
+VLLM = """
+import os, sys
+from pathlib import Path
+(Path(os.environ["HERE"]) / "arguments").write_text(" ".join(sys.argv[1:]))
+(Path(os.environ["HERE"]) / "token").write_text(os.environ.get("VLLM_API_KEY", ""))
+sys.exit(int(os.environ["STATUS"]))
 """
 
 
 @pytest.fixture
 def vllm(tmp_path, monkeypatch):
-    """A program of that name that notes how it was called."""
-    program = tmp_path / "bin" / "vllm"
-    program.parent.mkdir()
-    program.write_text(VLLM)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    """A package of that name whose server notes how it was called."""
+    server = tmp_path / "packages" / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    server.parent.mkdir(parents=True)
+    server.write_text(VLLM)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("HERE", str(tmp_path))
     monkeypatch.setenv("STATUS", "0")
     return tmp_path
@@ -135,9 +136,9 @@ def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monk
     (folder / "chat.jinja").touch()
     template = str(folder / "chat.jinja")
     assert main(["serve", str(folder), "--port", "81", "--name", "other", "--chat-template", template]) == 0
-    expected = f"serve {folder} --served-model-name other --host 127.0.0.1 --port 81 --chat-template {template}\n"
+    expected = f"--model {folder} --served-model-name other --host 127.0.0.1 --port 81 --chat-template {template}"
     assert (vllm / "arguments").read_text() == expected
-    assert (vllm / "token").read_text() == "secret\n"
+    assert (vllm / "token").read_text() == "secret"
     monkeypatch.setenv("STATUS", "3")
     assert main(["serve", str(folder)]) == 3
 
@@ -157,4 +158,4 @@ def test_a_run_is_served_by_vllm_when_that_is_asked_for(vllm, monkeypatch):
     for _ in range(2):
         assert main(["serve", "run", "--engine", "vllm"]) == 0
     assert written == [Path("run/exported-run")]
-    assert "serve run/exported-run --served-model-name run " in (vllm / "arguments").read_text()
+    assert "--model run/exported-run --served-model-name run " in (vllm / "arguments").read_text()

@@ -70,7 +70,7 @@ def run(flags: ServeFlags) -> int:
 
     exported = is_transformers_folder(flags.model)
     _require_model(flags, exported)  # before PyTorch is loaded
-    if flags.engine == "vllm" or (flags.engine == "auto" and exported and _vllm() is not None):
+    if flags.engine == "vllm" or (flags.engine == "auto" and exported and _has_vllm()):
         return _serve_by_vllm(flags, exported)
     return _serve(flags)
 
@@ -92,22 +92,21 @@ def _require_model(flags: ServeFlags, exported: bool) -> None:
         raise FileNotFoundError(f"--chat-template: expected a file, found none at {flags.chat_template}")
 
 
-def _vllm() -> str | None:
+def _has_vllm() -> bool:
     from polysketch.serving import vllm
 
-    return vllm.find()
+    return vllm.is_installed()
 
 
 def _serve_by_vllm(flags: ServeFlags, exported: bool) -> int:
     from polysketch.serving import vllm
 
-    program = vllm.find()
-    if program is None:
-        raise ImportError("--engine vllm: the command vllm is not installed: pip install vllm, or --engine builtin")
+    if not vllm.is_installed():
+        raise ImportError("--engine vllm: vLLM is not installed: pip install vllm, or --engine builtin")
     folder = flags.model if exported else _export(flags)
     name = flags.name or flags.model.resolve().name
     template = flags.chat_template
-    line = vllm.command(program, folder, name=name, host=flags.host, port=flags.port, chat_template=template)
+    line = vllm.command(folder, name=name, host=flags.host, port=flags.port, chat_template=template)
     print(" ".join(line), flush=True)
     return vllm.serve(line, token=os.environ.get(_TOKEN) or None)
 

