@@ -1,5 +1,6 @@
 """Finding the attention layers of a transformers model, and what mechanisms need to know of them."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -233,13 +234,19 @@ def check_position_bias(model: Any, chosen: Sequence[int], consent: str) -> None
             )
 
 
-def _asks_the_registry(attention_class: type) -> bool:
+def _asks_the_registry(attention_class: Any) -> bool:
     """Whether it looks its function up as every newer model of transformers does; read off the source, as there."""
-    try:
-        source = inspect.getsource(attention_class)
-    except (OSError, TypeError):
-        return False
+    source = _source_of(attention_class)
     return "ALL_ATTENTION_FUNCTIONS" in source and "self.config._attn_implementation" in source
+
+
+@functools.cache  # to find the source of a class is to parse its file
+def _source_of(attention_class: type) -> str:
+    """The source of a class, nothing where there is none."""
+    try:
+        return inspect.getsource(attention_class)
+    except (OSError, TypeError):
+        return ""
 
 
 _NOT_ASKED = (
