@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from polysketch.data import prepare
+from polysketch.data import ReadOptions, prepare
 from polysketch.storage import disk as operations
 from polysketch.training import TrainingConfig, saving, trainer
 from polysketch.training.checkpoint import load_checkpoint
@@ -177,7 +177,10 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(12):
         lines = (f"{left} plus {number} is {left + number}." for left in range(100))
         (folder / f"{number}.txt").write_text("\n".join(lines))
-    prepare(folder, "bytes", folder.parent / "data", validation_share=0.2, test_share=0.1, progress=False)
+    whole = ReadOptions(cut_text=0)
+    prepare(
+        folder, "bytes", folder.parent / "data", validation_share=0.2, test_share=0.1, options=whole, progress=False
+    )
     return folder.parent / "data"
 
 

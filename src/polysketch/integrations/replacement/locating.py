@@ -38,7 +38,7 @@ def plain_model(model: Any) -> PreTrainedModel:
     """The transformers model itself, out of a PEFT model that wraps it.
 
     Raises:
-        TypeError: anything else than a transformers model.
+        TypeError: anything else than a transformers model, or a model of this library.
     """
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         model = model.get_base_model()
@@ -46,6 +46,11 @@ def plain_model(model: Any) -> PreTrainedModel:
         raise TypeError(
             f"expected a transformers model such as LlamaForCausalLM, got {type(model).__name__}; replace attention"
             " before torch.compile or any other wrapper"
+        )
+    if type(model).__module__.startswith("polysketch."):
+        raise TypeError(
+            f"{type(model).__name__} is a model of this library, which has its mechanism already: train one with"
+            " another --attention"
         )
     return model
 
