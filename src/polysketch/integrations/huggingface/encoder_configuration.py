@@ -14,7 +14,7 @@ class PolysketchEncoderConfig(PolysketchConfig):
     Defaults are those of the preset "tiny", as an encoder.
 
     Args:
-        learned_positions: as for `EncoderConfig`; all other sizes are as for `PolysketchConfig`.
+        learned_positions, block_size: as for `EncoderConfig`; all other sizes are as for `PolysketchConfig`.
         classifier_pooling: what `PolysketchEncoderForSequenceClassification` makes its scores of: the "mean" of the
             vectors of real tokens, or that of the "first" one.
 
@@ -32,6 +32,7 @@ class PolysketchEncoderConfig(PolysketchConfig):
     input_positions: bool = True
     projection_convolution: int = 0
     learned_positions: int = 0
+    block_size: int = 0
     classifier_pooling: str = "mean"
 
     def __post_init__(self, **kwargs: Any) -> None:
