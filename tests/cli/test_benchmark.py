@@ -19,6 +19,7 @@ SMALL = {
     "attention": ["--lengths", "64", "128", "--mechanisms", "given", "--heads", "2", "--local", "16"],
     "training": ["--preset", "tiny", "--models", "random", "--contexts", "48", "--local", "16"],
     "decoding": ["--preset", "tiny", "--positions", "40", "--local", "16"],
+    "pictures": ["--preset", "tiny", "--models", "linear", "--image-sizes", "16", "--patch", "4", "--local", "16"],
 }
 
 

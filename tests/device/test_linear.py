@@ -117,12 +117,15 @@ def test_decoding_over_uneven_spans_gives_the_outputs_and_the_state_of_the_whole
     expected = run(case, exact, backend="reference", return_state=True)
     here, state = on(computer.where, tensors, empty_state(case))
     results, start = [], 0
+    # Spans are whole blocks; behind padding rows come to the ends of their blocks at different times.
+    block = 1 if case.block_size is None else case.length if case.padded else case.block_size
     for span in SPANS:
-        part = here.span(start, min(case.length, start + span))
+        stop = start + -(-span // block) * block  # whole blocks
+        part = here.span(start, min(case.length, stop))
         if start < case.length:
             given = (part.query, part.key, part.value)
             results.append(ops.linear_attention_extend_(*given, state, **arguments(case, part)))
-        start += span
+        start = stop
     ends = {name: x for name, x in expected.state.tensors().items() if x.numel()}
     rows = ("output", "denominator")
     found = {name: torch.cat([getattr(result, name) for result in results], 2) for name in rows}
