@@ -56,7 +56,7 @@ def on_a_device(state: ops.LinearAttentionState) -> ops.LinearAttentionState:
 
 def step(case: Case, one: Tensors, state: ops.LinearAttentionState) -> tuple[Tensor, Tensor]:
     """Output and denominator of one token by the programs."""
-    call = {"causal": True, "state": state, "return_state": True, "compute_chunk": None}
+    call = {"causal": True, "block_size": None, "state": state, "return_state": True, "compute_chunk": None}
     return extend_one_(*checked(one.query, one.key, one.value, **arguments(case, one), **call), state)
 
 
