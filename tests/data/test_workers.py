@@ -295,8 +295,9 @@ def test_a_full_disk_says_what_is_kept(corpus_folder, tmp_path, monkeypatch):
         ({"shard_tokens": 701}, "shard_tokens"),
         ({"tokenizer": "bpe:401"}, "tokenizer"),
         ({"seed": 1}, "shares"),
-        ({"max_documents": 50}, "selection"),
-        ({"options": ReadOptions(cut_text=100)}, "options"),
+        ({"max_documents": 50}, "selection, cut_text"),
+        ({"options": ReadOptions(text_field="body")}, "options"),
+        ({"options": ReadOptions(cut_text=100)}, "cut_text"),
     ],
 )
 def test_another_command_does_not_take_unfinished_work_for_its_own(corpus_folder, tmp_path, alone, change, named):
@@ -323,6 +324,32 @@ def test_a_file_that_was_not_read_yet_may_be_repaired(corpus_folder, tmp_path):
     made = contents_of(prepare(corpus_folder, out=tmp_path / "out", **SETTINGS).folder)
     tokenizer = tmp_path / "out" / "tokenizer.json"
     again = prepare(corpus_folder, out=tmp_path / "again", **(SETTINGS | {"tokenizer": str(tokenizer)}))
+    assert made == contents_of(again.folder)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_pieces_of_another_length_do_not_go_on_in_the_middle_of_a_file(tmp_path, monkeypatch):
+    """How long pieces are follows from the sizes of all files, of which one may change before it is read."""
+    monkeypatch.setattr(unfinished, "SECONDS_BETWEEN", 0.0)
+    folder, out = tmp_path / "books", tmp_path / "out"
+    folder.mkdir()
+    for name, lines in (("a", 600), ("b", 600)):
+        (folder / f"{name}.txt").write_text("".join(f"{name} line {number} of it\n" for number in range(lines)))
+    with monkeypatch.context() as patched:
+        fail_at(patched, disk, "sync", 30, Fault())
+        with pytest.raises(Fault):
+            prepare(folder, out=out, **SETTINGS)
+    record = json.loads((tmp_path / "out.partial" / unfinished.RECORD_FILE).read_text())
+    assert record["place"]["part"] == 0  # in the middle of the first file
+    (folder / "b.txt").write_text("another line of it\n" * 4000)
+    with pytest.raises(FileExistsError, match="found another cut_text: "):
+        prepare(folder, out=out, **SETTINGS)
+    given = ReadOptions(cut_text=record["job"]["cut_text"])
+    with pytest.raises(FileExistsError, match="found another cut_text: "):
+        prepare(folder, out=out, **SETTINGS, options=ReadOptions(cut_text=given.cut_text + 1))
+    made = contents_of(prepare(folder, out=out, **SETTINGS, options=given).folder)
+    tokenizer = str(out / "tokenizer.json")
+    again = prepare(folder, out=tmp_path / "again", **(SETTINGS | {"tokenizer": tokenizer}), options=given)
     assert made == contents_of(again.folder)
 
 

@@ -125,7 +125,7 @@ def prepare(
     job = {
         "sources": names,
         "shares": asdict(rule),
-        "options": asdict(options),
+        "options": {name: value for name, value in asdict(options).items() if name != "cut_text"},
         "selection": asdict(selection),
         "split_table": None if table is None else sha256_of(table.path),
         "mirror": None if mirror is None else str(mirror),
@@ -135,6 +135,8 @@ def prepare(
     }
     with whole_folder(Path(out), record=RECORD_FILE) as folder:
         corpus = Corpus(names, options, rule, table=table, selection=selection, mirror=place)
+        # What the sizes of all files decided, if no option did: files that were not read yet may have changed since.
+        job["cut_text"] = corpus.cut_text
         if say is not None and options.cut_text is None:
             _say_how_it_is_cut(corpus.cut_text, say)
         record = read_record(folder, job, corpus)
