@@ -2,8 +2,8 @@
 
 A page may show a picture of `../benchmarks/results` or of `../studies`, which is then copied into the site, and link to
 `../CONTRIBUTING.md`, whose text is the page contributing.md. A page has a table of the mechanisms, made of their
-docstrings, where it says `<!-- every mechanism -->`, and all studies with their records where it says
-`<!-- every study -->`.
+docstrings, where it says `<!-- every mechanism -->`, all studies with their records where it says
+`<!-- every study -->`, and the help of all commands where it says `<!-- every command -->`.
 """
 
 import functools
@@ -14,12 +14,16 @@ from pathlib import Path, PurePosixPath
 from mkdocs.structure.files import File, Files
 
 from polysketch.attention import MECHANISMS
+from polysketch.cli import VERBS, flags_of
+from polysketch.cli.help import help_of, subcommands_of
 from polysketch.studies.page import page as page_of_studies
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|studies)/[^)\s]+\.png)\)")
 EVERY_MECHANISM = "<!-- every mechanism -->"
 EVERY_STUDY = "<!-- every study -->"
+EVERY_COMMAND = "<!-- every command -->"
+_HELP_WIDTH = 88  # columns that a page shows without scrolling
 PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
 
 
@@ -44,8 +48,9 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def generated(markdown: str) -> str:
-    """With the table of mechanisms, and the studies."""
-    for mark, made in ((EVERY_MECHANISM, mechanism_table), (EVERY_STUDY, every_study)):
+    """With the table of mechanisms, the studies and the commands."""
+    marks = {EVERY_MECHANISM: mechanism_table, EVERY_STUDY: every_study, EVERY_COMMAND: every_command}
+    for mark, made in marks.items():
         if mark in markdown:
             markdown = markdown.replace(mark, made())
     return markdown
@@ -55,6 +60,19 @@ def generated(markdown: str) -> str:
 def every_study() -> str:
     """As the records have it."""
     return page_of_studies(ROOT / "studies", "../studies")
+
+
+@functools.cache
+def every_command() -> str:
+    """What `polysketch COMMAND --help` shows, a heading for each."""
+    shown = []
+    for verb in VERBS:
+        flags_class = flags_of(verb)
+        for name in ("", *subcommands_of(flags_class)):
+            command = f"polysketch {verb} {name}".strip()
+            text = help_of(f"polysketch {verb}", flags_class, [name, "--help"], width=_HELP_WIDTH)
+            shown.append(f"## {command}\n\n```text\n{text}\n```")
+    return "\n\n".join(shown)
 
 
 def mechanism_table() -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polysketch import __version__
+from polysketch.cli.help import asks_for_help, help_of
 from polysketch.distributed.watch import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
 
@@ -70,6 +71,11 @@ def function_of(verb: str) -> Callable[[Any], int]:
     return importlib.import_module(_module_of(verb)).run
 
 
+def flags_of(verb: str) -> type:
+    """The dataclass of a verb's flags."""
+    return next(iter(typing.get_type_hints(function_of(verb)).values()))
+
+
 def _replace_closed_streams() -> None:
     """Give the standard streams that the caller closed (`>&-`) an end, before a file of ours gets their number."""
     for name in ("stdin", "stdout", "stderr"):
@@ -118,10 +124,12 @@ def _module_of(verb: str) -> str:
 
 def _run_verb(verb: str, arguments: list[str]) -> int:
     """Load the verb's file, parse its flags and run it."""
-    run = function_of(verb)
+    run, flags_class = function_of(verb), flags_of(verb)
+    if asks_for_help(arguments):
+        print(help_of(f"polysketch {verb}", flags_class, arguments))
+        return 0
     import tyro
 
-    flags_class = next(iter(typing.get_type_hints(run).values()))
     with contextlib.nullcontext() if _tells() else contextlib.redirect_stderr(None):
         flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     return run(flags)

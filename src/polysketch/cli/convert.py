@@ -25,6 +25,10 @@ class ConvertFlags(ConversionConfig):
     Between them may stand distillation (--distillation-steps): the model learns to give the logits that it gave before.
     Perplexity is measured before, after replacement and after each stage. The share of the gap that was regained is
     printed. A conversion may be stopped or killed at any moment: the same command with --resume goes on.
+
+    Examples:
+      polysketch prepare books/ --tokenizer path/to/model --out data/books
+      polysketch convert path/to/model --data data/books --out runs/converted
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]

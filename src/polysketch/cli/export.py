@@ -16,6 +16,9 @@ class ExportFlags:
     The card says what loads the folder after `import polysketch.integrations.huggingface`: AutoModelForCausalLM a
     language model; AutoModelForSequenceClassification, AutoModelForMaskedLM or AutoModelForSeq2SeqLM the model of a
     task, by what the task asks. A tokenizer is there where the run has one.
+
+    Examples:
+      polysketch export runs/books exported
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

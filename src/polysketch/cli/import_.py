@@ -15,6 +15,9 @@ class ImportFlags:
 
     `polysketch evaluate`, `generate` and `train --init-from` take the run. It cannot be resumed: there is no optimizer
     state.
+
+    Examples:
+      polysketch import exported runs/tuned
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]

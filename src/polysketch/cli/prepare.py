@@ -28,7 +28,7 @@ class PrepareFlags:
 
     Examples:
       polysketch prepare books/ --tokenizer bpe:8192 --out data/books
-      polysketch prepare pg19 --splits validation test --tokenizer data/books --out data/pg19
+      polysketch prepare pg19 --splits test --tokenizer data/books --out data/pg19
     """
 
     source: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]

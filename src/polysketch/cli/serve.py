@@ -25,6 +25,10 @@ class ServeFlags:
 
     Many people are answered at once. The memory for each is the same at any length of text. Ctrl+C or SIGTERM lets
     running requests finish. Where POLYSKETCH_TOKEN is set in the environment, clients must send it as bearer token.
+
+    Examples:
+      polysketch serve runs/books
+      polysketch serve runs/books --host 0.0.0.0 --port 80 --concurrent 64
     """
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]

@@ -21,7 +21,7 @@ class StudyFlags:
     Examples:
       polysketch study --list
       polysketch study reversal --size smoke
-      polysketch study induction --size cpu --only softmax polysketch --seeds 0 1 2 --threads 1
+      polysketch study induction --size cpu --only polysketch --seeds 0 1 2
     """
 
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None

@@ -26,9 +26,9 @@ class TaskFlags:
 
     Examples:
       polysketch task reversal --set length=50 --out data/reversal
-      polysketch task selective-copying --set length=1024 minimum_gap=128 --out data/copying
+      polysketch task selective-copying --set length=1024 --out data/copying
       polysketch task digits --patch 2 --out data/digits
-      polysketch task texts --train train.jsonl --test test.jsonl --max-tokens 1000 --out data/reviews
+      polysketch task texts --train train.jsonl --max-tokens 1000 --out data/reviews
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]

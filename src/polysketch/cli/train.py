@@ -30,6 +30,11 @@ class TrainFlags(TrainingConfig):
     Several processes, or machines, train one model where torchrun starts them: torchrun --nproc-per-node 8 -m
     polysketch train ..., with --mesh for what they share. The batch, the loss and the checkpoints are those of one
     process.
+
+    Examples:
+      polysketch train --data data/books --preset tiny --out runs/books
+      polysketch train --data data/books --preset tiny --out runs/books --resume
+      polysketch train --data data/reversal --steps 600 --out runs/reversal
     """
 
     attention: str | None = None

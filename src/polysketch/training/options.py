@@ -43,7 +43,10 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What the loop needs to know of every run, be it training or the conversion of a model."""
+    """The run.
+
+    What the loop needs to know, be it training or the conversion of a model.
+    """
 
     data: Path = option(on_resume=OnResume.FREE)  # the folder may have moved: its sha256 is compared
     """Folder that `polysketch prepare` made: the text to train on, and its tokenizer."""

@@ -43,6 +43,9 @@ class BenchmarkFlags:
     Speeds are ratios of alternating calls in one run; a result that disagrees with its definition is not timed. Beside
     every time stands the floor: counted operations and bytes over the rates of this machine. `tune` chooses
     constants of the programs for a GPU.
+
+    Examples:
+      polysketch benchmark training --contexts 2048 8192
     """
 
     benchmark: Annotated[_ANY_FLAGS, tyro.conf.arg(name="")]

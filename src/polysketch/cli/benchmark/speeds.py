@@ -24,10 +24,13 @@ class AttentionFlags(CommonFlags, AttentionSettings):
     """Time attention alone at several lengths, against PyTorch's scaled_dot_product_attention.
 
     Every result is first compared with its definition in float64 at a small length; one that disagrees is not timed,
-    and the exit status is 1. Time and memory of every mechanism of the library, in about ten minutes on two cores:
+    and the exit status is 1. The last example is time and memory of every mechanism of the library, in about ten
+    minutes on two cores.
 
-    polysketch benchmark attention --mechanisms all --heads 4 --lengths 1024 2048 4096 8192 16384 --memory
-    --budget-seconds 10 --plot mechanisms.png --out mechanisms.json
+    Examples:
+      polysketch benchmark attention --lengths 1024 4096 16384 --backward
+      polysketch benchmark attention --mechanisms all --heads 4 --memory \\
+        --budget-seconds 10 --plot mechanisms.png --out mechanisms.json
     """
 
 
@@ -60,9 +63,11 @@ class PicturesFlags(CommonFlags, PicturesSettings):
     """Time a vision transformer forward, against the same model with softmax attention.
 
     The attention of every model is first compared with its definition in float64 at a small length; a model whose
-    attention disagrees is not timed, and the exit status is 1. At 4,096 patches, in a minute or two on two cores:
+    attention disagrees is not timed, and the exit status is 1. The example has 4,096 patches, and takes a minute or
+    two on two cores.
 
-    polysketch benchmark pictures --image-sizes 256 --patch 4 --threads 2 --repeats 5 --out pictures.json
+    Examples:
+      polysketch benchmark pictures --image-sizes 256 --patch 4 --out pictures.json
     """
 
 

@@ -93,4 +93,9 @@ class EvaluateFlags(ReachFlags, TaskFlags, TextFlags):
     on held-out text. Every token but the first is predicted once, from those before it in its window of --context
     tokens. The context may be longer than the one used in training. Memory does not grow with it. Of a run that learned
     a task it measures how many of the task's questions the model answers; --data may be the same task at other sizes.
+
+    Examples:
+      polysketch evaluate runs/books
+      polysketch evaluate runs/books --contexts 512,2048,8192 --plot contexts.png
+      polysketch evaluate runs/books --recall --pairs 4,16
     """
