@@ -71,7 +71,7 @@ def function_of(verb: str) -> Callable[[Any], int]:
     return importlib.import_module(_module_of(verb)).run
 
 
-def flags_of(verb: str) -> type:
+def flags_of(verb: str) -> type[Any]:
     """The dataclass of a verb's flags."""
     return next(iter(typing.get_type_hints(function_of(verb)).values()))
 
