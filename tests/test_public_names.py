@@ -81,6 +81,7 @@ PUBLIC_NAMES = {
     "attention": [
         "ConvolvedState",
         "HeavyState",
+        "KeyValueRows",
         "KeyValueState",
         "LinearizedAttention",
         "MECHANISMS",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polysketch.attention import KeyValueState, advance_positions
+from polysketch.attention import KeyValueRows, KeyValueState, advance_positions, build
 
 
 def tokens(count: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,6 +62,45 @@ def test_a_clone_does_not_see_later_tokens():
     keys, _, _ = copy.append(*tokens(1, 3))
     assert torch.equal(keys, tokens(4)[0])
     assert copy.position.tolist() == [4, 4]
+
+
+def test_a_clone_has_no_more_room_than_its_tokens():
+    state = KeyValueState(2)
+    state.append(*tokens(70))
+    state.append(*tokens(1, 70))
+    bytes_of_tokens = 71 * 2 * 3 * (4 + 5) * 4
+    assert state.nbytes > bytes_of_tokens + 16
+    assert state.clone().nbytes == bytes_of_tokens + 16  # and two positions
+    assert state.token_bytes * 71 == bytes_of_tokens
+
+
+def test_room_that_is_reserved_is_made_once_and_exactly():
+    for first in (3, 70):
+        state, addresses = KeyValueState(2), set()
+        state.reserve(100)
+        for start, count in ((0, first), *((n, 1) for n in range(first, 100))):
+            keys, _, _ = state.append(*tokens(count, start))
+            addresses.add(keys.data_ptr())
+        assert len(addresses) == 1
+        assert state.nbytes == 100 * state.token_bytes + 16
+        keys, _, _ = state.append(*tokens(1, 100))  # more than was reserved
+        assert torch.equal(keys, tokens(101)[0])
+
+
+def test_rows_of_unlike_lengths_attend_as_they_do_alone():
+    torch.manual_seed(0)
+    attention = build("softmax", num_heads=2, head_dim=4)
+    lengths, new = (5, 1, 70), [torch.randn(3, 2, 1, 4) for _ in range(3)]
+    states, expected = [], []
+    for row, length in enumerate(lengths):
+        past = [torch.randn(1, 2, length, 4) for _ in range(3)]
+        states.append(attention.extend(*past, attention.init_state(1))[1])
+        expected.append(attention.extend(*(x[row : row + 1] for x in new), states[-1].clone())[0])
+    output, rows = attention.extend(*new, KeyValueRows(states))
+    assert torch.equal(output, torch.cat(expected))
+    assert rows.position.tolist() == [6, 2, 71]
+    assert rows.reorder(torch.tensor([2, 0, 2])).position.tolist() == [71, 6, 71]
+    assert rows.clone().nbytes < rows.nbytes == sum(state.nbytes for state in states)
 
 
 def test_other_batches_and_widths_are_refused():

@@ -96,10 +96,14 @@ def test_bad_input_gives_one_line_and_status_1(capsys, flags, message):
     assert message in line
 
 
-def test_a_model_whose_state_grows_is_refused_by_its_layer(stand_in_run, capsys):
-    stand_in_run()
-    assert main(["serve", "run", "--port", "0"]) == 1
-    assert "found softmax in layer 0, whose state grows" in capsys.readouterr().err
+def test_of_a_model_whose_state_grows_it_says_what_a_token_takes(stand_in_run, asked, capsys):
+    model = TransformerLM(ModelConfig(257, num_layers=2, hidden_size=64, num_heads=1, attention=("linear", "softmax")))
+    stand_in_run(model)
+    assert main(["serve", "run", "--port", "0"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a request's state"))
+    assert re.search(
+        r"bytes and 512 for each token; 32 run at once, as far as their longest texts fit in 1,024 MB", line
+    )
 
 
 VLLM = """

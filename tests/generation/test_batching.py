@@ -7,9 +7,10 @@ import torch
 
 from generation.recording import split_positions
 from polysketch.attention import MECHANISMS
-from polysketch.generation import Engine, Request, Sampler, Snapshots, bytes_of_request, generate
+from polysketch.generation import Engine, Request, Sampler, Snapshots, bytes_of_request, generate, state_tensors
 from polysketch.generation import snapshots as snapshots_file
 from polysketch.generation.slots import Slots
+from polysketch.generation.state_tensors import growing_parts
 from polysketch.models import ModelConfig, TransformerLM
 
 VOCAB = 40
@@ -274,14 +275,99 @@ def test_requests_of_every_mechanism_share_a_batch(name):
     assert served(Engine(model, slots=3, chunk=16), asked, 1) == [alone(model, request) for request in asked]
 
 
+@pytest.fixture(scope="module")
+def hybrid() -> TransformerLM:
+    """A layer of constant size between two that keep every key and value."""
+    options = ({}, {"local_chunk": 16, "sketch_size": 16}, {})
+    return model_of("softmax", "polysketch-paper", "polynomial", options=options)
+
+
 @pytest.mark.parametrize("name", GROWING)
-def test_a_model_whose_state_grows_is_refused(name):
-    with pytest.raises(ValueError, match=f"found {name} in layer 0, whose state grows"):
-        Engine(model_of(name, options=({},)), slots=1)
+@pytest.mark.parametrize(("slots", "chunk", "apart"), [(3, 7, 0), (4, 16, 2)])
+def test_requests_whose_states_grow_share_a_batch(name, slots, chunk, apart):
+    """Each to a length of its own; more of them than slots, so that rows come and go and move."""
+    model = model_of(name, options=(dict(MECHANISMS[name].examples[0]),), heads=8)
+    asked = requests()
+    expected = [alone(model, request) for request in asked]
+    assert served(Engine(model, slots=slots, chunk=chunk), asked, apart) == expected
 
 
-def test_a_layer_whose_state_grows_is_refused_by_name():
+def test_a_hybrid_gives_the_tokens_of_the_prompt_alone(hybrid):
+    asked = requests()
+    expected = [alone(hybrid, request) for request in asked]
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+    for slots, chunk, apart in ((1, 512, 0), (3, 7, 1), (8, 16, 0)):
+        assert served(Engine(hybrid, slots=slots, chunk=chunk), asked, apart) == expected
+
+
+def test_a_hybrid_goes_on_from_a_snapshot_and_leaves_it_as_it_was(hybrid):
+    """Two turns at the same time, neither of which sees the other's tokens. The second goes on from the first one's."""
+    engine = Engine(hybrid, slots=3, chunk=16, snapshots=Snapshots(1 << 24))
+    first = Request(PROMPTS[4], 10, GREEDY)
+    answer = served(engine, [first], 0)[0]
+    turns = [Request(PROMPTS[4] + answer + prompt_of(5, seed), 12, GREEDY) for seed in (9, 10)]
+    tickets, events = [engine.add(turn) for turn in turns], []
+    while not engine.is_idle:
+        events += engine.step()
+    for ticket, turn, reused in zip(
+        tickets, turns, (79, 80), strict=True
+    ):  # the second has a token more from the first
+        mine = [event for event in events if event.ticket == ticket]
+        assert {event.reused for event in mine} == {reused}
+        assert [event.token for event in mine] == alone(hybrid, turn)
+    kept = [state.nbytes for tokens, state in engine.snapshots if len(tokens) == 79]
+    assert kept == [bytes_of_request(hybrid, 79)]  # without the room that the request had
+
+
+def test_requests_whose_states_grow_wait_until_their_longest_fits(hybrid):
+    """Nothing is stopped because something else grew: the bytes of a whole request are there when it begins."""
+    asked = requests()
+    needed = [bytes_of_request(hybrid, len(each.prompt) + each.max_new_tokens - 1) for each in asked]
+    bound = sorted(needed)[-1] + sorted(needed)[-2]
+    engine = Engine(hybrid, slots=8, chunk=512, state_bytes=bound)
+    for request in asked:
+        engine.add(request)
+    made: dict[int, list[int]] = {}
+    together = []
+    while not engine.is_idle:
+        for event in engine.step():
+            made.setdefault(event.ticket, []).append(event.token)
+        growing = engine.slots.nbytes - engine.slots.count * engine.slots.fixed_bytes
+        assert growing + engine.num_running * engine.slots.fixed_bytes <= bound
+        together.append(engine.num_running)
+    assert 2 <= max(together) < len(asked)
+    assert list(made) == sorted(made)  # in the order of their coming
+    assert [made[ticket] for ticket in sorted(made)] == [alone(hybrid, request) for request in asked]
+
+
+def test_a_request_that_never_fits_is_refused(hybrid):
+    bound = bytes_of_request(hybrid, 50)
+    engine = Engine(hybrid, slots=2, state_bytes=bound)
+    engine.check(Request(PROMPTS[1], 14))
+    with pytest.raises(ValueError, match=f"at most {bound:,} bytes, found one of 37 prompt tokens and 15 new ones"):
+        engine.add(Request(PROMPTS[1], 15))
+    assert engine.is_idle
+
+
+def test_keys_and_values_of_requests_that_left_are_given_up(hybrid):
+    engine = Engine(hybrid, slots=4, chunk=16)
+    empty = engine.slots.nbytes
+    tickets = [engine.add(request) for request in requests()]
+    for _ in range(4):
+        engine.step()
+    assert engine.slots.nbytes > empty
+    for ticket in tickets:
+        engine.cancel(ticket)
+    assert engine.slots.nbytes == empty
+    engine.add(requests()[1])
+    engine.step()
+    engine.abandon("out of memory")
+    assert engine.slots.nbytes == empty
+
+
+def test_a_state_that_grows_otherwise_is_refused_by_name(monkeypatch):
     model = model_of("linear", "softmax", options=({}, {}))
+    monkeypatch.setattr(state_tensors, "_grows", lambda value: False)
     with pytest.raises(ValueError, match="found softmax in layer 1, whose state grows"):
         Engine(model, slots=1)
 
@@ -353,11 +439,18 @@ def free_without_moving(self, slot):
     self._used = self._first(len(self) - 1)
 
 
+def free_another_row(self, slot):
+    """Keys and values of the first request go, whoever leaves."""
+    free(self, slot)
+    for rows in growing_parts(self._all).values():
+        rows.rows.reverse()
+
+
 def never_settle(self):
     """Positions that a step replaced are lost."""
 
 
-put = Slots.put
+put, free = Slots.put, Slots.free
 MUTANTS = {"put": put_in_the_slot_before, "free": free_without_moving, "_settle": never_settle}
 
 
@@ -368,6 +461,13 @@ def test_a_wrong_slot_gives_wrong_tokens(model, monkeypatch, name):
     expected = [alone(model, request) for request in asked]
     monkeypatch.setattr(Slots, name, MUTANTS[name])
     assert served(Engine(model, slots=3, chunk=16), asked, 1) != expected
+
+
+def test_another_requests_keys_and_values_give_wrong_tokens(hybrid, monkeypatch):
+    asked = requests()
+    expected = [alone(hybrid, request) for request in asked]
+    monkeypatch.setattr(Slots, "free", free_another_row)
+    assert served(Engine(hybrid, slots=3, chunk=16), asked, 1) != expected
 
 
 def test_a_snapshot_of_other_tokens_gives_wrong_tokens(model, monkeypatch):

@@ -5,14 +5,15 @@ import torch
 
 from polysketch.generation import Engine, Request, Sampler, Snapshots, generate, load_conversation, save_conversation
 from polysketch.models import ModelConfig, TransformerLM
+from polysketch.models.fingerprint import model_sha256
 
 PROMPT = [int(each) for each in torch.randint(40, (30,), generator=torch.Generator().manual_seed(0))]
 
 
-def model_of(seed: int, **changes) -> TransformerLM:
+def model_of(seed: int, attention: tuple[str, str] = ("polysketch", "linear"), **changes) -> TransformerLM:
     torch.manual_seed(seed)
     sizes = {"vocab_size": 40, "num_layers": 2, "hidden_size": 64, "num_heads": 2, "projection_convolution": 3}
-    model = TransformerLM(ModelConfig(**sizes, attention=("polysketch", "linear"), **changes))
+    model = TransformerLM(ModelConfig(**sizes, attention=attention, **changes))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5).add_(0.05 * torch.randn_like(parameter))
@@ -29,7 +30,9 @@ def read(model: TransformerLM, tokens: list[int]):
         return model.extend(torch.tensor([tokens]), model.init_state(1))[1]
 
 
-def test_a_conversation_goes_on_where_it_was_written(model, tmp_path):
+@pytest.mark.parametrize("attention", [("polysketch", "linear"), ("softmax", "polysketch")])
+def test_a_conversation_goes_on_where_it_was_written(attention, tmp_path):
+    model = model_of(1, attention)
     save_conversation(tmp_path / "talk.safetensors", model, PROMPT[:20], read(model, PROMPT[:20]))
     tokens, state = load_conversation(tmp_path / "talk.safetensors", model)
     assert tokens == PROMPT[:20]
@@ -42,6 +45,19 @@ def test_a_conversation_goes_on_where_it_was_written(model, tmp_path):
         events += engine.step()
     assert [event.token for event in events] == generate(model, [PROMPT], max_new_tokens=12, temperature=0).tokens[0]
     assert {event.reused for event in events} == {20}
+
+
+def test_keys_and_values_of_fewer_tokens_are_refused(tmp_path):
+    """A file altered by hand."""
+    safetensors, path = pytest.importorskip("safetensors.torch"), tmp_path / "talk.safetensors"
+    model = model_of(1, ("softmax", "polysketch"))
+    save_conversation(path, model, PROMPT, read(model, PROMPT))
+    tensors = safetensors.load_file(path)
+    (name,) = [name for name in tensors if name.startswith("layers/0") and name.endswith("value")]
+    tensors[name] = tensors[name][:, :, :-1].contiguous()
+    safetensors.save_file(tensors, path, metadata={"model_sha256": model_sha256(model)})
+    with pytest.raises(ValueError, match="expected the tensors of a state of this model"):
+        load_conversation(path, model)
 
 
 def test_another_models_state_is_refused(model, tmp_path):

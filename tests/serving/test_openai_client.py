@@ -113,6 +113,7 @@ def test_the_model_is_listed(client):
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve("small").id == "small"
     assert model.state_bytes > 0
+    assert model.state_bytes_per_token == 0
     assert model.key_value_bytes_per_token == 2 * 2 * 64 * 4
 
 

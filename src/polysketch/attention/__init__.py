@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polysketch.attention.heavy_state import HeavyState
     from polysketch.attention.hedgehog import HedgehogAttention as HedgehogAttention
     from polysketch.attention.hyper import HyperAttention as HyperAttention
-    from polysketch.attention.key_value_state import KeyValueState
+    from polysketch.attention.key_value_state import KeyValueRows, KeyValueState
     from polysketch.attention.landmark import NystromAttention as NystromAttention
     from polysketch.attention.landmark import SkyformerAttention as SkyformerAttention
     from polysketch.attention.linear import LinearAttention as LinearAttention
@@ -49,7 +49,7 @@ else:
             "base": ["Mechanism", "PackedDocuments"],
             "convolved": ["ConvolvedState"],
             "heavy_state": ["HeavyState"],
-            "key_value_state": ["KeyValueState"],
+            "key_value_state": ["KeyValueRows", "KeyValueState"],
             "linearized": ["LinearizedAttention"],
             "positions": ["advance_positions"],
             "recent_tokens": ["RecentTokens"],
@@ -62,6 +62,7 @@ __all__ = [
     "MECHANISMS",
     "ConvolvedState",
     "HeavyState",
+    "KeyValueRows",
     "KeyValueState",
     "LinearizedAttention",
     "Mechanism",

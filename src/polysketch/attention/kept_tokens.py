@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.attention.base import Mechanism
-from polysketch.attention.key_value_state import KeyValueState
+from polysketch.attention.key_value_state import KeyValueRows, KeyValueState
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
@@ -107,12 +107,32 @@ class AllTokensAttention(KeptTokensAttention):
         key_mask: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """As `Mechanism.extend`; a new token costs one product with every stored key and value."""
+        """As `Mechanism.extend`; a new token costs one product with every stored key and value.
+
+        The rows of `KeyValueRows` are attended one after the other, each to as many keys as it has.
+        """
         self.check_inputs(query, key, value)
-        blocks = self._blocks_after(state, block_size)
-        keys, values, mask = state.append(self.prepare_key(key, value.dtype), value, key_mask)
+        blocks, key = self._blocks_after(state, block_size), self.prepare_key(key, value.dtype)
+        if not isinstance(state, KeyValueRows):
+            return self._extend_prepared(query, key, value, state, key_mask, blocks), state
+        new = (query.split(1), key.split(1), value.split(1))
+        masks = [None] * len(state.rows) if key_mask is None else key_mask.split(1)
+        rows = zip(*new, state.rows, masks, strict=True)
+        return torch.cat([self._extend_prepared(*row, blocks) for row in rows]), state
+
+    def _extend_prepared(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: KeyValueState,
+        key_mask: Tensor | None,
+        blocks: dict[str, Any],
+    ) -> Tensor:
+        """The output of new tokens whose keys are prepared."""
+        keys, values, mask = state.append(key, value, key_mask)
         query = self.prepare_query(query, keys.dtype).to(keys.dtype)
-        return self.attend_to_cache(query, keys, values, key_mask=mask, **blocks).to(value.dtype), state
+        return self.attend_to_cache(query, keys, values, key_mask=mask, **blocks).to(value.dtype)
 
 
 class RecentTokensAttention(KeptTokensAttention):

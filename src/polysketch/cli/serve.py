@@ -23,7 +23,8 @@ _MEGABYTE = 2**20
 class ServeFlags:
     """Serve a model over HTTP: OpenAI's /v1/completions and /v1/chat/completions, and a page to chat on.
 
-    Many people are answered at once. The memory for each is the same at any length of text. Ctrl+C or SIGTERM lets
+    Many people are answered at once. The memory for each is the same at any length of text, but for layers that keep
+    keys and values (softmax): a request with such layers begins when its longest text fits. Ctrl+C or SIGTERM lets
     running requests finish. Where POLYSKETCH_TOKEN is set in the environment, clients must send it as bearer token.
 
     Examples:
@@ -51,7 +52,8 @@ class ServeFlags:
     concurrent: int = 32
     """Requests that are continued at the same time, at most."""
     state_memory: int = 1024
-    """Megabytes for the states of these requests. Where it holds fewer states, fewer requests run at once."""
+    """Megabytes for the states of these requests. Where it holds fewer states, fewer requests run at once. A request
+    that alone would need more is refused."""
     snapshot_memory: int = 256
     """Megabytes for states after beginnings of prompts, so that a conversation is not read again at each turn."""
     queue: int = 64
@@ -153,16 +155,23 @@ def _serve(flags: ServeFlags) -> int:
             chat_template=flags.chat_template,
         )
         size = bytes_of_request(served.model)
-        slots = _slots(size, flags)
-        snapshots = Snapshots(flags.snapshot_memory * _MEGABYTE)
-        worker = Worker(Engine(served.model, slots=slots, chunk=flags.chunk, snapshots=snapshots), limits.queue)
+        token_size = bytes_of_request(served.model, 1) - size
+        slots = _slots(size + token_size, flags)
+        engine = Engine(
+            served.model,
+            slots=slots,
+            chunk=flags.chunk,
+            snapshots=Snapshots(flags.snapshot_memory * _MEGABYTE),
+            state_bytes=flags.state_memory * _MEGABYTE,
+        )
+        worker = Worker(engine, limits.queue)
         token, local = os.environ.get(_TOKEN) or None, is_local(flags.host)
         app = build_app(served, worker, limits, token=token, local=local)
 
         def tell() -> None:
             address = address_of(listening)
             print(f"serving {served.name} at {address}")
-            print(_about_states(size, slots, flags))
+            print(_about_states(size, token_size, slots, flags))
             print(how_to_ask(address, token=token is not None))
             print(_about_the_page(served, address), flush=True)
 
@@ -186,7 +195,12 @@ def _slots(size: int, flags: ServeFlags) -> int:
     return min(flags.concurrent, fitting)
 
 
-def _about_states(size: int, slots: int, flags: ServeFlags) -> str:
+def _about_states(size: int, token_size: int, slots: int, flags: ServeFlags) -> str:
+    if token_size:
+        return (
+            f"a request's state takes {size:,} bytes and {token_size:,} for each token; {slots} run at once, as far as "
+            f"their longest texts fit in {flags.state_memory:,} MB"
+        )
     fitting = flags.state_memory * _MEGABYTE // size
     return (
         f"a request's state takes {size:,} bytes at any length; {slots} run at once "

@@ -1,5 +1,6 @@
-"""Many requests at once, that come and go: continuous batching over states of constant size. Token ids only."""
+"""Many requests at once, that come and go: continuous batching over states in slots. Token ids only."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.requests import Event, Finish, Request
 from polysketch.generation.sampling import Sampler
-from polysketch.generation.slots import Slots
+from polysketch.generation.slots import Slots, reserve
 from polysketch.generation.snapshots import Snapshots
 from polysketch.models import ModelState, TransformerLM
 
@@ -24,8 +25,10 @@ class Engine:
     `generate` gives for its prompt alone with its settings, whatever else is in the batch. (Rounding may differ, and
     so, very rarely, may a token.)
 
-    The number of slots bounds memory: a state has the same size at every position. One more state is that of the prompt
-    that is being read; snapshots have a bound of their own.
+    The number of slots bounds memory where a state has the same size at every position. One more state is that of the
+    prompt that is being read; snapshots have a bound of their own. Layers that keep keys and values (softmax, for one)
+    take memory for every token: a request is begun when `state_bytes` hold what it takes at its longest beside what the
+    others take at theirs. So nothing is ever stopped because something else grew.
 
     Snapshots are taken where a prompt is a power of two of chunks long, at its last whole chunk, and where a request
     ends: the next turn of a conversation, or another prompt with the same beginning, goes on from there.
@@ -33,13 +36,14 @@ class Engine:
     One thread at a time may call it.
 
     Args:
-        model: a language model whose layers all have a state of constant size; put into evaluation mode.
+        model: a language model; put into evaluation mode.
         slots: requests that are continued at the same time, at least 1.
         chunk: prompt tokens read between two steps, at least 1.
         snapshots: where states after beginnings of prompts are kept; None keeps none.
+        state_bytes: for the states of all requests that are read or continued; None for no bound but the slots.
 
     Raises:
-        ValueError: a number below 1, or a layer whose state grows, by its name.
+        ValueError: a number below 1, or a layer whose state grows otherwise than by keys and values, by its name.
 
     Attributes:
         slots: the states of the requests that are continued.
@@ -47,12 +51,19 @@ class Engine:
     """
 
     def __init__(
-        self, model: TransformerLM, *, slots: int, chunk: int = 512, snapshots: Snapshots | None = None
+        self,
+        model: TransformerLM,
+        *,
+        slots: int,
+        chunk: int = 512,
+        snapshots: Snapshots | None = None,
+        state_bytes: int | None = None,
     ) -> None:
         if chunk < 1:
             raise ValueError(f"expected a chunk of at least 1 token, found {chunk}")
         self._model = model.eval()
         self._chunk = chunk
+        self._state_bytes = math.inf if state_bytes is None else state_bytes
         self.snapshots = Snapshots(0) if snapshots is None else snapshots
         with torch.inference_mode():
             self.slots = Slots(model, slots)
@@ -83,7 +94,7 @@ class Engine:
             Its ticket, which events carry.
 
         Raises:
-            ValueError: an empty prompt, an id outside the vocabulary, or no token to make.
+            ValueError: an empty prompt, an id outside the vocabulary, no token to make, or a state that never fits.
         """
         self.check(request)
         self._tickets += 1
@@ -93,6 +104,13 @@ class Engine:
     def check(self, request: Request) -> None:
         """Refuse what `add` refuses; any thread may ask."""
         _require_usable(request, self._model.config.vocab_size)
+        needed = self._bytes_of(_tokens_of(request))
+        if needed > self._state_bytes:
+            raise ValueError(
+                f"expected a request whose state takes at most {self._state_bytes:,} bytes, found one of "
+                f"{len(request.prompt)} prompt tokens and {request.max_new_tokens} new ones, which takes {needed:,}: "
+                "ask for fewer"
+            )
 
     @torch.inference_mode()
     def cancel(self, ticket: int) -> bool:
@@ -159,8 +177,8 @@ class Engine:
                 yield self._first_token(sequence, logits)
 
     def _begin(self) -> bool:
-        """Take the next prompt, where one waits and a slot will be free for it."""
-        if not self._waiting or len(self.slots) == self.slots.count:
+        """Take the next prompt, where one waits, and a slot and the memory of its state will be free for it."""
+        if not self._waiting or len(self.slots) == self.slots.count or not self._fits(self._waiting[0]):
             return False
         sequence = self._reading = self._waiting.popleft()
         found = self.snapshots.longest(sequence.prompt[:-1])  # the last token is read in any case, for its logits
@@ -169,7 +187,16 @@ class Engine:
         else:
             sequence.reused, sequence.state = found
             sequence.position = sequence.reused
+        reserve(sequence.state, sequence.most_tokens)
         return True
+
+    def _fits(self, sequence: "_Sequence") -> bool:
+        """Whether its state and those of the requests in slots, all at their longest, are within the bound."""
+        together = [*self._running, sequence]
+        return sum(self._bytes_of(each.most_tokens) for each in together) <= self._state_bytes
+
+    def _bytes_of(self, tokens: int) -> int:
+        return self.slots.fixed_bytes + tokens * self.slots.token_bytes
 
     def _read_span(self, sequence: "_Sequence", length: int) -> Tensor:
         """Read so many tokens of a prompt; the logits (1, vocab) after them."""
@@ -216,6 +243,7 @@ class _Sequence:
     Attributes:
         ticket: its number.
         prompt: the request's.
+        most_tokens: that its state will have read at its end.
         position: tokens in its state.
         reused: prompt tokens that came from a snapshot.
         state: while the prompt is read; then it is in a slot.
@@ -224,6 +252,7 @@ class _Sequence:
     def __init__(self, ticket: int, request: Request) -> None:
         self.ticket = ticket
         self.prompt = list(request.prompt)
+        self.most_tokens = _tokens_of(request)
         self.position = 0
         self.reused = 0
         self.state: ModelState | None = None
@@ -297,6 +326,11 @@ def _is_kept(position: int, prompt: int, chunk: int) -> bool:
     if rest or not chunks:
         return False
     return chunks & (chunks - 1) == 0 or position + chunk >= prompt
+
+
+def _tokens_of(request: Request) -> int:
+    """Tokens that its state reads at most: the last one is not fed."""
+    return len(request.prompt) + request.max_new_tokens - 1
 
 
 def _require_usable(request: Request, vocab_size: int) -> None:

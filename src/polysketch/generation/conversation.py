@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
+from polysketch.attention import KeyValueState
 from polysketch.extras import require
 from polysketch.generation.slots import state_of_one
-from polysketch.generation.state_tensors import named_tensors
+from polysketch.generation.state_tensors import growing_parts, mapped, named_tensors
 from polysketch.models import ModelState, TransformerLM
 from polysketch.models.fingerprint import model_sha256
 from polysketch.storage import disk
@@ -17,12 +18,15 @@ __all__ = ["load_conversation", "save_conversation"]
 _TOKENS = "tokens"
 _MODEL = "model_sha256"
 _OF_THE_DEVICE = "device_position"
+_OF_EVERY_TOKEN = ("key", "value")
+"""Names of the tensors of `KeyValueState`."""
 
 
 def save_conversation(path: str | Path, model: TransformerLM, tokens: Sequence[int], state: ModelState) -> None:
     """Write a state of one row and the tokens that it has read to a safetensors file, which appears whole.
 
-    Cost: the bytes of the state, and a hash over the model's weights.
+    Cost: the bytes of the state, and a hash over the model's weights. Layers that keep keys and values of all tokens
+    make the file grow with them.
 
     Args:
         path: of the file.
@@ -61,19 +65,42 @@ def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int]
             f"{metadata.get(_MODEL, 'no model')[:12]}: a state means nothing to other weights"
         )
     state = state_of_one(model)
-    wanted = _kept(state)
-    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in wanted.items()}
-    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items() if name != _TOKENS}
-    if shapes != found or _TOKENS not in tensors:
+    tokens = tensors.pop(_TOKENS, torch.zeros(0, dtype=torch.int64)).tolist()
+    if _shapes(_kept(state), len(tokens)) != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
         raise ValueError(f"{path}: expected the tensors of a state of this model, found others: altered by hand?")
-    for name, tensor in wanted.items():
-        tensor.copy_(tensors[name])
-    return tensors[_TOKENS].tolist(), state.clone()  # whose copies of positions on the device are made of these
+    return tokens, _filled(state, tensors).clone()  # whose copies of positions on the device are made of these
 
 
 def _kept(state: ModelState) -> dict[str, torch.Tensor]:
-    """The tensors to write: of positions, those in host memory."""
-    return {name: tensor for name, tensor in named_tensors(state).items() if not name.endswith(_OF_THE_DEVICE)}
+    """The tensors to write: of positions, those in host memory; of keys and values, those of the tokens so far."""
+    fixed = {name: tensor for name, tensor in named_tensors(state).items() if not name.endswith(_OF_THE_DEVICE)}
+    parts = growing_parts(state).items()
+    return {**fixed, **{f"{path}/{name}": tensor for path, part in parts for name, tensor in part.tensors().items()}}
+
+
+def _shapes(one: dict[str, torch.Tensor], tokens: int) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and dtype of each tensor of a state after so many tokens, from those after a single one."""
+    wanted = {}
+    for name, tensor in one.items():
+        grows = name.rpartition("/")[2] in _OF_EVERY_TOKEN
+        shape = torch.Size((*tensor.shape[:2], tokens, tensor.shape[3])) if grows else tensor.shape
+        wanted[name] = (shape, tensor.dtype)
+    return wanted
+
+
+def _filled(state: ModelState, tensors: dict[str, torch.Tensor]) -> ModelState:
+    """The state with these numbers in it."""
+    for name, tensor in named_tensors(state).items():
+        if name in tensors:
+            tensor.copy_(tensors[name])
+    paths = {id(part): path for path, part in growing_parts(state).items()}
+
+    def read(part: KeyValueState) -> KeyValueState:
+        found = KeyValueState(1, state.device)
+        found.append(*(tensors[f"{paths[id(part)]}/{name}"] for name in _OF_EVERY_TOKEN))
+        return found
+
+    return mapped(state, lambda tensor: tensor, growing=read)
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

@@ -2,10 +2,11 @@
 
 import torch
 
-from polysketch.generation.state_tensors import copy_rows_, mapped, shape_of
+from polysketch.attention import KeyValueRows
+from polysketch.generation.state_tensors import copy_rows_, growing_parts, mapped, shape_of
 from polysketch.models import ModelState, TransformerLM
 
-__all__ = ["Slots", "bytes_of_request", "state_of_one"]
+__all__ = ["Slots", "bytes_of_request", "reserve", "state_of_one"]
 
 
 class Slots:
@@ -14,19 +15,31 @@ class Slots:
     Slots in use are always the first ones, so that a step computes them and no others: where a request leaves, the
     last one moves into its slot. Putting a state in and moving one copy one row; the others stay where they are.
 
+    Keys and values of all tokens, of layers that keep them, are no rows of one tensor: each request brings its own,
+    which are not copied, and takes them away.
+
     Args:
         model: whose states these are.
         count: requests at most, at least 1.
 
     Raises:
-        ValueError: a count below 1, or a layer whose state grows.
+        ValueError: a count below 1, or a layer whose state grows otherwise than by the keys and values of its tokens.
+
+    Attributes:
+        count: as given.
+        fixed_bytes: of the state of a request, whatever its length.
+        token_bytes: beside them, for each token; 0 where every layer has a state of constant size.
     """
 
     def __init__(self, model: TransformerLM, count: int) -> None:
         if count < 1:
             raise ValueError(f"expected at least 1 slot, found {count}")
         self.count = count
-        self._all: ModelState = mapped(state_of_one(model), lambda row: row.new_zeros(count, *row.shape[1:]))
+        one = state_of_one(model)
+        self.token_bytes, self.fixed_bytes = _token_bytes(one), _fixed_bytes(one)
+        self._all: ModelState = mapped(
+            one, lambda row: row.new_zeros(count, *row.shape[1:]), growing=lambda _: KeyValueRows()
+        )
         self._used: ModelState = self._first(0)
 
     def __len__(self) -> int:
@@ -35,7 +48,7 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots, used or not."""
+        """Bytes of all slots, used or not, and of the keys and values that requests have brought."""
         return self._all.nbytes
 
     @property
@@ -44,7 +57,7 @@ class Slots:
         return self._used
 
     def put(self, row: ModelState) -> int:
-        """Copy a state of one row into the next slot, and return its number.
+        """Copy a state of one row into the next slot, and return its number; keys and values are taken as they are.
 
         Raises:
             ValueError: all slots are in use.
@@ -54,12 +67,19 @@ class Slots:
             raise ValueError(f"all {self.count} slots are in use")
         self._settle()
         copy_rows_(self._all, slice(slot, slot + 1), row)
+        brought = growing_parts(row)
+        for path, rows in growing_parts(self._all).items():
+            rows.rows.append(brought[path])
         self._used = self._first(slot + 1)
         return slot
 
     def copy(self, slot: int) -> ModelState:
         """The state in a slot, as one row of its own."""
-        return mapped(self._used, lambda tensor: tensor[slot : slot + 1].clone())
+        return mapped(
+            self._used,
+            lambda tensor: tensor[slot : slot + 1].clone(),
+            growing=lambda rows: rows.rows[slot].clone(),
+        )
 
     def free(self, slot: int) -> None:
         """Give up a slot; the last one in use moves into it."""
@@ -68,10 +88,15 @@ class Slots:
         if slot != last:
             moved = mapped(self._all, lambda tensor: tensor[last : last + 1])
             copy_rows_(self._all, slice(slot, slot + 1), moved)
+        for rows in growing_parts(self._all).values():
+            rows.rows[slot] = rows.rows[last]
+            rows.rows.pop()
         self._used = self._first(last)
 
     def clear(self) -> None:
         """Give up all slots, whatever is in them."""
+        for rows in growing_parts(self._all).values():
+            rows.rows.clear()
         self._used = self._first(0)
 
     def _first(self, count: int) -> ModelState:
@@ -82,13 +107,24 @@ class Slots:
         copy_rows_(self._all, slice(len(self)), self._used)
 
 
-def bytes_of_request(model: TransformerLM) -> int:
-    """Bytes of the state of one request, the same at every position.
+def bytes_of_request(model: TransformerLM, tokens: int = 0) -> int:
+    """Bytes of the state of one request: the same at every position, but for layers that keep keys and values.
+
+    Args:
+        model: a language model.
+        tokens: that the state has read; of no consequence where every layer has a state of constant size.
 
     Raises:
-        ValueError: a layer whose state grows.
+        ValueError: as for `Slots`.
     """
-    return state_of_one(model).nbytes
+    one = state_of_one(model)
+    return _fixed_bytes(one) + tokens * _token_bytes(one)
+
+
+def reserve(state: ModelState, tokens: int) -> None:
+    """Make the room of keys and values that for so many tokens, where a layer keeps them."""
+    for part in growing_parts(state).values():
+        part.reserve(tokens)
 
 
 @torch.inference_mode()
@@ -96,7 +132,7 @@ def state_of_one(model: TransformerLM) -> ModelState:
     """The state of one row after a token: all its tensors are there.
 
     Raises:
-        ValueError: a layer whose state grows.
+        ValueError: a layer whose state grows otherwise than by the keys and values of its tokens.
     """
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.output_bias.device)
     _, state = model.extend_hidden(token, model.init_state(1))
@@ -105,7 +141,15 @@ def state_of_one(model: TransformerLM) -> ModelState:
     for index, (layer, (name, _)) in enumerate(zip(later.layers, model.config.layers(), strict=True)):
         if shape_of(layer) != shapes[index]:
             raise ValueError(
-                f"expected layers whose state has a constant size, found {name} in layer {index}, whose state grows "
-                "with the text: such models generate by polysketch generate, or are exported for other engines"
+                f"expected layers whose state has a constant size, or keeps the keys and values of all tokens, found "
+                f"{name} in layer {index}, whose state grows otherwise: such models generate by polysketch generate"
             )
     return state
+
+
+def _fixed_bytes(one: ModelState) -> int:
+    return one.nbytes - sum(part.nbytes - part.position.nbytes for part in growing_parts(one).values())
+
+
+def _token_bytes(one: ModelState) -> int:
+    return sum(part.token_bytes for part in growing_parts(one).values())

@@ -6,25 +6,40 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["copy_rows_", "mapped", "named_tensors", "shape_of"]
+from polysketch.attention import KeyValueRows, KeyValueState
+
+__all__ = ["copy_rows_", "growing_parts", "mapped", "named_tensors", "shape_of"]
 
 
-def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A state like this one, with `function` of each tensor in its place; one tensor under two names stays one."""
-    return _mapped(state, function, {})
+def mapped(state: Any, function: Callable[[Tensor], Tensor], growing: Callable[[Any], Any] = lambda part: part) -> Any:
+    """A state like this one, with `function` of each tensor in its place; one tensor under two names stays one.
+
+    Args:
+        state: any.
+        function: of a tensor.
+        growing: of keys and values of all tokens (`growing_parts`), whose tensors are left alone. Default: they stay.
+    """
+    return _mapped(state, function, growing, {})
 
 
 def named_tensors(state: Any) -> dict[str, Tensor]:
-    """Path -> tensor, for instance `layers/0/sums`."""
+    """Path -> tensor, for instance `layers/0/sums`; without those of `growing_parts`."""
     return {path: value for path, value in _leaves(state, "") if isinstance(value, Tensor)}
+
+
+def growing_parts(state: Any) -> dict[str, Any]:
+    """Path -> keys and values of all tokens, a `KeyValueState` or `KeyValueRows`."""
+    return {path: value for path, value in _leaves(state, "") if _grows(value)}
 
 
 def shape_of(state: Any) -> dict[str, Any]:
     """All of a state but the numbers in its tensors: path -> shape, or the value where it is no tensor.
 
-    Equal after one token and after two: a state of constant size, whose rows may be at unlike positions.
+    Equal after one token and after two, but for `growing_parts`, which are left out: a state of constant size, whose
+    rows may be at unlike positions.
     """
-    return {path: tuple(value.shape) if isinstance(value, Tensor) else value for path, value in _leaves(state, "")}
+    leaves = [(path, value) for path, value in _leaves(state, "") if not _grows(value)]
+    return {path: tuple(value.shape) if isinstance(value, Tensor) else value for path, value in leaves}
 
 
 def copy_rows_(target: Any, rows: slice, source: Any) -> None:
@@ -42,18 +57,22 @@ def copy_rows_(target: Any, rows: slice, source: Any) -> None:
             part.copy_(new[path])
 
 
-def _mapped(value: Any, function: Callable[[Tensor], Tensor], seen: dict[int, Tensor]) -> Any:
+def _mapped(
+    value: Any, function: Callable[[Tensor], Tensor], growing: Callable[[Any], Any], seen: dict[int, Tensor]
+) -> Any:
     if isinstance(value, Tensor):
         if id(value) not in seen:
             seen[id(value)] = function(value)
         return seen[id(value)]
     if isinstance(value, list):
-        return [_mapped(each, function, seen) for each in value]
+        return [_mapped(each, function, growing, seen) for each in value]
+    if _grows(value):
+        return growing(value)
     if not _is_state(value):
         return value
     other = copy.copy(value)
     for name, each in vars(value).items():
-        setattr(other, name, _mapped(each, function, seen))
+        setattr(other, name, _mapped(each, function, growing, seen))
     return other
 
 
@@ -68,6 +87,10 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def _grows(value: Any) -> bool:
+    return isinstance(value, KeyValueState | KeyValueRows)
+
+
 def _is_state(value: Any) -> bool:
     """States say how many bytes they have, and tensors do too."""
-    return hasattr(value, "nbytes") and not isinstance(value, Tensor)
+    return hasattr(value, "nbytes") and not isinstance(value, Tensor) and not _grows(value)

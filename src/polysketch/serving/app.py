@@ -80,7 +80,8 @@ class _Routes:
         self._served = served
         self._worker = worker
         self._limits = limits
-        self._state_bytes = int(next(values[0][1] for name, _, _, values in worker.series() if name == "state_bytes"))
+        figures = {name: values for name, _, _, values in worker.series()}
+        self._state_bytes = {name: int(figures[name][0][1]) for name in ("state_bytes", "state_bytes_per_token")}
 
     async def page(self, request: HttpRequest) -> Response:
         """The page to chat on."""
@@ -147,7 +148,7 @@ class _Routes:
             "created": 0,
             "owned_by": "polysketch",
             "chat": self._served.render is not None,
-            "state_bytes": self._state_bytes,
+            **self._state_bytes,
             "key_value_bytes_per_token": self._served.key_value_bytes,
             "most_new_tokens": self._limits.new_tokens,
         }

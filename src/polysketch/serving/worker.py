@@ -154,7 +154,13 @@ class Worker:
             ("requests_running", "requests whose prompt is read, or that are continued", engine.num_running),
             ("requests_waiting", "requests of whose prompt nothing is read", waiting),
             ("slots", "requests that are continued at the same time at most", engine.slots.count),
-            ("state_bytes", "bytes of the state of one request", engine.slots.nbytes // engine.slots.count),
+            ("state_bytes", "bytes of the state of one request, whatever its length", engine.slots.fixed_bytes),
+            (
+                "state_bytes_per_token",
+                "bytes of a request beside these, for each token",
+                engine.slots.token_bytes,
+            ),
+            ("slot_bytes", "bytes of the states of all slots, used or not", engine.slots.nbytes),
             ("snapshots", "states after beginnings of prompts that are kept", len(engine.snapshots)),
             ("snapshot_bytes", "bytes of these", engine.snapshots.nbytes),
         )
