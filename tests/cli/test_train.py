@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,49 @@ def test_a_run_without_resume_is_refused_and_intact(fast_flags, tmp_path, capfd)
     assert main(fast_flags()) == 1
     assert "already holds a run: give --resume" in capfd.readouterr().err
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+def options_of(run: Path) -> dict:
+    """What its configuration says of its flags."""
+    return json.loads((run / "config.json").read_text())["training"]
+
+
+def test_a_run_is_all_that_resume_needs(fast_flags, tmp_path, monkeypatch, capfd):
+    """Every option is the run's, the mechanism's too, from whichever folder; what is given again must agree."""
+    assert main(fast_flags("--steps", "4", "--carry-state", "--betas", "0.8", "0.9")) == 0
+    whole, begun = outcome(tmp_path / "run"), options_of(tmp_path / "run")
+    for step in ("3", "4"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{int(step):08}", ignore_errors=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["train", "--out", "../run", "--resume"]) == 0
+    assert options_of(tmp_path / "run") == begun | {"resume": True, "out": "../run"}
+    again = outcome(tmp_path / "run")
+    assert again[0] == whole[0]
+    assert all(torch.equal(again[1][name], whole[1][name]) for name in whole[1])
+    assert main(["train", "--out=../run", "--resume", "--carry-state", "--extend", "--steps", "5"]) == 0
+    capfd.readouterr()
+    assert main(["train", "--out", "../run", "--resume", "--no-carry-state"]) == 1
+    assert "--carry-state was True and is now False" in capfd.readouterr().err
+    assert main(["train", "--out", "../run", "--resume", "--attention", "softmax"]) == 1
+    assert "--attention was polysketch-paper and is now softmax" in capfd.readouterr().err
+
+
+def test_resume_of_no_run_asks_for_the_data(tmp_path, capfd):
+    assert main(["train", "--out", str(tmp_path / "none"), "--resume"]) == 2
+    assert "--data" in capfd.readouterr().err
+
+
+def test_init_from_gives_the_sizes_of_the_model(fast_flags, tmp_path):
+    """But not the steps, the learning rate or the data, which are the new run's."""
+    assert main(fast_flags("--learning-rate", "1e-3")) == 0
+    data = options_of(tmp_path / "run")["data"]
+    new = ["--context", "16", "--batch-size", "2", "--steps", "1", "--device", "cpu"]
+    first = str(tmp_path / "run")
+    assert main(["train", "--data", data, "--out", str(tmp_path / "new"), "--init-from", first, *new]) == 0
+    before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("run", "new"))
+    assert after["model"] == before["model"]
+    assert after["training"]["learning_rate"] == TrainFlags.learning_rate != before["training"]["learning_rate"]
 
 
 def test_help_explains_every_flag(capfd):

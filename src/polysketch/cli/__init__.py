@@ -1,7 +1,9 @@
 """The `polysketch` command: one file per verb, loaded when that verb is asked for and not before.
 
 A verb's file exports `run(flags) -> int`, where `flags` is annotated with the verb's own dataclass: its fields are the
-command's flags, its docstrings their help. To add a verb, write that file and add a line to `VERBS`.
+command's flags, its docstrings their help. It may export `defaults(arguments)` as well: flags that are not on the
+command line are then as this instance of the dataclass has them. To add a verb, write that file and add a line to
+`VERBS`.
 
 Exit status: 0 done, 1 a failure that is explained in one line on stderr, 2 wrong usage, 130 interrupted.
 """
@@ -131,8 +133,14 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
     import tyro
 
     with contextlib.nullcontext() if _tells() else contextlib.redirect_stderr(None):
-        flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+        flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, **_defaults(verb, arguments))
     return run(flags)
+
+
+def _defaults(verb: str, arguments: list[str]) -> dict[str, Any]:
+    """What `tyro.cli` is told of flags that need not be given: those of a run that a verb goes on with."""
+    found = getattr(importlib.import_module(_module_of(verb)), "defaults", lambda _: None)(arguments)
+    return {} if found is None else {"default": found}
 
 
 def _describe(error: BaseException) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
+from polysketch.cli.run_defaults import flag_values, value_of
 from polysketch.distributed.launch import find_launch
 from polysketch.training import TrainingConfig
+from polysketch.training.option_groups import ModelOptions
 
 if TYPE_CHECKING:
     from polysketch.training import TrainingResult
 
-__all__ = ["TrainFlags", "run"]
+__all__ = ["TrainFlags", "defaults", "run"]
 
 _SIGNAL_STATUS = 128
 
@@ -33,7 +37,7 @@ class TrainFlags(TrainingConfig):
 
     Examples:
       polysketch train --data data/books --preset tiny --out runs/books
-      polysketch train --data data/books --preset tiny --out runs/books --resume
+      polysketch train --out runs/books --resume
       polysketch train --data data/reversal --steps 600 --out runs/reversal
     """
 
@@ -45,6 +49,43 @@ class TrainFlags(TrainingConfig):
     attention_options: tuple[str, ...] = ()  # type: ignore[assignment]
     """Options of the mechanism as key=value pairs, for instance sketch_size=24 window=256; with a pattern, as
     NAME.key=value: sliding-window.window=64. A misspelt one lists those that exist."""
+
+
+def defaults(arguments: Sequence[str]) -> TrainFlags | None:
+    """The flags of the run that `--resume` goes on with; the sizes of the model whose weights `--init-from` names.
+
+    None without such a run: it is new, or the command says later what is wrong with it.
+    """
+    import tyro
+
+    begun = _options_in(value_of("--out", arguments)) if "--resume" in arguments else None
+    if begun is not None:
+        return TrainFlags(**flag_values(TrainFlags, begun), resume=True)
+    named = _options_in(value_of("--init-from", arguments))
+    if named is None:
+        return None
+    sizes = {field.name for field in dataclasses.fields(ModelOptions)} - {"init_from"}
+    values = {name: value for name, value in flag_values(TrainFlags, named).items() if name in sizes}
+    return TrainFlags(**values, data=tyro.MISSING, out=tyro.MISSING)
+
+
+def _options_in(folder: str | None) -> dict[str, Any] | None:
+    """The options of a run as flags have them; None where there is no run."""
+    from polysketch.training.run_folder import RunFolder
+
+    try:
+        config = RunFolder(Path(folder)).read_config() if folder else None
+    except (OSError, ValueError):
+        return None
+    if config is None:
+        return None
+    options = dict(config["training"])
+    if isinstance(options.get("attention"), list):
+        options["attention"] = ",".join(options["attention"])
+    options["attention_options"] = ()  # not always possible as texts: `configuration` takes them from the run
+    if "data" in options and not Path(options["data"]).exists():  # given from another folder
+        options["data"] = config["data"]["folder"]
+    return options
 
 
 def run(flags: TrainFlags) -> int:
@@ -70,15 +111,33 @@ def run(flags: TrainFlags) -> int:
 
 
 def configuration(flags: TrainFlags) -> TrainingConfig:
-    """The flags with the mechanism's options typed.
+    """The flags with the mechanism's options typed; where none are given, they are those of the run gone on with.
 
     Raises:
         ValueError: an unknown mechanism, option or type of value; the message lists those that exist.
     """
     pattern = _pattern(flags.attention)
-    options = _options(flags, _default(flags) if pattern is None else pattern) if flags.attention_options else {}
+    if flags.attention_options:
+        options = _options(flags, _default(flags) if pattern is None else pattern)
+    else:
+        options = _options_of_the_run(flags, pattern)
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     return TrainingConfig(**{**values, "attention": pattern, "attention_options": options})
+
+
+def _options_of_the_run(flags: TrainFlags, pattern: str | tuple[str, ...] | None) -> Any:
+    """The mechanism's options in the run that is gone on with, or else whose weights are taken.
+
+    None for another mechanism.
+    """
+    folder = flags.out if flags.resume and (flags.out / "config.json").exists() else flags.init_from
+    if folder is None:
+        return {}
+    from polysketch.training.run_folder import RunFolder
+
+    known = RunFolder(folder).read_config()["training"]
+    same = known.get("attention") == (list(pattern) if isinstance(pattern, tuple) else pattern)
+    return known.get("attention_options", {}) if same else {}
 
 
 def _default(flags: TrainFlags) -> str | tuple[str, ...]:
