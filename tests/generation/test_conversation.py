@@ -1,11 +1,13 @@
 """A conversation's state as a file: it goes on from there, and only with the model that read it."""
 
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 
 from polysketch.generation import Engine, Request, Sampler, Snapshots, generate, load_conversation, save_conversation
 from polysketch.models import ModelConfig, TransformerLM
-from polysketch.models.fingerprint import model_sha256
+from polysketch.models.fingerprint import model_sha256, tensors_sha256
 
 PROMPT = [int(each) for each in torch.randint(40, (30,), generator=torch.Generator().manual_seed(0))]
 
@@ -49,13 +51,14 @@ def test_a_conversation_goes_on_where_it_was_written(attention, tmp_path):
 
 def test_keys_and_values_of_fewer_tokens_are_refused(tmp_path):
     """A file altered by hand."""
-    safetensors, path = pytest.importorskip("safetensors.torch"), tmp_path / "talk.safetensors"
+    path = tmp_path / "talk.safetensors"
     model = model_of(1, ("softmax", "polysketch"))
     save_conversation(path, model, PROMPT, read(model, PROMPT))
-    tensors = safetensors.load_file(path)
+    tensors = safetensors.torch.load_file(path)
     (name,) = [name for name in tensors if name.startswith("layers/0") and name.endswith("value")]
     tensors[name] = tensors[name][:, :, :-1].contiguous()
-    safetensors.save_file(tensors, path, metadata={"model_sha256": model_sha256(model)})
+    sums = {"model_sha256": model_sha256(model), "tensors_sha256": tensors_sha256(tensors)}
+    safetensors.torch.save_file(tensors, path, metadata=sums)
     with pytest.raises(ValueError, match="expected the tensors of a state of this model"):
         load_conversation(path, model)
 
@@ -85,3 +88,28 @@ def test_tokens_that_the_state_has_not_read_are_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"after 29 tokens, found \[30\]"):
         save_conversation(tmp_path / "talk", model, PROMPT[1:], read(model, PROMPT))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_positions_that_nobody_counted_to_are_refused(model, tmp_path):
+    """With a right digest: an index before the first place of a window would be written to."""
+    path = tmp_path / "talk.safetensors"
+    save_conversation(path, model, PROMPT, read(model, PROMPT))
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = safetensors.torch.load_file(path)
+    name = next(name for name in tensors if name.endswith("recent/position"))
+    tensors[name] -= 1000
+    metadata["tensors_sha256"] = tensors_sha256(tensors)
+    safetensors.torch.save_file(tensors, path, metadata=metadata)
+    with pytest.raises(ValueError, match=r"expected 30 tokens read in layers/0/.*, found \[-970\]"):
+        load_conversation(path, model)
+
+
+def test_one_changed_byte_is_found(model, tmp_path):
+    path = tmp_path / "talk.safetensors"
+    save_conversation(path, model, PROMPT, read(model, PROMPT))
+    content = path.read_bytes()
+    for place in range(len(content) // 2, len(content), len(content) // 20):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match="the file is damaged"):
+            load_conversation(path, model)

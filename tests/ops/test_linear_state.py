@@ -1,9 +1,11 @@
 """States: split anywhere, decode in place, combine, roll back, reorder, save; of one size at every position."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from ops.linear_cases import Case, arguments, assert_same, empty_state, make, prefix_share, relative_error, run
 from polysketch import ops
 from polysketch.ops.linear import spans as spans_of_calls
+from polysketch.ops.linear import state as states_in_files
 from polysketch.ops.native import why_unavailable
 
 CASES = [
@@ -249,3 +252,59 @@ def test_states_of_other_features_are_not_combined():
     ]
     with pytest.raises(ValueError, match="same power, factors and feature_dim"):
         ops.combine(*states)
+
+
+SPOILT = {
+    "sums too short": lambda t, o: t.update(sums=t["sums"][:, :, :3]),
+    "values too narrow": lambda t, o: t.update(open_value=t["open_value"][..., :1]),
+    "an open chunk too short": lambda t, o: t.update(open_features=t["open_features"][:, :, :2]),
+    "decay of another chunk": lambda t, o: t.update(open_log_decay=t["open_log_decay"][:, :, :2]),
+    "other power": lambda t, o: o.update(power="1"),
+    "no power at all": lambda t, o: o.update(power="seven"),
+    "half precision": lambda t, o: t.update(sums=t["sums"].half()),
+    "positions before the first token": lambda t, o: t.update(position=t["position"] - 100),
+    "positions beyond counting": lambda t, o: t.update(position=t["position"] + 2**60),
+    "positions of other rows": lambda t, o: t.update(position=t["position"].repeat(2)),
+    "a tensor less": lambda t, o: t.pop("normalizer"),
+    "a tensor more": lambda t, o: t.update(more=t["sums"].clone()),
+}
+
+
+def written_state(tmp_path):
+    """A file of a state in the middle of a chunk, its tensors, and its options."""
+    state = run(Case(length=37), make(Case(length=37)), return_state=True).state
+    state.save(tmp_path / "state.safetensors")
+    return tmp_path / "state.safetensors", state.tensors(), {"power": str(state.power), "factors": str(state.factors)}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_a_file_whose_sizes_or_positions_fit_no_program_is_refused(spoil, tmp_path):
+    """Even with a digest of its own: programs in C++ write as far as the sizes say."""
+    path, tensors, options = written_state(tmp_path)
+    spoil(tensors, options)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(
+        tensors, path, metadata={**options, "sha256": states_in_files._digest(tensors, options)}
+    )
+    with pytest.raises(ValueError, match=re.escape(f"{path}: expected") + "|does not fit itself"):
+        ops.LinearAttentionState.load(path)
+
+
+def test_one_changed_byte_anywhere_in_a_file_is_found_or_changes_nothing(tmp_path):
+    path, tensors, _ = written_state(tmp_path)
+    content = path.read_bytes()
+    for place in range(0, len(content), max(1, len(content) // 400)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        try:
+            found = ops.LinearAttentionState.load(path).tensors()
+        except ValueError:
+            continue
+        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_a_state_made_by_hand_whose_sizes_do_not_fit_is_refused_by_the_operation():
+    case = Case(length=8)
+    state = empty_state(case)
+    state.open_value = state.open_value[..., :1].contiguous()
+    with pytest.raises(ValueError, match="does not fit itself: expected open_value"):
+        run(case, make(case), state=state)

@@ -1,6 +1,6 @@
 """A conversation as a file: the state after its tokens, for the model that read them and no other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,13 +10,15 @@ from polysketch.extras import require
 from polysketch.generation.slots import state_of_one
 from polysketch.generation.state_tensors import growing_parts, mapped, named_tensors
 from polysketch.models import ModelState, TransformerLM
-from polysketch.models.fingerprint import model_sha256
+from polysketch.models.fingerprint import model_sha256, tensors_sha256
 from polysketch.storage import disk
 
 __all__ = ["load_conversation", "save_conversation"]
 
 _TOKENS = "tokens"
 _MODEL = "model_sha256"
+_TENSORS = "tensors_sha256"
+_POSITION = "position"
 _OF_THE_DEVICE = "device_position"
 _OF_EVERY_TOKEN = ("key", "value")
 """Names of the tensors of `KeyValueState`."""
@@ -42,22 +44,25 @@ def save_conversation(path: str | Path, model: TransformerLM, tokens: Sequence[i
         raise ValueError(f"expected a state of one row after {len(tokens)} tokens, found {state.position.tolist()}")
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _kept(state).items()}
     tensors[_TOKENS] = torch.tensor(tokens, dtype=torch.int64)
-    contents = require("safetensors.torch").save(tensors, metadata={_MODEL: model_sha256(model)})
+    metadata = {_MODEL: model_sha256(model), _TENSORS: tensors_sha256(tensors)}
+    contents = require("safetensors.torch").save(tensors, metadata=metadata)
     disk.replace_file(Path(path), contents)
 
 
 @torch.inference_mode()
 def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int], ModelState]:
-    """Read what `save_conversation` wrote; nothing is unpickled.
+    """Read what `save_conversation` wrote, every byte verified; nothing is unpickled.
 
     Returns:
         The tokens, and the state after them on the model's device: for `Snapshots.keep` or `model.extend`.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is none of these, or another model wrote it.
+        ValueError: the file is none of these, damaged, or another model wrote it.
     """
     metadata, tensors = _read(Path(path))
+    if metadata.get(_TENSORS) != tensors_sha256(tensors):
+        raise ValueError(f"{path}: expected the sha256 that the file states, found another: the file is damaged")
     expected = model_sha256(model)
     if metadata.get(_MODEL) != expected:
         raise ValueError(
@@ -68,7 +73,17 @@ def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int]
     tokens = tensors.pop(_TOKENS, torch.zeros(0, dtype=torch.int64)).tolist()
     if _shapes(_kept(state), len(tokens)) != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
         raise ValueError(f"{path}: expected the tensors of a state of this model, found others: altered by hand?")
+    _require_positions(tensors, len(tokens), path)
     return tokens, _filled(state, tensors).clone()  # whose copies of positions on the device are made of these
+
+
+def _require_positions(tensors: Mapping[str, torch.Tensor], count: int, path: str | Path) -> None:
+    """Refuse positions that are not the number of tokens: programs in C++ find their place in a window by them."""
+    for name, tensor in tensors.items():
+        if name.split("/")[-1] == _POSITION and bool((tensor != count).any()):
+            raise ValueError(
+                f"{path}: expected {count} tokens read in {name}, found {tensor.tolist()}: altered by hand?"
+            )
 
 
 def _kept(state: ModelState) -> dict[str, torch.Tensor]:

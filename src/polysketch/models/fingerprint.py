@@ -2,19 +2,25 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from polysketch.models.transformer_lm import TransformerLM
 
-__all__ = ["model_sha256", "weights_sha256"]
+__all__ = ["model_sha256", "tensors_sha256", "weights_sha256"]
 
 
 def weights_sha256(model: nn.Module) -> str:
     """Hash of all weights, by name: whether a model was trained on since."""
+    return tensors_sha256(model.state_dict())
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of tensors, by name: names, dtypes and numbers, not shapes."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + str(tensor.dtype).encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_devices, check_key_mask
 from polysketch.ops.blocks import check_at_boundary, check_block_size, check_fitting_blocks
-from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state import LinearAttentionState, check_sizes
 from polysketch.ops.linear.types import Diagonal, Inputs, LocalPolynomial, Plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -152,6 +152,7 @@ def _check_state(state: LinearAttentionState, inputs: Inputs, plan: Plan) -> Non
     if expected != found:
         names = "batch, key heads, features, value width, power, factors, local chunk, local width"
         raise ValueError(f"the state does not fit: expected ({names}) = {expected}, found {found}")
+    check_sizes(state.tensors(), state.power, state.factors)
     check_devices(key_features=key, state=state.sums)
 
 

@@ -1,6 +1,7 @@
 """What decoding carries: sums over the tokens seen, of a size that depends on features, values and chunk alone."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from polysketch.ops.linear.packing import expanded_size
 
 _OPTIONS = ("power", "factors")
 """Fields that are numbers."""
+_DIGEST = "sha256"
+_MOST_TOKENS = 2**53
+"""Positions beyond this are none that anybody counted to."""
 
 
 @dataclass
@@ -162,21 +166,101 @@ class LinearAttentionState:
         return LinearAttentionState(**changed, power=self.power, factors=self.factors)
 
     def save(self, path: str | Path) -> None:
-        """Write to a safetensors file."""
-        require("safetensors.torch").save_file(
-            {name: tensor.contiguous() for name, tensor in self.tensors().items()},
-            path,
-            metadata={name: str(getattr(self, name)) for name in _OPTIONS},
-        )
+        """Write to a safetensors file, with a sha256 of all that is in it."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors().items()}
+        options = {name: str(getattr(self, name)) for name in _OPTIONS}
+        require("safetensors.torch").save_file(tensors, path, metadata={**options, _DIGEST: _digest(tensors, options)})
 
     @classmethod
     def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> "LinearAttentionState":
-        """Read what `save` wrote; only tensors and two numbers are read, nothing is unpickled."""
-        with require("safetensors").safe_open(path, framework="pt", device=str(device)) as file:
+        """Read what `save` wrote; only tensors and two numbers are read, nothing is unpickled.
+
+        Native programs trust sizes and positions, so all of them are checked, and every byte against the digest. That
+        finds damage; it is no signature: whoever can write the file can write any numbers.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: the file is another one, damaged, or holds tensors that do not fit one another.
+        """
+        tensors, options = _read(Path(path))
+        _check_read(tensors, options, path)
+        tensors = {name: tensor if name == "position" else tensor.to(device) for name, tensor in tensors.items()}
+        return cls(**tensors, power=int(options["power"]), factors=int(options["factors"]))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a saved state, on the CPU, and its options; every byte verified."""
+    safetensors = require("safetensors")
+    if not path.is_file():
+        raise FileNotFoundError(f"expected the file of a state, found none at {path}")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            power, factors = (int(file.metadata().get(name, 1)) for name in _OPTIONS)
-        tensors["position"] = tensors["position"].cpu()
-        return cls(**tensors, power=power, factors=factors)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path}: expected the file of a state, found something else: {error}") from error
+    options = {name: metadata.get(name, "") for name in _OPTIONS}
+    if metadata.get(_DIGEST) != _digest(tensors, options):
+        raise ValueError(
+            f"{path}: expected a state whose sha256 is {metadata.get(_DIGEST, 'in the file')}, found another: the file "
+            "is damaged, or no saved state"
+        )
+    return tensors, options
+
+
+def _check_read(tensors: Mapping[str, Tensor], options: Mapping[str, str], path: str | Path) -> None:
+    """Refuse what no state is."""
+    names = {each.name for each in fields(LinearAttentionState) if each.init and each.name not in _OPTIONS}
+    well_formed = tensors.keys() == names and all(options[name] in ("1", "2") for name in _OPTIONS)
+    if not well_formed or any(tensors[name].dim() != 4 for name in ("sums", "open_features", "open_key", "open_value")):
+        raise ValueError(f"{path}: expected the tensors and options of a state, found others")
+    try:
+        check_sizes(tensors, int(options["power"]), int(options["factors"]))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name != "position"}
+    if dtypes not in ({torch.float32}, {torch.float64}) or tensors["position"].dtype != torch.int64:
+        raise ValueError(f"{path}: expected sums in float32 or float64 and positions in int64, found other types")
+    position = tensors["position"]
+    if bool(((position < 0) | (position > _MOST_TOKENS)).any()):
+        raise ValueError(f"{path}: expected positions from 0 to 2**53, found {position.tolist()[:8]}")
+
+
+def check_sizes(tensors: Mapping[str, Tensor], power: int, factors: int) -> None:
+    """Refuse tensors of a state that do not fit one another; native programs read and write as far as these say.
+
+    Raises:
+        ValueError: with the name, what was expected and what came.
+    """
+    batch, heads, _, width = tensors["sums"].shape
+    chunk, local_dim = tensors["open_key"].shape[2:]
+    features = tensors["open_features"].shape[3]
+    expanded = expanded_size(features, power, factors)
+    lead = (batch, heads)
+    expected = {
+        "sums": (*lead, expanded, width),
+        "normalizer": (*lead, expanded),
+        "log_decay": lead,
+        "open_features": (*lead, chunk, features),
+        "open_value": (*lead, chunk, width),
+        "open_key": (*lead, chunk, local_dim),
+        "open_log_decay": (*lead, chunk),
+        "position": (batch,),
+    }
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise ValueError(
+                f"the state does not fit itself: expected {name} of shape {shape}, got {tuple(tensors[name].shape)}"
+            )
+
+
+def _digest(tensors: Mapping[str, Tensor], options: Mapping[str, str]) -> str:
+    """sha256 of names, types, sizes, numbers and options."""
+    digest = hashlib.sha256(repr(sorted(options.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> LinearAttentionState:
