@@ -81,3 +81,18 @@ def test_where_there_is_no_flock_a_byte_beyond_the_text_is_locked(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "in use by process" in result.stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are locked by flock")
+def test_whoever_deletes_the_lock_file_is_refused_all_the_same(tmp_path, holder):
+    (tmp_path / "run" / "lock").unlink()
+    with pytest.raises(RuntimeError, match="in use by another process"):
+        FolderLock(tmp_path / "run" / "lock").__enter__()
+
+
+def test_a_lock_file_that_is_a_link_is_refused_and_its_target_untouched(tmp_path):
+    (tmp_path / "letters").write_text("dear")
+    (tmp_path / "lock").symlink_to(tmp_path / "letters")
+    with pytest.raises(ValueError, match="found a symbolic link"):
+        FolderLock(tmp_path / "lock").__enter__()
+    assert (tmp_path / "letters").read_text() == "dear"

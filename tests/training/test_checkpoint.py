@@ -224,3 +224,25 @@ def test_random_states_that_do_not_fit_are_refused_and_change_nothing(states):
     with pytest.raises(ValueError, match="expected the state of the CPU's random generator"):
         load_random_tensors(states)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_checkpoint_that_was_moved_and_linked_back_keeps_its_content(tmp_path):
+    """When it is one of the older ones, its name goes; what it points to is the user's."""
+    runs, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    runs.mkdir()
+    save_checkpoint(runs, make_checkpoint(1), keep=2)
+    (runs / "step-00000001").rename(elsewhere)
+    (runs / "step-00000001").symlink_to(elsewhere)
+    for step in (2, 3, 4):
+        save_checkpoint(runs, make_checkpoint(step), keep=2)
+    assert [checkpoint_step(path) for path in list_checkpoints(runs)] == [3, 4]
+    assert_is(load_checkpoint(elsewhere.rename(tmp_path / "step-00000001")), 1)
+
+
+def test_a_planted_leftover_deletes_nothing_of_others(tmp_path):
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "thesis").write_text("all of it")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".step-00000002.tmp").symlink_to(tmp_path / "others")
+    save_checkpoint(tmp_path / "checkpoints", make_checkpoint(2), keep=1)
+    assert (tmp_path / "others" / "thesis").read_text() == "all of it"

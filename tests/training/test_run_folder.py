@@ -51,3 +51,19 @@ def test_json_that_is_no_configuration_is_refused(tmp_path, content):
 def test_what_is_no_json_is_refused(tmp_path, content):
     with pytest.raises(ValueError, match=r"config\.json: expected JSON, found something else"):
         read(tmp_path, content)
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "tokenizer", "tensorboard", "loss.png"])
+def test_links_are_refused_where_a_run_would_write(tmp_path, name):
+    (tmp_path / "others").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "others")
+    with pytest.raises(ValueError, match=f"{name}: expected a file or folder of the run's own, found a symbolic link"):
+        RunFolder(tmp_path / "run").require_own()
+
+
+def test_checkpoints_may_be_on_another_disk(tmp_path):
+    (tmp_path / "others").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "others")
+    RunFolder(tmp_path / "run").require_own()

@@ -58,6 +58,7 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
     end = deadline(config)
     check_requirements(config)
     folder = ConversionFolder(config.out)
+    folder.require_own()
     device = resolve_device(config.device)
     data = PreparedData.open(config.data)
     reporter = Reporter(folder.metrics, config.steps, show=progress)
@@ -79,6 +80,7 @@ def _lay_out(folder: ConversionFolder) -> None:
 
 
 def _is_finished(folder: ConversionFolder, config: ConversionConfig) -> bool:
-    """Whether all is done: the report is the last thing to be written."""
+    """Whether all is done, and still there: the report is the last thing to be written."""
     saved = list_checkpoints(folder.checkpoints)
-    return bool(saved) and checkpoint_step(saved[-1]) == config.steps and folder.report.is_file()
+    done = bool(saved) and checkpoint_step(saved[-1]) == config.steps
+    return done and folder.report.is_file() and folder.model.is_dir()

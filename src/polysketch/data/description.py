@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ FORMAT = "polysketch-data"
 FORMAT_VERSION = 2  # 1 has one file for each split, and is still written where one file is enough
 READABLE_VERSIONS = (1, 2)
 SPLITS = ("train", "validation", "test")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,18 @@ class DataDescription:
         try:
             fields["tokenizer"] = TokenizerDescription(**fields["tokenizer"])
             fields["splits"] = {name: SplitDescription.from_dict(split) for name, split in fields["splits"].items()}
-            return cls(**fields | {"sources": tuple(fields.get("sources", ()))})
+            description = cls(**fields | {"sources": tuple(fields.get("sources", ()))})
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"expected a complete description of prepared data in {origin}, found {error}") from error
+        description._require_plain_names(origin)
+        return description
+
+    def _require_plain_names(self, origin: str) -> None:
+        """Refuse files outside the folder: a description may come from a stranger, and its files are copied."""
+        shards = [shard.file for split in self.splits.values() for shard in split.shards]
+        for name in [self.tokenizer.file, *(shards if self.layout is None else ())]:
+            if name is not None and (not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name)):
+                raise ValueError(f"expected the plain name of a file beside {origin} in it, found {name!r}")
 
     def encoded(self) -> bytes:
         """As indented JSON."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from polysketch.data.foreign import read_foreign
 from polysketch.data.layouts import holds_foreign_files, read_layout
 from polysketch.data.tokenization import TokenizerLike, described_tokenizer
 from polysketch.data.tokens import ShardedTokens, TokenFile, Tokens, joined, require_size
+from polysketch.storage import disk
 from polysketch.storage.folders import LOCK_FILE
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -119,13 +119,19 @@ class PreparedData:
         return sha256_of(self.folder / DESCRIPTION_FILE)
 
     def copy_tokenizer(self, folder: Path) -> None:
-        """Write the description and the tokenizer into a folder, which ``load_tokenizer`` can then read."""
-        if self._foreign:
-            self.description.write(folder / DESCRIPTION_FILE)
-            self.tokenizer.save(folder)
-            return
-        for name in filter(None, (DESCRIPTION_FILE, self.description.tokenizer.file)):
-            shutil.copyfile(self.folder / name, folder / name)
+        """Write the tokenizer and the description into a folder, which ``load_tokenizer`` can then read.
+
+        Each file appears whole; one that is there already as it should be is left alone.
+        """
+        described = self.description.encoded() if self._foreign else (self.folder / DESCRIPTION_FILE).read_bytes()
+        if self.tokenizer.file_name is not None:
+            _put(folder / self.tokenizer.file_name, self.tokenizer.serialized())
+        _put(folder / DESCRIPTION_FILE, described)
+
+
+def _put(path: Path, contents: bytes) -> None:
+    if path.is_symlink() or not path.is_file() or path.read_bytes() != contents:
+        disk.replace_file(path, contents)
 
 
 def is_foreign(path: Path) -> bool:

@@ -3,9 +3,13 @@
 Everything that a checkpoint, a configuration, metrics or a prepared folder do to be safe goes through this module, so
 that a test can count the operations, fail any one of them, or act out a power cut before it. Callers therefore write
 `disk.rename(...)`, never `from disk import rename`. Each function raises OSError with the path in it.
+
+Nothing here goes through a symbolic link: what is written or deleted is what has the name, never what it points to. A
+folder may come from a stranger, or a checkpoint may have been moved to another disk and linked back.
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +17,7 @@ from pathlib import Path
 TEMPORARY_SUFFIX = ".tmp"
 
 _WINDOWS = os.name == "nt"  # it syncs no folders, and files only through a descriptor that may write
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 @contextlib.contextmanager
@@ -28,16 +33,26 @@ def _naming(path: Path) -> Iterator[None]:
 
 def write(path: Path, data: bytes) -> None:
     """Create or replace the file `path` with `data`; not yet safe from a power cut, see `sync`."""
-    with _naming(path), open(path, "wb") as file:
+    with _naming(path), open(path, "wb", opener=_open) as file:
         file.write(data)
 
 
 def append(path: Path, data: bytes) -> None:
     """Append `data` to `path` with one unbuffered write: a killed process leaves whole lines or a torn last one."""
-    with _naming(path), open(path, "ab", buffering=0) as file:
+    with _naming(path), open(path, "ab", buffering=0, opener=_open) as file:
         written = file.write(data)
         while written < len(data):
             written += file.write(data[written:])
+
+
+def _open(path: str, flags: int) -> int:
+    """Open to write, unless the name is a link's."""
+    try:
+        return os.open(path, flags | _NO_LINKS, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "expected a file to write, found a symbolic link", path) from error
+        raise
 
 
 def sync(path: Path) -> None:
@@ -85,6 +100,8 @@ def is_temporary(path: Path) -> bool:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace `path` by `data` so that a reader, or a restart after a power cut, sees the old or the new content."""
     temporary = temporary_name(path)
+    if temporary.is_symlink():
+        delete(temporary)
     write(temporary, data)
     sync(temporary)
     rename(temporary, path)
@@ -106,12 +123,15 @@ def publish_folder(temporary: Path, target: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """Wait until a folder is on the disk with everything below it."""
     for entry in sorted(folder.iterdir()):
-        sync_tree(entry) if entry.is_dir() else sync(entry)
+        sync_tree(entry) if entry.is_dir() and not entry.is_symlink() else sync(entry)
     sync(folder)
 
 
 def delete_tree(folder: Path) -> None:
-    """Delete a folder of files that nobody needs any more."""
+    """Delete a folder of files that nobody needs any more, or a file; of a link the link alone."""
+    if folder.is_symlink() or not folder.is_dir():
+        delete(folder)
+        return
     for entry in sorted(folder.iterdir()):
-        delete_tree(entry) if entry.is_dir() else delete(entry)
+        delete_tree(entry)
     delete_folder(folder)

@@ -74,7 +74,7 @@ def require_free(folder: Path) -> None:
 @contextlib.contextmanager
 def _claimed(temporary: Path, record: str | None) -> Iterator[None]:
     """Hold the lock of a temporary folder that is empty, or holds what was recorded."""
-    if temporary.exists() and not (temporary.is_dir() and _is_ours(temporary)):
+    if temporary.is_symlink() or (temporary.exists() and not (temporary.is_dir() and _is_ours(temporary))):
         raise FileExistsError(f"expected {temporary} to be free for a temporary folder, found something else there")
     with contextlib.ExitStack() as held:
         try:
@@ -84,7 +84,7 @@ def _claimed(temporary: Path, record: str | None) -> Iterator[None]:
         if not _is_recorded(temporary, record):
             for path in temporary.iterdir():
                 if path.name != LOCK_FILE:
-                    disk.delete_tree(path) if path.is_dir() else disk.delete(path)
+                    disk.delete_tree(path)
         yield
 
 

@@ -50,6 +50,22 @@ class LoopFolder:
         """sha256 of config.json, None where there is none."""
         return hashlib.sha256(self.config.read_bytes()).hexdigest() if self.config.is_file() else None
 
+    def require_own(self) -> None:
+        """Refuse links in the place of what a loop writes: it would write where they point to.
+
+        The folder of checkpoints may be one, to another disk.
+
+        Raises:
+            ValueError: names the link.
+        """
+        names = ("config.json", "lock", "metrics.jsonl", "report.json", "model", "tokenizer", "task", "tensorboard")
+        for path in (self.path / name for name in (*names, "loss.png", "report.png")):
+            if path.is_symlink():
+                raise ValueError(
+                    f"{path}: expected a file or folder of the run's own, found a symbolic link, through which this "
+                    "command would write; only checkpoints may be one"
+                )
+
     def require_free(self) -> None:
         """Refuse a folder in which no run was started and which holds something else than the lock and leftovers.
 

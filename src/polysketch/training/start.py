@@ -146,6 +146,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
             the result depends on.
         FileNotFoundError: the checkpoint asked for is not there.
     """
+    run.require_own()
     start = starting_checkpoint(plan.config)
     if run.has_run():
         _check_unchanged(run.read_config(), plan, say)

@@ -57,6 +57,11 @@ def described_tokenizer(folder: Path, description: TokenizerDescription) -> Toke
         raise ValueError(
             f"expected a tokenizer kind of {', '.join(TOKENIZERS)} in {folder}, found {description.kind!r}"
         )
+    if description.file != TOKENIZERS[description.kind].file_name:
+        raise ValueError(
+            f"expected {TOKENIZERS[description.kind].file_name or 'no file'} as the tokenizer's file of kind "
+            f"{description.kind} in {folder}, found {description.file!r}"
+        )
     path = folder / (description.file or "")
     if not path.exists():
         raise FileNotFoundError(

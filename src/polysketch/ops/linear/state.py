@@ -259,7 +259,7 @@ def _digest(tensors: Mapping[str, Tensor], options: Mapping[str, str]) -> str:
     digest = hashlib.sha256(repr(sorted(options.items())).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
