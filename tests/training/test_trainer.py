@@ -14,7 +14,7 @@ import torch
 from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
-from polysketch.training import load_model, train
+from polysketch.training import load_model, reporting, train
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
@@ -320,3 +320,19 @@ def test_progress_tells_loss_speed_and_time_left(make_config, capsys):
     assert "tokens/s" in shown
     assert "left" in shown
     assert "validation loss" in shown
+
+
+def test_a_long_run_says_once_how_long_and_what_to_do(monkeypatch, capsys):
+    seconds = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: next(seconds))
+    progress = reporting.Progress(0, 10_000, enabled=True)
+    for step in range(1, 9):
+        progress.update(step, 1.0, 100.0)
+    shown = capsys.readouterr().err
+    assert shown.count("note: about ") == 1
+    assert "to go at this speed" in shown
+    assert "--max-minutes 30" in shown
+    short = reporting.Progress(0, 10, enabled=True)
+    for step in range(1, 9):
+        short.update(step, 1.0, 100.0)
+    assert "note" not in capsys.readouterr().err

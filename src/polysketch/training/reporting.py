@@ -17,6 +17,8 @@ from polysketch.storage import disk, strict_json
 _NOT_SHOWN = ("kind", "step")
 _SMOOTHED = 20
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_TO_KNOW_THE_SPEED = 20.0
+_LONG = 30 * 60.0  # seconds
 
 
 class Reporter:
@@ -147,6 +149,7 @@ class Progress:
         self._steps = steps
         self._started = time.monotonic()
         self._last_line = float("-inf")
+        self._told = False
         self._bar = self._make_bar() if enabled and bar and self._stream.isatty() else None
 
     def _make_bar(self) -> Any:
@@ -155,12 +158,25 @@ class Progress:
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Tell that `step` steps are made."""
+        self._note_a_long_run(step)
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
             self._bar.update(step - self._bar.n)
         elif self._enabled and (self._line_is_due() or step == self._steps):
             left = format_seconds(self._seconds_left(step))
             self._print(f"step {step}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {left} left")
+
+    def _note_a_long_run(self, step: int) -> None:
+        """Say once, when the speed is known, that a run takes long, and what can be done about it."""
+        if self._told or time.monotonic() - self._started < _SECONDS_TO_KNOW_THE_SPEED:
+            return
+        self._told = True
+        left = self._seconds_left(step)
+        if left > _LONG:
+            self.say(
+                f"note: about {format_seconds(left)} to go at this speed. Stop it whenever you like: --resume goes on. "
+                "--max-minutes 30 stops by itself. Fewer --steps, or a smaller --preset or --batch-size, end sooner."
+            )
 
     def say(self, text: str) -> None:
         """Print a line that stays."""

@@ -13,6 +13,7 @@ from polysketch.storage import FolderLock
 from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import reproducible, use_threads
 from polysketch.training.loop import Loop, StopRequests, Task, deadline
+from polysketch.training.memory import check_memory
 from polysketch.training.reporting import Reporter, SilentReporter, plot_loss
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import Plan, facts_to_agree_on, find_start, lay_out, make_plan
@@ -138,6 +139,7 @@ class TrainingTask(Task):
         config = plan.config
         self._plan, self._processes = plan, processes
         self.model = build_model(plan)
+        processes.together(lambda: check_memory(self.model, config, plan.device, plan.dtype, processes.count))
         processes.together(lambda: plan.goal.check_layers(self.model, processes))
         if begins:
             processes.together(lambda: plan.goal.initialize(self.model, plan.device, plan.dtype))
