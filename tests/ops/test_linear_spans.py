@@ -8,7 +8,7 @@ from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from ops.test_native import assert_native_agrees, needs_compiler
 from polysketch.ops.linear import spans
 
-CASES = [case for case in PAIRWISE + WITH_HISTORY if case.causal]
+CASES = [case for case in PAIRWISE + WITH_HISTORY if case.causal or case.local_chunk]
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _uninitialised_memory_is_nan():
 
 @pytest.fixture(params=[pytest.param(2, marks=pytest.mark.full), 3, pytest.param(5, marks=pytest.mark.full)])
 def cuts(request, monkeypatch) -> list[int]:
-    """Every causal call runs in so many spans if it can; the numbers of spans that calls ran in."""
+    """Every call by chunks runs in so many spans if it can; the numbers of spans that calls ran in."""
     found = []
     original = spans.Cut.of
 

@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import warnings
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ WIDE = [
     Case(local_chunk=0, length=700, features=33, value_dim=70, decays=True, compute_chunk=None),
     Case(local_chunk=0, length=1300, features=7, value_dim=5, compute_chunk=None, batch=1),
     Case(power=1, local_chunk=0, length=300, features=600, value_dim=64, batch=1, key_heads=4),
+    Case(causal=False, local_chunk=48, length=331, features=33, head_dim=70, value_dim=70, key_heads=1, padded=True),
+    Case(causal=False, local_chunk=32, power=1, length=130, features=40, batch=1, normalize=False),
+    Case(block_size=96, local_chunk=32, length=331, features=12, heads=6, padded=True),
 ]
 
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
@@ -78,17 +82,43 @@ def test_weights_beyond_the_diagonal_do_no_harm_where_they_overflow():
 
 
 @needs_compiler
-def test_any_number_of_threads_gives_the_same_bits():
-    case, threads = Case(length=100, heads=6, key_heads=3, dtype=torch.float32), torch.get_num_threads()
+@pytest.mark.parametrize("causal", [True, False])
+def test_any_number_of_threads_gives_the_same_bits(causal):
+    case = Case(length=100, heads=6, key_heads=3, causal=causal, dtype=torch.float32)
+    threads = torch.get_num_threads()
     sketch, x = LearnedSketch(12, sketch_size=8), torch.randn(2, 4, 100, 12, requires_grad=True)
     found = []
-    for count in (1, 3):
+    for count in (1, 3, 3):
         torch.set_num_threads(count)
         features = sketch.map_queries(x)
         found.append([*gradients(case, make(case), "native").values(), features])
         found[-1].append(torch.autograd.grad(features.square().sum(), x)[0])
     torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+
+
+@needs_compiler
+def test_packed_documents_attend_in_both_directions_as_they_do_apart():
+    case = Case(causal=False, local_chunk=16, batch=1, dtype=torch.float32)
+    tensors = make(case, 104)
+    offsets = [0, 5, 55, 71, 104]
+    found = run(case, tensors, backend="native", cu_seqlens=torch.tensor(offsets, dtype=torch.int32)).output
+    apart = [run(case, tensors.span(*edges), backend="native").output for edges in pairwise(offsets)]
+    assert relative_error(found, torch.cat(apart, 2)) < 1e-6
+
+
+@needs_compiler
+def test_what_is_far_keeps_its_digits_beside_a_chunk_that_weighs_a_million_times_as_much():
+    """The sums of all but one chunk are added up: a subtraction would leave nothing of the far tokens."""
+    case = Case(causal=False, local_chunk=16, length=80, batch=1, dtype=torch.float32, normalize=False, offset=0.0)
+    tensors = make(case)
+    tensors.key[:, :, 32:48] *= 1e3
+    tensors.local_query.zero_()
+    exact = tensors.map(torch.Tensor.double)
+    found, expected = (
+        run(case, x, backend=name).output[:, :, 32:48] for x, name in ((tensors, "native"), (exact, "reference"))
+    )
+    assert relative_error(found, expected) < 1e-5
 
 
 @needs_compiler
@@ -155,6 +185,14 @@ MUTANTS = {
     "second factor dropped": (FORWARD, "if (head_.factors == 2) weight *=", "if (false) weight *="),
     "gradients of factors exchanged": (BACKWARD, "change * slope * other);", "change * slope * score);"),
     "factors not told apart": (SHARED, "{rows.data + factor * inner_width,", "{rows.data + 0 * inner_width,"),
+    "later chunks of blocks dropped": (FORWARD, "add_later(shared, start", "if (false) add_later(shared, start"),
+    "blocks never end": (SHARED, "return start / call.chunk % chunks_of_block", "return start"),
+    "keys of earlier chunks of blocks dropped": (
+        BACKWARD,
+        "empty()) keys_of_chunk(true",
+        "empty() && false) keys_of_chunk(true",
+    ),
+    "queries of later chunks of blocks overwritten": (BACKWARD, "count, true);", "count, false);"),
     "decay forgotten between chunks": (SHARED, "sums.scale(chunk.decay.carried());", "sums.scale(1.0f);"),
 }
 
@@ -165,6 +203,7 @@ MUTANTS = {
 def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     case = Case(length=300, local_chunk=0, decays=True) if "decay" in name else Case(length=100)
     case = Case(length=100, power=1, factors=2, local_chunk=0) if "factor" in name else case
+    case = Case(block_size=32, length=100) if "blocks" in name else case
     file, old, new = MUTANTS[name]
     assert_native_agrees(case)
     source = tmp_path / "source"

@@ -6,7 +6,7 @@ from torch import Tensor
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.linear.backends import BACKENDS, Backend
 from polysketch.ops.linear.packing import expanded_size
-from polysketch.ops.linear.types import Inputs, Outputs, Plan
+from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan
 from polysketch.ops.operation_counts import counts_operations_of
 
 _TENSORS = len(Inputs._fields)
@@ -126,7 +126,10 @@ def _operations(shapes: Inputs, plan: Plan) -> int:
     if not plan.causal:
         return sums
     inner = features if shapes.local_query is None else shapes.local_query[3]
-    return sums + batch * heads * queries * min(plan.chunk, keys) * (inner + width)
+    # Of a block longer than a chunk every token reads, and is folded, in both directions.
+    sums *= 2 if plan.diagonal > plan.chunk else 1
+    seen = 1 if plan.diagonal == Diagonal.CAUSAL else 2  # of a chunk, in halves
+    return sums + seen * batch * heads * queries * min(plan.chunk, keys) * (inner + width)
 
 
 @counts_operations_of(torch.ops.polysketch.linear_attention)

@@ -57,6 +57,7 @@ class Backend:
         backward: (inputs, plan, outputs, gradients of the outputs) -> gradients by the names of `Inputs`, of those
             that are given but `log_decay`. Those of query and key in the dtype of sums where there is a `log_decay`:
             its gradient is made of them.
+        long_blocks: whether both take a `diagonal` longer than a chunk, and with it calls in both directions.
         whole: (inputs, plan, key_mask, state) -> result, differentiated by autograd. Inputs are as the caller gave
             them, padded or behind a state.
     """
@@ -67,6 +68,7 @@ class Backend:
     pieces: Callable[[int, int, int], int] = _one_piece
     forward: Callable[[Inputs, Plan], Outputs] = _takes_whole_calls
     backward: Callable[[Inputs, Plan, Outputs, Outputs], dict[str, Tensor]] = _takes_whole_calls
+    long_blocks: bool = False
     whole: Whole | None = None
 
 
@@ -75,7 +77,14 @@ BACKENDS = {
     for backend in (
         Backend("reference", whole=reference.linear_attention),
         Backend("chunked", forward=chunked.forward, backward=chunked_backward.backward),
-        Backend("native", native.why_not, ComputeChunk(128, 512), forward=native.forward, backward=native.backward),
+        Backend(
+            "native",
+            native.why_not,
+            ComputeChunk(128, 512),
+            forward=native.forward,
+            backward=native.backward,
+            long_blocks=True,
+        ),
         Backend("triton", triton.why_not, ComputeChunk(256, 256), triton.pieces, triton.forward, triton.backward),
     )
 }

@@ -5,7 +5,6 @@ beside what a causal call gives.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.linear.aligned_op import fold, run
@@ -44,7 +43,7 @@ def run_in_blocks(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
         return run_in_spans(inputs, plan._replace(diagonal=Diagonal.FULL) if whole else plan, backend)
     if inputs.local_key is None:
         return _run_apart(inputs, plan, backend)
-    return _with_later_chunks(inputs, plan, backend)
+    return (run_in_spans if backend.long_blocks else _with_later_chunks)(inputs, plan, backend)
 
 
 def _run_apart(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
@@ -85,7 +84,7 @@ def _through(cut: Cut, own: Tensor, initial: Tensor | None) -> Tensor:
 def _with_later_chunks(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     """Local chunks, several to a block: what comes before a chunk, the chunk unmasked, and later chunks of its block.
 
-    They are added up; a chunk subtracted from the sum of all would lose the far tokens to rounding.
+    For backends that do not take long blocks themselves. They are added up; a chunk subtracted from the sum of all would lose the far tokens to rounding.
     """
     length, dtype, block = inputs.query.shape[2], inputs.value.dtype, plan.diagonal
     # Numerators before their division leave the range of float16.
@@ -106,11 +105,8 @@ def run_both_directions(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs
     """Not causal, with exact chunks: one block of everything."""
     length = inputs.query.shape[2]
     chunk = min(plan.chunk, max(16, 1 << (length - 1).bit_length()))  # a short row is one chunk
-    missing = -length % chunk
-    given = {name: F.pad(x, (0, 0, 0, missing)) for name, x in inputs.differentiable().items()}
-    plan = plan._replace(causal=True, chunk=chunk, diagonal=length + missing)
-    found = _with_later_chunks(Inputs(**given), plan, backend)
-    return found._replace(output=found.output[:, :, :length], denominator=found.denominator[:, :, :length])
+    everything = plan._replace(causal=True, chunk=chunk, diagonal=-(-length // chunk) * chunk)
+    return run_in_blocks(inputs._replace(length=None), everything, backend)
 
 
 def quotient(numerator: Tensor, mass: Tensor) -> Tensor:

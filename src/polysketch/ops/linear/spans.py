@@ -24,9 +24,14 @@ _UNITS_ON_A_DEVICE = 256
 
 def run_in_spans(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     """What the backend gives for a causal, aligned sequence, in as many spans as there are workers for."""
-    pieces = backend.pieces(inputs.key.shape[3], plan.power, plan.factors)
+    pieces, tokens = backend.pieces(inputs.key.shape[3], plan.power, plan.factors), inputs.key.shape[2]
     count = num_spans(inputs.key, plan.chunk, pieces)
-    return run(inputs, plan, backend) if count == 1 else _run_together(inputs, plan, backend, count)
+    if count == 1:
+        return run(inputs, plan, backend)
+    # A block stays whole, but for one that is everything: its spans read one another, and leave no state.
+    whole = plan.diagonal <= plan.chunk or _is_everything(plan, tokens)
+    cut = Cut.of(tokens, count, plan.chunk if whole else plan.diagonal)
+    return run(inputs, plan, backend) if cut.count == 1 else _run_together(inputs, plan, backend, cut)
 
 
 def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
@@ -46,18 +51,25 @@ def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
     return max(1, min(workers // units, key.shape[2] // shortest))
 
 
-def _run_together(inputs: Inputs, plan: Plan, backend: Backend, count: int) -> Outputs:
-    """At most `count` spans, at least 2 if there are as many chunks, as rows of one batch."""
+def _is_everything(plan: Plan, tokens: int) -> bool:
+    """Whether all tokens are one block of several chunks: attention in both directions."""
+    return plan.diagonal > plan.chunk and plan.diagonal >= tokens and not plan.return_sums
+
+
+def _run_together(inputs: Inputs, plan: Plan, backend: Backend, cut: "Cut") -> Outputs:
+    """Spans as rows of one batch, each with the sums of what it reads of the others."""
     tokens = inputs.key.shape[2]
-    cut = Cut.of(tokens, count, plan.chunk)
+    both = _is_everything(plan, tokens)
     spans = _split(inputs, cut)
     real = spans.length
-    folded = real if real is None or spans.local_key is None else real - real % plan.chunk
+    folded = real if real is None or spans.local_key is None or both else real - real % plan.chunk
     own = fold(spans._replace(length=folded), plan, backend)
     totals = None if spans.log_decay is None else _total_decay(spans.log_decay, folded)
     sums, normalizer = (
         _before(cut, x, initial, totals) for x, initial in zip(own, (inputs.sums, inputs.normalizer), strict=True)
     )
+    if both:
+        sums, normalizer = (x + _after(cut, of_span) for x, of_span in zip((sums, normalizer), own, strict=True))
     found = run(spans._replace(sums=sums, normalizer=normalizer), plan, backend)
     return Outputs(
         cut.join(found.output)[:, :, :tokens],
@@ -131,3 +143,10 @@ def _before(cut: Cut, own: Tensor, initial: Tensor | None, totals: Tensor | None
     gaps = since[..., :, None] - since[..., None, :]
     factors = torch.ones_like(gaps).tril() * gaps.tril().exp()
     return torch.einsum("bhij,bjh...->bih...", factors, parts).flatten(0, 1)
+
+
+def _after(cut: Cut, own: Tensor) -> Tensor:
+    """The sums after each span, from each span's own (batch * count, heads, ...)."""
+    own = own.unflatten(0, (-1, cut.count))
+    parts = torch.cat([own[:, 1:], torch.zeros_like(own[:, :1])], 1)
+    return parts.flip(1).cumsum(1).flip(1).flatten(0, 1)

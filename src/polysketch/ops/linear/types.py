@@ -57,8 +57,8 @@ class Plan(NamedTuple):
         power, factors, causal, offset, normalize: as in `linear_attention`.
         degree: of the exact weights; means nothing without a local part.
         chunk: tokens of a chunk: of the local part if there is one, else those worked on at once (0: not decided yet).
-        diagonal: of `Diagonal`, which weights inside a chunk count; causal calls only. Blocks may be longer than a
-            chunk until `blocks.run_in_blocks` has cut the call up.
+        diagonal: of `Diagonal`, which weights inside a chunk count; causal calls only. Blocks longer than a chunk are
+            cut up by `blocks.run_in_blocks`, but for local chunks in backends that take long blocks.
         return_sums: whether the sums after the last token are wanted.
     """
 

@@ -11,6 +11,7 @@ class Forward {
         weights_(head_.factors * kScores), output_(kBlock * head_.row) {}
 
   void run() {
+    if (head_.reads_later_chunks()) later_chunks();
     start_sums(head_, expansion_, sums_);
     if (head_.call.causal) {
       causal();
@@ -23,24 +24,50 @@ class Forward {
   }
 
  private:
+  // In reverse: numerators and masses of the later chunks of every query's block, into the outputs.
+  void later_chunks() {
+    for (int64_t start = head_.last_chunk(); start >= 0; start -= head_.call.chunk) {
+      if (head_.closes_block(start)) sums_.clear();
+      chunk_.read(head_, start, head_.call.keys);
+      for (int64_t shared = 0; shared < head_.shared; shared++)
+        for (int64_t first = 0; first < chunk_.size; first += kBlock) {
+          const int64_t count = std::min(kBlock, chunk_.size - first);
+          read(shared, start + first, count, nullptr);
+          write_rows(output_, head_.row, count, head_.call.value_width, head_.of_query(head_.call.output, shared, start + first), false);
+          write_columns(mass_, kBlock, count, 1, head_.of_query(head_.call.denominator, shared, start + first), false);
+        }
+      if (!head_.opens_block(start)) fold_chunk(chunk_, folder_, sums_);
+    }
+    sums_.clear();
+  }
+
   void causal() {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
-      chunk_.read(head_, start);
+      chunk_.read(head_, start, head_.folded);
       for (int64_t shared = 0; shared < head_.shared; shared++)
         for (int64_t first = 0; first < chunk_.size; first += kBlock) {
           read(shared, start + first, std::min(kBlock, chunk_.size - first), chunk_.decay.read() + first);
+          if (head_.reads_later_chunks()) add_later(shared, start + first, std::min(kBlock, chunk_.size - first));
           if (call.diagonal != kNone) inside(shared, first);
           write(shared, start + first, std::min(kBlock, chunk_.size - first));
         }
-      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(head_, chunk_, folder_, sums_);
+      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(chunk_, folder_, sums_);
+    }
+  }
+
+  void add_later(int64_t shared, int64_t token, int64_t count) {
+    const Rows output = head_.of_query(head_.call.output, shared, token), mass = head_.of_query(head_.call.denominator, shared, token);
+    for (int64_t t = 0; t < count; t++) {
+      for (int64_t i = 0; i < head_.call.value_width; i++) output_[t * head_.row + i] += output.at(t)[i];
+      mass_[t] += *mass.at(t);
     }
   }
 
   void all() {
     for (int64_t start = 0; start < head_.call.keys; start += head_.call.chunk) {
-      chunk_.read(head_, start);
-      fold_chunk(head_, chunk_, folder_, sums_);
+      chunk_.read(head_, start, head_.folded);
+      fold_chunk(chunk_, folder_, sums_);
     }
     for (int64_t shared = 0; shared < head_.shared; shared++)
       for (int64_t first = 0; first < head_.call.queries; first += kBlock) {

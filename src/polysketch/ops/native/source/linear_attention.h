@@ -4,7 +4,8 @@
 
 #include "sums.h"
 
-// Which weights inside a chunk count; b > 1: those of blocks of b tokens, which see one another and what is before them.
+// Which weights count; b > 1: those of blocks of b tokens, which see one another and what is before them. A block may be
+// as long as several chunks, up to all of them: attention in both directions.
 enum Diagonal : int64_t { kFull = -1, kNone = 0, kCausal = 1 };
 
 constexpr int64_t kKeys = 64;                  // keys inside a chunk worked on at once
@@ -34,6 +35,7 @@ struct Head {
         factors(local ? 1 : call.factors), inner_width(local ? call.local_width : call.features / factors),
         inner_row(padded(inner_width)),
         exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
+        chunks_of_block(call.causal && call.diagonal > call.chunk ? call.diagonal / call.chunk : 1),
         folded(call.length ? call.length[batch] : call.keys) {
     if (local) folded -= folded % call.chunk;
   }
@@ -48,9 +50,14 @@ struct Head {
   Rows part(Rows rows, int64_t factor) const { return {rows.data + factor * inner_width, rows.token}; }
   // Keys of a chunk of `size` that queries before `stop` may see.
   int64_t visible(int64_t stop, int64_t size) const {
-    if (call.diagonal > kCausal) stop = (stop + call.diagonal - 1) / call.diagonal * call.diagonal;
+    if (call.diagonal > kCausal) stop = round_up(stop, call.diagonal);
     return call.diagonal == kFull ? size : std::min(stop, size);
   }
+  // Whether queries read chunks after their own; and whether a chunk, by its start, opens a block or closes one.
+  bool reads_later_chunks() const { return chunks_of_block > 1 && call.keys > call.chunk; }
+  bool opens_block(int64_t start) const { return start / call.chunk % chunks_of_block == 0; }
+  bool closes_block(int64_t start) const { return opens_block(start + call.chunk); }
+  int64_t last_chunk() const { return (call.keys - 1) / call.chunk * call.chunk; }
   // The first query of a chunk that sees a key, and all later ones do.
   int64_t seen_from(int64_t key) const {
     return call.diagonal == kCausal ? key : call.diagonal == kFull ? 0 : key - key % call.diagonal;
@@ -63,7 +70,8 @@ struct Head {
   int64_t inner_width, inner_row;  // of one such part
   int exponent;
   int64_t chunk;   // tokens of the longest chunk
-  int64_t folded;  // tokens that end up in the sums
+  int64_t chunks_of_block;
+  int64_t folded;  // tokens that end up in the sums of earlier chunks
 };
 
 // Decay inside one chunk, from differences of running totals: at most 1, so nothing overflows.
@@ -71,9 +79,9 @@ class ChunkDecay {
  public:
   explicit ChunkDecay(int64_t chunk) : read_(padded(chunk) + kBlock), fold_(read_.size()), since_(read_.size()) {}
 
-  void of(const Head& head, int64_t start, int64_t size) {
+  // Of the first `folded` tokens alone in `fold` and `carried`.
+  void of(const Head& head, int64_t start, int64_t size, int64_t folded) {
     any_ = static_cast<bool>(head.call.log_decay);
-    const int64_t folded = std::clamp<int64_t>(head.folded - start, 0, size);
     float total = 0, folded_total = 0;
     for (int64_t t = 0; t < size && any_; t++) {
       since_[t] = total += head.of_key(head.call.log_decay, start + t).data[0];
@@ -107,17 +115,19 @@ struct Chunk {
       : part(head.chunk * head.inner_row), values(head.chunk * head.row), inner_keys(head.factors * part),
         decay(head.chunk) {}
 
-  void read(const Head& head, int64_t from) {
+  // Tokens before `stop` are folded.
+  void read(const Head& head, int64_t from, int64_t stop) {
     start = from;
     size = std::min(head.call.chunk, head.call.keys - from);
     read_rows(head.of_key(head.call.value, start), size, head.call.value_width, values, head.row);
     for (int64_t f = 0; f < head.factors; f++)
       read_rows(head.part(head.of_key(head.inner_key(), start), f), size, head.inner_width, inner_keys + f * part,
                 head.inner_row);
-    decay.of(head, start, size);
+    folded = std::clamp<int64_t>(stop - start, 0, size);
+    decay.of(head, start, size, folded);
   }
 
-  int64_t start = 0, size = 0, part;
+  int64_t start = 0, size = 0, folded = 0, part;
   Buffer values, inner_keys;
   ChunkDecay decay;
 };
@@ -129,9 +139,8 @@ class Folder {
       : head_(head), x_(head.call.features * kFoldTokens), values_(kFoldTokens * head.row) {}
 
   void fold_keys(const Chunk& chunk, Sums& sums) {
-    for (int64_t first = 0; first < chunk.size; first += kFoldTokens) {
+    for (int64_t first = 0; first < chunk.folded; first += kFoldTokens) {
       const int64_t count = std::min(kFoldTokens, chunk.size - first), start = chunk.start + first;
-      if (start >= head_.folded) return;
       const float* factor = chunk.decay.fold() + first;
       const Rows values{chunk.values + first * head_.row, head_.row};
       read_columns(head_.of_key(head_.call.key, start), count, head_.call.features, x_, kFoldTokens);
@@ -152,13 +161,8 @@ class Folder {
   float masses_[kFoldTokens];
 };
 
-// Whether a chunk's tokens are folded at all; one that stays open in every row is not.
-static inline bool is_folded(const Head& head, const Chunk& chunk) {
-  return !head.local || head.call.length || chunk.size == head.call.chunk;
-}
-
-static inline void fold_chunk(const Head& head, const Chunk& chunk, Folder& folder, Sums& sums) {
-  if (!is_folded(head, chunk)) return;
+static inline void fold_chunk(const Chunk& chunk, Folder& folder, Sums& sums) {
+  if (!chunk.folded) return;
   if (chunk.decay.any() && !sums.empty()) sums.scale(chunk.decay.carried());
   folder.fold_keys(chunk, sums);
 }

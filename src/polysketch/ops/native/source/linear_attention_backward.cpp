@@ -55,6 +55,10 @@ class Backward {
     if (head_.call.causal) {
       queries_in_order();
       keys_in_reverse();
+      if (head_.reads_later_chunks()) {
+        queries_of_later_chunks();
+        keys_of_earlier_chunks();
+      }
     } else {
       all();
     }
@@ -64,7 +68,7 @@ class Backward {
   void queries_in_order() {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
-      chunk_.read(head_, start);
+      chunk_.read(head_, start, head_.folded);
       zero(values_gradient_, chunk_.size * head_.row);
       for (int64_t f = 0; f < head_.factors; f++) zero(keys_gradient_ + f * chunk_.part, chunk_.size * head_.inner_row);
       for (int64_t shared = 0; shared < head_.shared; shared++)
@@ -74,7 +78,7 @@ class Backward {
       for (int64_t f = 0; f < head_.factors; f++)
         write_rows(keys_gradient_ + f * chunk_.part, head_.inner_row, chunk_.size, head_.inner_width,
                    head_.part(head_.of_key(inner_key_gradient, start), f), false);
-      if (start + call.chunk < call.keys) fold_chunk(head_, chunk_, folder_, sums_);
+      if (start + call.chunk < call.keys) fold_chunk(chunk_, folder_, sums_);
     }
   }
 
@@ -82,7 +86,7 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     const int64_t token = chunk_.start + first, count = std::min(kBlock, chunk_.size - first);
     upstream_.read(shared, token, count, chunk_.decay.any() ? chunk_.decay.read() + first : nullptr);
-    through_sums(shared, token, count);
+    through_sums(shared, token, count, false);
     if (call.diagonal == kNone) return;
     if (chunk_.decay.any()) upstream_.read(shared, token, count, nullptr);
     inside(shared, first, count);
@@ -93,14 +97,14 @@ class Backward {
   }
 
   // Query gradients through the sums.
-  void through_sums(int64_t shared, int64_t token, int64_t count) {
+  void through_sums(int64_t shared, int64_t token, int64_t count, bool add) {
     const LinearAttentionCall& call = head_.call;
     zero(x_gradient_, call.features * kBlock);
     if (!sums_.empty()) {
       read_columns(head_.of_query(call.query, shared, token), count, call.features, x_, kBlock);
       sums_.read_backward(x_, 2.0f, upstream_.columns, upstream_.masses, x_gradient_);
     }
-    write_columns(x_gradient_, kBlock, count, call.features, head_.of_query(call.query_gradient, shared, token), false);
+    write_columns(x_gradient_, kBlock, count, call.features, head_.of_query(call.query_gradient, shared, token), add);
   }
 
   // Gradients through the weights inside the chunk: of queries, and added up for the chunk's keys and values.
@@ -160,10 +164,10 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     const int64_t place = head_.unit * expansion_.size;
     if (call.return_sums) start_carried();
-    for (int64_t start = (call.keys - 1) / call.chunk * call.chunk; start >= 0; start -= call.chunk) {
-      chunk_.read(head_, start);
+    for (int64_t start = head_.last_chunk(); start >= 0; start -= call.chunk) {
+      chunk_.read(head_, start, head_.folded);
       keys_of_chunk(true, !head_.local);
-      if (chunk_.decay.any() && is_folded(head_, chunk_) && !carried_.empty()) carried_.scale(chunk_.decay.carried());
+      if (chunk_.decay.any() && chunk_.folded && !carried_.empty()) carried_.scale(chunk_.decay.carried());
       if (start == 0 && !call.sums_in) break;  // nothing comes before the first chunk
       fold_queries(start, chunk_.size, chunk_.decay.any() ? chunk_.decay.read() : nullptr);
     }
@@ -182,7 +186,7 @@ class Backward {
       float ignored[kBlock];
       zero(x_gradient_, call.features * kBlock);
       zero(inner_values(), kBlock * head_.row);
-      if (!carried_.empty() && start < head_.folded) {
+      if (!carried_.empty() && first < chunk_.folded) {
         read_columns(head_.of_key(call.key, start), count, call.features, x_, kBlock);
         carried_.read(x_, 1.0f, inner_values(), ignored);
         read_columns({chunk_.values + first * head_.row, head_.row}, count, head_.row, block_values_, kBlock);
@@ -193,6 +197,34 @@ class Backward {
       }
       write_rows(inner_values(), head_.row, count, call.value_width, head_.of_key(call.value_gradient, start), add_values);
       write_columns(x_gradient_, kBlock, count, call.features, head_.of_key(call.key_gradient, start), add_keys);
+    }
+  }
+
+  // In reverse: queries have read the later chunks of their block.
+  void queries_of_later_chunks() {
+    const LinearAttentionCall& call = head_.call;
+    sums_.clear();
+    for (int64_t start = head_.last_chunk(); start >= 0; start -= call.chunk) {
+      if (head_.closes_block(start)) sums_.clear();
+      chunk_.read(head_, start, call.keys);
+      for (int64_t shared = 0; shared < head_.shared && !sums_.empty(); shared++)
+        for (int64_t first = 0; first < chunk_.size; first += kBlock) {
+          const int64_t count = std::min(kBlock, chunk_.size - first);
+          upstream_.read(shared, start + first, count, nullptr);
+          through_sums(shared, start + first, count, true);
+        }
+      if (!head_.opens_block(start)) fold_chunk(chunk_, folder_, sums_);
+    }
+  }
+
+  // In order: keys and values have been read by the queries of earlier chunks of their block.
+  void keys_of_earlier_chunks() {
+    const LinearAttentionCall& call = head_.call;
+    for (int64_t start = 0; start < call.keys; start += call.chunk) {
+      if (head_.opens_block(start)) carried_.clear();
+      chunk_.read(head_, start, call.keys);
+      if (!carried_.empty()) keys_of_chunk(true, true);
+      if (!head_.closes_block(start) && start + call.chunk < call.keys) fold_queries(start, chunk_.size, nullptr);
     }
   }
 
@@ -219,10 +251,10 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     if (call.return_sums) start_carried();
     if (call.queries > 0) queries_of_all();
-    for (int64_t start = (call.keys - 1) / call.chunk * call.chunk; start >= 0; start -= call.chunk) {
-      chunk_.read(head_, start);
+    for (int64_t start = head_.last_chunk(); start >= 0; start -= call.chunk) {
+      chunk_.read(head_, start, head_.folded);
       keys_of_chunk(false, false);
-      if (chunk_.decay.any() && is_folded(head_, chunk_) && !carried_.empty()) carried_.scale(chunk_.decay.carried());
+      if (chunk_.decay.any() && chunk_.folded && !carried_.empty()) carried_.scale(chunk_.decay.carried());
     }
   }
 
@@ -230,14 +262,14 @@ class Backward {
   void queries_of_all() {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
-      chunk_.read(head_, start);
-      fold_chunk(head_, chunk_, folder_, sums_);
+      chunk_.read(head_, start, head_.folded);
+      fold_chunk(chunk_, folder_, sums_);
     }
     for (int64_t shared = 0; shared < head_.shared; shared++)
       for (int64_t first = 0; first < call.queries; first += kBlock) {
         const int64_t count = std::min(kBlock, call.queries - first);
         upstream_.read(shared, first, count, nullptr);
-        through_sums(shared, first, count);
+        through_sums(shared, first, count, false);
       }
     fold_queries(0, call.queries, nullptr);
   }

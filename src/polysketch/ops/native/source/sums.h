@@ -75,8 +75,13 @@ class Sums {
   Sums(const Expansion& expansion, int64_t width)
       : expansion_(expansion), width_(width), row_(padded(width)), sums_(expansion.size * row_),
         normalizer_(expansion.size), scratch_(kStripFloats), gradient_(kStripFloats) {
-    zero(sums_, expansion.size * row_);
-    zero(normalizer_, expansion.size);
+    clear();
+  }
+
+  void clear() {
+    zero(sums_, expansion_.size * row_);
+    zero(normalizer_, expansion_.size);
+    empty_ = true;
   }
 
   bool empty() const { return empty_; }
