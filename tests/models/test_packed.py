@@ -92,7 +92,7 @@ def test_the_mean_is_over_what_is_predicted(model: TransformerLM):
     [
         (
             "around",
-            nn.MultiHeadAttention._attend_packed,
+            nn.SelfAttention._attend_packed,
             "rows, _ = self.convolution(rows)",
             "rows = self.convolution(rows.flatten(0, 1)[None])[0].view_as(rows)",
         ),

@@ -8,10 +8,10 @@ from polysketch import attention
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.nn import (
     HeadGate,
-    MultiHeadAttention,
     ProjectionConvolution,
     ProjectionConvolutionState,
     QueryKeyNorm,
+    SelfAttention,
     ShortConvolution,
     build_mixer,
     rotation_at,
@@ -28,7 +28,7 @@ MECHANISMS = {
 }
 
 
-def layer(kind: str = "softmax", **around) -> MultiHeadAttention:
+def layer(kind: str = "softmax", **around) -> SelfAttention:
     """A layer whose every parameter is away from its start."""
     torch.manual_seed(0)
     name, options = MECHANISMS[kind]
@@ -55,7 +55,7 @@ def ids() -> Tensor:
     return torch.randint(19, (2, 21), generator=torch.Generator().manual_seed(3))
 
 
-def extended(mixer: MultiHeadAttention, x: Tensor, sizes: list[int], spoil=lambda state: None) -> Tensor:
+def extended(mixer: SelfAttention, x: Tensor, sizes: list[int], spoil=lambda state: None) -> Tensor:
     """`extend` over a split; `spoil` is given the state after every part."""
     state, outputs = mixer.init_state(BATCH, dtype=torch.float64), []
     for part in x.split(sizes, dim=1):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from polysketch import attention
-from polysketch.nn import GatedLinearUnit, MultiHeadAttention, TransformerBlock, gated_width, rotation_at
+from polysketch.nn import GatedLinearUnit, SelfAttention, TransformerBlock, gated_width, rotation_at
 from polysketch.nn.joined_linear import JoinedLinear
 
 HIDDEN, HEADS, HEAD_DIM = 12, 4, 6
@@ -16,7 +16,7 @@ def mechanism(name: str = "softmax", **options) -> attention.Mechanism:
 
 
 def block_of(kind: str = "softmax", **options) -> TransformerBlock:
-    return TransformerBlock(HIDDEN, MultiHeadAttention(HIDDEN, mechanism(kind, **options)))
+    return TransformerBlock(HIDDEN, SelfAttention(HIDDEN, mechanism(kind, **options)))
 
 
 def test_the_gated_width_is_eight_thirds_in_eights():
@@ -39,9 +39,9 @@ def test_no_projection_has_a_bias():
     }
 
 
-def test_multihead_attention_projects_rotates_attends_and_merges():
+def test_self_attention_projects_rotates_attends_and_merges():
     torch.manual_seed(0)
-    layer, x = MultiHeadAttention(HIDDEN, mechanism()), torch.randn(2, 5, HIDDEN)
+    layer, x = SelfAttention(HIDDEN, mechanism()), torch.randn(2, 5, HIDDEN)
     rotation = rotation_at(torch.arange(5), HEAD_DIM)
     query, key, value, _ = layer.project(x, rotation)
     assert query.shape == (2, HEADS, 5, HEAD_DIM)
@@ -103,7 +103,7 @@ def test_a_gated_mechanism_is_given_the_layers_input():
 
 def test_residual_outputs_are_scaled_at_initialisation():
     torch.manual_seed(0)
-    layer = MultiHeadAttention(256, attention.build("softmax", num_heads=4, head_dim=64))
+    layer = SelfAttention(256, attention.build("softmax", num_heads=4, head_dim=64))
     layer.reset_parameters(residual_scale=0.25)
     assert layer.output.weight.std().item() == pytest.approx(0.25 / 16, rel=0.03)
     assert layer.query_key_value.weight.std().item() == pytest.approx(1 / 16, rel=0.03)

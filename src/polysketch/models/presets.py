@@ -18,7 +18,7 @@ _BASED_PATTERN = (_CONVOLUTION, "based", "sliding-window", _CONVOLUTION, _CONVOL
 _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 
 # What stands around every mechanism where nothing else is asked for: docs/results.md has what it is worth. With a
-# convolution of projections a model starts with induction (`nn.MultiHeadAttention`). Rotary positions are enough.
+# convolution of projections a model starts with induction (`nn.SelfAttention`). Rotary positions are enough.
 _AROUND = {"projection_convolution": 4, "query_key_norm": True, "input_positions": False}
 
 # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention; 110M, 335M and 748M here.

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from polysketch.nn.head_gate import HeadGate
     from polysketch.nn.mixer import TokenMixer
     from polysketch.nn.mixers import build_mixer, check_mixer, mixer_class
-    from polysketch.nn.multihead import MultiHeadAttention
+    from polysketch.nn.multihead_attention import MultiheadAttention
     from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
     from polysketch.nn.query_key_norm import QueryKeyNorm
     from polysketch.nn.rope import Rotation, apply_rotation, rotation_at, rotation_on_grid
+    from polysketch.nn.self_attention import SelfAttention
     from polysketch.nn.short_convolution import ShortConvolution, ShortConvolutionState
 else:
     __getattr__, __dir__ = on_demand(
@@ -31,7 +32,8 @@ else:
             "head_gate": ["HeadGate"],
             "mixer": ["TokenMixer"],
             "mixers": ["build_mixer", "check_mixer", "mixer_class"],
-            "multihead": ["MultiHeadAttention"],
+            "multihead_attention": ["MultiheadAttention"],
+            "self_attention": ["SelfAttention"],
             "projection_convolution": ["ProjectionConvolution", "ProjectionConvolutionState"],
             "query_key_norm": ["QueryKeyNorm"],
             "rope": ["Rotation", "apply_rotation", "rotation_at", "rotation_on_grid"],
@@ -46,11 +48,12 @@ __all__ = [
     "DocumentPart",
     "GatedLinearUnit",
     "HeadGate",
-    "MultiHeadAttention",
+    "MultiheadAttention",
     "ProjectionConvolution",
     "ProjectionConvolutionState",
     "QueryKeyNorm",
     "Rotation",
+    "SelfAttention",
     "ShortConvolution",
     "ShortConvolutionState",
     "TokenMixer",

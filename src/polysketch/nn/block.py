@@ -9,8 +9,8 @@ from polysketch.attention import Mechanism, SpanState
 from polysketch.nn.continued import ContinuedDocuments, mix_parts
 from polysketch.nn.glu import GatedLinearUnit
 from polysketch.nn.mixer import TokenMixer
-from polysketch.nn.multihead import MechanismInputs, MultiHeadAttention
 from polysketch.nn.rope import Rotation
+from polysketch.nn.self_attention import MechanismInputs, SelfAttention
 from polysketch.ops import PackedDocuments
 
 
@@ -135,7 +135,7 @@ class TransformerBlock(nn.Module):
     @property
     def mechanism(self) -> Mechanism | None:
         """What attends, or None where nothing does."""
-        return self.attention.mechanism if isinstance(self.attention, MultiHeadAttention) else None
+        return self.attention.mechanism if isinstance(self.attention, SelfAttention) else None
 
     def attention_inputs(self, hidden: Tensor, rotation: Rotation | None = None) -> MechanismInputs:
         """What the mechanism is given, for calibration and reports.
@@ -143,7 +143,7 @@ class TransformerBlock(nn.Module):
         Raises:
             TypeError: a block without attention.
         """
-        if not isinstance(self.attention, MultiHeadAttention):
+        if not isinstance(self.attention, SelfAttention):
             raise TypeError(f"a block of {type(self.attention).__name__} has no queries and keys")
         return self.attention.project(self.attention_norm(hidden), self._own(rotation))
 

@@ -10,8 +10,8 @@ import torch
 from polysketch import attention
 from polysketch.attention import Mechanism
 from polysketch.nn.mixer import TokenMixer
-from polysketch.nn.multihead import MultiHeadAttention
 from polysketch.nn.names import SHORT_CONVOLUTION, check_mixer_name
+from polysketch.nn.self_attention import SelfAttention
 from polysketch.nn.short_convolution import ShortConvolution
 
 
@@ -63,7 +63,7 @@ def build_mixer(
             gate on the layer's input, is told it.
         hidden_size: width of input and output.
         num_heads, head_dim, num_kv_heads: as for `attention.build`; a short convolution has no heads.
-        projection_convolution, query_key_norm, head_gate: what stands around a mechanism, as for `MultiHeadAttention`;
+        projection_convolution, query_key_norm, head_gate: what stands around a mechanism, as for `SelfAttention`;
             nothing around a short convolution.
 
     Raises:
@@ -77,7 +77,7 @@ def build_mixer(
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "num_kv_heads": num_kv_heads}
     with _own_randomness():
         mechanism = attention.build(name, **{**sizes, **width, **options})
-    return MultiHeadAttention(
+    return SelfAttention(
         hidden_size,
         mechanism,
         projection_convolution=projection_convolution,

@@ -15,7 +15,7 @@ class ProjectionConvolution(nn.Module):
 
     By itself it starts as the identity: the last tap, the token's own, is 1, the others 0. A query, key or value can
     then blend in those of the tokens before it, so that one layer compares a token with the predecessor of another
-    (induction; `MultiHeadAttention` starts with that).
+    (induction; `SelfAttention` starts with that).
     Gated DeltaNet (Yang et al., arXiv 2412.06464) and Kimi Linear (arXiv 2510.26692) have such filters, drawn at random
     and with a SiLU behind them.
 

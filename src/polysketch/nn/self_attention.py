@@ -35,7 +35,7 @@ class MechanismInputs(NamedTuple):
     given: dict[str, Any]
 
 
-class MultiHeadAttention(TokenMixer):
+class SelfAttention(TokenMixer):
     """Projections to query, key and value, rotary positions, a mechanism, and the output projection; no biases.
 
     Around it, each only where asked for: convolution of the projections, then the norm of queries and keys, then
