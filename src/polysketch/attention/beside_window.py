@@ -11,7 +11,7 @@ from polysketch.attention.base import Mechanism
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import in_range, widened
 from polysketch.attention.recent_tokens import RecentTokens
-from polysketch.attention.span_state import Following, SpanState, sum_tensors, sums_of
+from polysketch.attention.span_state import Following, SpanState, sum_tensors
 from polysketch.attention.unit_scale import UnitScale
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
@@ -318,13 +318,11 @@ class BesideWindow(Mechanism):
         new = {"key": key, "kept": kept, "value": value}
         seen = {name: state.followed_by(name, x) for name, x in new.items()}
         left, leaving = (self._leaving(seen[name], value.shape[2]) for name in ("kept", "value"))
-        far = Following(sums_of(state, power=self.feature_map.power, factors=self.feature_map.factors))
+        far = state.sums(power=self.feature_map.power, factors=self.feature_map.factors)
         beside = self._beside(*self._recall(query_features, left, in_range(leaving), log_decay, far), far_logit)
-        near = ops.sliding_window_attention_with_cache(
-            query, seen["key"], seen["value"], window=self.window, beside=beside
-        )
+        near = state.window_attention(query, seen["key"], seen["value"], window=self.window, beside=beside)
         recent = {name: state.kept_after(name, x) for name, x in new.items()}
-        after = SpanState(state.position + value.shape[2], {**recent, **sum_tensors(far.state)})
+        after = SpanState(state.position + value.shape[2], {**recent, **far.tensors()})
         return near.to(value.dtype), after
 
     def alike_position(self, position: int) -> int:

@@ -204,7 +204,7 @@ class ConvolvedAttention(LinearizedAttention):
         numerators = causal_linear_attention(*operands, sums, **options).output
         count = state.position + _keys_seen(wide, None)
         output = self.finish(self._means(numerators, count, value.shape[3]), convolved, hidden)
-        after = SpanState(state.position + value.shape[2], {**sum_tensors(sums.state), "tail": tail})
+        after = SpanState(state.position + value.shape[2], {**sums.tensors(), "tail": tail})
         return output.to(value.dtype), after
 
     def features_of_parts(self, query_features: Tensor, key_features: Tensor) -> tuple[Tensor, Tensor]:

@@ -158,8 +158,8 @@ class RecentTokensAttention(KeptTokensAttention):
         """The output of tokens that follow those of the state, which does not hold them yet; as `attend`."""
         raise NotImplementedError(f"{type(self).__name__} has no formula")
 
-    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
-        """The output of prepared queries, the last of those of `keys`; the first one stands at `position`."""
+    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, state: SpanState) -> Tensor:
+        """The output of prepared queries, the last of those of `keys`, which are kept in `state` or follow them."""
         raise NotImplementedError(f"{type(self).__name__} has no formula")
 
     def init_span(
@@ -190,7 +190,7 @@ class RecentTokensAttention(KeptTokensAttention):
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         new = {"key": key, "value": value}
         keys, values = (state.followed_by(name, x) for name, x in new.items())
-        output = self.attend_behind(query.to(keys.dtype), keys, values, state.position)
+        output = self.attend_behind(query.to(keys.dtype), keys, values, state)
         kept = {name: state.kept_after(name, x) for name, x in new.items()}
         return output.to(value.dtype), SpanState(state.position + value.shape[2], kept)
 

@@ -14,7 +14,6 @@ from polysketch.attention.span_state import (
     SpanState,
     causal_linear_attention,
     sum_tensors,
-    sums_of,
 )
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.linear.decode import why_not_captured
@@ -155,7 +154,7 @@ class LinearizedAttention(Mechanism):
         wide, sums = in_range(value), self.following(state)
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = causal_linear_attention(*features, wide, sums, **options).output
-        return output.to(value.dtype), SpanState(state.position + value.shape[2], sum_tensors(sums.state))
+        return output.to(value.dtype), SpanState(state.position + value.shape[2], sums.tensors())
 
     def alike_position(self, position: int) -> int:
         """As `Mechanism.alike_position`: sums are alike at every place, local chunks at the same place in a chunk."""
@@ -181,7 +180,7 @@ class LinearizedAttention(Mechanism):
 
     def following(self, state: SpanState) -> Following:
         """The sums of a span's state, to move on."""
-        return Following(sums_of(state, power=self.feature_map.power, factors=self.feature_map.factors))
+        return state.sums(power=self.feature_map.power, factors=self.feature_map.factors)
 
     @property
     def is_cross(self) -> bool:

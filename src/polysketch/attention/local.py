@@ -1,13 +1,13 @@
 """Exact polynomial attention inside aligned chunks: polysketch without its sketched prefix."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.base import check_even_degree, head_norm
 from polysketch.attention.kept_tokens import RecentTokensAttention
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.span_state import SpanState
 from polysketch.ops.arguments import check_at_least_one
 
 _OFFSET = 1.0
@@ -113,12 +113,10 @@ class LocalAttention(RecentTokensAttention):
         query, key, value = query.to(keys.dtype), key.to(keys.dtype), value.to(values.dtype)
         return self.attend(query, key, value, causal=True, block_size=block_size, key_mask=key_mask, opened=opened)
 
-    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
-        """From the boundary of their chunk on, with queries of zeros for its tokens before them."""
-        length, opened = query.shape[2], position % self.local_chunk
-        keys, values = (x[:, :, x.shape[2] - length - opened :] for x in (keys, values))
-        query = F.pad(query, (0, 0, opened, 0))
-        return self.attend(query, keys, values, causal=True, key_mask=None)[:, :, opened:]
+    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, state: SpanState) -> Tensor:
+        """Over the tokens of their chunks."""
+        chunk, degree = self.local_chunk, self.degree
+        return state.chunk_attention(query, keys, values, chunk=chunk, degree=degree, offset=_OFFSET)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

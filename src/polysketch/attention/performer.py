@@ -8,7 +8,7 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.prefix_gain import mean_share
-from polysketch.attention.span_state import Following, SpanState, causal_linear_attention, sum_tensors
+from polysketch.attention.span_state import Following, SpanState, causal_linear_attention
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.local_softmax import RemainingSums, local_softmax_attention
@@ -184,7 +184,7 @@ class PerformerAttention(LinearizedAttention):
         self.check_inputs(query, key, value)
         sums = self.following(state)
         output, _ = self._attend_locally(query, key, value, causal=True, key_mask=None, state=sums)
-        return output.to(value.dtype), SpanState(state.position + value.shape[2], sum_tensors(sums.state))
+        return output.to(value.dtype), SpanState(state.position + value.shape[2], sums.tensors())
 
     def _attend_locally(
         self,
@@ -202,16 +202,20 @@ class PerformerAttention(LinearizedAttention):
         value = torch.cat([value, torch.ones_like(key[..., :1])], -1)
         value = value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)
         opened = None
-        before = state.state if isinstance(state, Following) else state
-        if before is not None:  # copies, for the state moves on before they are used
-            opened = ops.OpenChunk(before.open_key.clone(), before.open_value.clone(), before.position.clone())
+        if isinstance(state, ops.LinearAttentionState):  # copies, for the state moves on before they are used
+            opened = ops.OpenChunk(state.open_key.clone(), state.open_value.clone(), state.position.clone())
         sums = self._prefix_sums(query, key, value, causal, block_size, key_mask, state)
+        sums = torch.zeros_like(sums) if self.prefix_removed else sums
+        remaining, chunk = RemainingSums(sums, self.feature_map.log_scale(query)), self.local_chunk or 0
+        query = query * self.head_dim**-0.5
+        if isinstance(state, Following):
+            return state.softmax_in_chunks(query, key, value, remaining, chunk=chunk)
         return local_softmax_attention(
-            query * self.head_dim**-0.5,
+            query,
             key,
             value,
-            RemainingSums(torch.zeros_like(sums) if self.prefix_removed else sums, self.feature_map.log_scale(query)),
-            chunk=self.local_chunk or 0,
+            remaining,
+            chunk=chunk,
             causal=causal,
             block_size=block_size,
             key_mask=key_mask,

@@ -10,7 +10,7 @@ from polysketch import ops
 from polysketch.attention.beside_window import BesideWindow, without_masked
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import widened
-from polysketch.attention.span_state import Following, causal_linear_attention
+from polysketch.attention.span_state import Following
 from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
 
@@ -136,6 +136,8 @@ def _answers(
     """What the sums answer each query once its token is written, in one pass; from a state in two."""
     if state is None:
         return ops.delta_attention(query_features, key_features, value, strength, factors=2)
-    before = state.state if isinstance(state, Following) else state
-    written = ops.delta_writes(key_features, value, strength, factors=2, state=before)
-    return causal_linear_attention(query_features, key_features, written, state, factors=2, normalize=False).output
+    if isinstance(state, Following):
+        return state.recall(query_features, key_features, value, strength, factors=2)
+    written = ops.delta_writes(key_features, value, strength, factors=2, state=state)
+    options: dict[str, Any] = {"factors": 2, "normalize": False}
+    return ops.linear_attention_extend_(query_features, key_features, written, state, **options).output

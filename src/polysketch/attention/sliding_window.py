@@ -5,6 +5,7 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention.kept_tokens import RecentTokensAttention
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.span_state import SpanState
 from polysketch.ops.arguments import check_at_least_one
 
 
@@ -71,9 +72,9 @@ class SlidingWindowAttention(RecentTokensAttention):
             query, keys, values, window=self.window, block_size=block_size, key_mask=mask
         )
 
-    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, position: int) -> Tensor:
+    def attend_behind(self, query: Tensor, keys: Tensor, values: Tensor, state: SpanState) -> Tensor:
         """Over what is kept and themselves."""
-        return ops.sliding_window_attention_with_cache(query, keys, values, window=self.window)
+        return state.window_attention(query, keys, values, window=self.window)
 
     def extra_repr(self) -> str:
         """Sizes and options."""

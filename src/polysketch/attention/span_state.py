@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.ops.local_softmax import RemainingSums, local_softmax_attention
 
 SUMMED = ("sums", "normalizer", "log_decay")
 """Tensors of a state of attention over features that add up over spans."""
@@ -44,6 +46,35 @@ class SpanState:
         seen = min(self.position, kept.shape[2])
         return torch.cat([kept[:, :, kept.shape[2] - seen :].to(new.dtype), new], 2)
 
+    def sums(self, *, power: int, factors: int) -> "Following":
+        """The sums over features among the tensors, to move on; power and factors of the features."""
+        return Following(sums_of(self, power=power, factors=factors))
+
+    def window_attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """`ops.sliding_window_attention_with_cache` of new queries, over what `followed_by` gives of keys and values.
+
+        Args:
+            query: (batch, heads, new tokens, head_dim).
+            key, value: (batch, key_heads, tokens, width).
+            **options: `window` and `beside`, as there.
+        """
+        return ops.sliding_window_attention_with_cache(query, key, value, **options)
+
+    def chunk_attention(self, query: Tensor, key: Tensor, value: Tensor, *, chunk: int, **options: Any) -> Tensor:
+        """Causal `ops.local_attention` of new queries, over what `followed_by` gives of keys and values.
+
+        It begins at the boundary of their chunk, with queries of zeros for its tokens before them.
+
+        Args:
+            query, key, value: as for `window_attention`.
+            chunk: tokens of a chunk.
+            **options: `degree` and `offset`, as there.
+        """
+        opened = self.position % chunk
+        key, value = (x[:, :, x.shape[2] - query.shape[2] - opened :] for x in (key, value))
+        query = F.pad(query, (0, 0, opened, 0))
+        return ops.local_attention(query, key, value, chunk=chunk, causal=True, **options)[:, :, opened:]
+
     def kept_after(self, name: str, new: Tensor) -> Tensor:
         """What is kept under `name` after new tokens: the last ones, as many as were kept before."""
         kept = self.tensors[name]
@@ -61,7 +92,35 @@ class Following:
     """
 
     def __init__(self, state: ops.LinearAttentionState) -> None:
-        self.state = state
+        self.state, self._before = state, state
+
+    def attend(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor, **options: Any
+    ) -> ops.LinearAttentionResult:
+        """Causal `ops.linear_attention` of the span, with gradients; arguments as there."""
+        tensors = (query_features, key_features, value)
+        found = ops.linear_attention(*tensors, causal=True, state=self.state, return_state=True, **options)
+        assert found.state is not None
+        self.state = found.state
+        return found
+
+    def recall(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor, strength: Tensor, *, factors: int
+    ) -> Tensor:
+        """What the sums answer each query once its token is written by the delta rule, as `ops.delta_attention`."""
+        written = ops.delta_writes(key_features, value, strength, factors=factors, state=self.state)
+        return self.attend(query_features, key_features, written, factors=factors, normalize=False).output
+
+    def softmax_in_chunks(
+        self, query: Tensor, key: Tensor, value: Tensor, remaining: RemainingSums, *, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        """Causal `local_softmax_attention` of the span, behind the chunk that was open before it."""
+        opened = ops.OpenChunk(self._before.open_key, self._before.open_value, self._before.position)
+        return local_softmax_attention(query, key, value, remaining, chunk=chunk, causal=True, opened=opened)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the sums, by name, without the positions."""
+        return sum_tensors(self.state)
 
 
 def causal_linear_attention(
@@ -82,12 +141,9 @@ def causal_linear_attention(
     tensors = (query_features, key_features, value)
     if state is None:
         return ops.linear_attention(*tensors, causal=True, **options)
-    if not isinstance(state, Following):
-        return ops.linear_attention_extend_(*tensors, state, **options)
-    found = ops.linear_attention(*tensors, causal=True, state=state.state, return_state=True, **options)
-    assert found.state is not None
-    state.state = found.state
-    return found
+    if isinstance(state, Following):
+        return state.attend(*tensors, **options)
+    return ops.linear_attention_extend_(*tensors, state, **options)
 
 
 def add_spans(before: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
