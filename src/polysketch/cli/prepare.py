@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from polysketch.cli.standard_input import standard_input_kept
+
 if TYPE_CHECKING:
     from polysketch.data import PreparedData
 
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
 class PrepareFlags:
     """Turn text into a folder of tokens, with a tokenizer and a train/validation/test split.
 
-    A SOURCE is a file, a folder or a dataset. A folder is searched for text, code, .jsonl and .parquet files; .gz is
-    read through. A dataset of the Hugging Face Hub is downloaded as it is read: pg19, wiki40b, c4, fineweb-edu, or
-    hf:NAME or hf:NAME:CONFIG. Every document (a file, a line of JSON, a row of a table) ends with an end-of-text token.
+    A SOURCE is a file, a folder, a dataset, or - for standard input. A folder is searched for text, code, .jsonl, .csv,
+    .tsv and .parquet files; .gz is read through. A dataset of the Hugging Face Hub is downloaded as it is read: pg19,
+    wiki40b, c4, fineweb-edu, or hf:NAME or hf:NAME:CONFIG. Every document (a file, a line of JSON, a row of a table)
+    ends with an end-of-text token.
 
     The split of a document comes from --split-table. Without one it comes from subfolders train, validation and test of
     its source, or from the splits of its dataset. Where none of these says it, a hash of --seed and the text decides.
@@ -32,7 +35,7 @@ class PrepareFlags:
     """
 
     source: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]
-    """Files, folders, pg19, wiki40b, c4, fineweb-edu, and hf:NAME[:CONFIG]."""
+    """Files, folders, -, pg19, wiki40b, c4, fineweb-edu, and hf:NAME[:CONFIG]."""
 
     out: Path
     """Folder to make. It appears when everything is written. Until then OUT.partial holds what is done: after a kill,
@@ -58,13 +61,22 @@ class PrepareFlags:
     """Seed of the split."""
 
     text_field: str = "text"
-    """Field of JSON lines, tables and datasets that holds the text."""
+    """Field of JSON lines, column of tables (.csv, .tsv, .parquet), or feature of datasets that holds the text."""
 
     encoding: str = "utf-8"
     """Encoding of text files and JSON lines."""
 
     undecodable: Literal["error", "skip", "replace"] = "error"
     """What to do with documents that are not in that encoding. The summary counts skipped ones."""
+
+    format: Literal["auto", "text", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    """What files hold, whatever their names end with. auto: what their names say."""
+
+    skip_bad: bool = False
+    """Leave out lines and rows that cannot be read. They are counted, and the first ones are named."""
+
+    deduplicate: bool = False
+    """Leave out documents whose text is exactly that of an earlier one. They are counted."""
 
     cut_text: int | None = None
     """Cut text files into documents of about this many bytes, at line ends; 0 keeps them whole. Default: few files are
@@ -121,27 +133,37 @@ def run(flags: PrepareFlags) -> int:
     from polysketch.data import ReadOptions, prepare
 
     started = time.perf_counter()
-    data = prepare(
-        flags.source,
-        flags.tokenizer,
-        flags.out,
-        validation_share=flags.validation_share,
-        test_share=flags.test_share,
-        seed=flags.seed,
-        split_table=flags.split_table,
-        options=ReadOptions(flags.text_field, flags.encoding, flags.undecodable, flags.cut_text, flags.exclude),
-        max_text_bytes=flags.max_text_bytes,
-        max_documents=flags.max_documents,
-        splits=flags.splits,
-        mirror=flags.mirror,
-        tokenizer_text_bytes=flags.tokenizer_text_bytes,
-        end_of_text=flags.end_of_text,
-        shard_tokens=flags.shard_tokens,
-        workers=flags.workers,
-        ray=flags.ray,
-        progress=flags.progress,
-        say=print,
-    )
+    with standard_input_kept(flags.source, flags.out, flags.format) as sources:
+        data = prepare(
+            sources,
+            flags.tokenizer,
+            flags.out,
+            validation_share=flags.validation_share,
+            test_share=flags.test_share,
+            seed=flags.seed,
+            split_table=flags.split_table,
+            options=ReadOptions(
+                flags.text_field,
+                flags.encoding,
+                flags.undecodable,
+                flags.cut_text,
+                flags.exclude,
+                format=flags.format,
+                damaged="skip" if flags.skip_bad else "error",
+                deduplicate=flags.deduplicate,
+            ),
+            max_text_bytes=flags.max_text_bytes,
+            max_documents=flags.max_documents,
+            splits=flags.splits,
+            mirror=flags.mirror,
+            tokenizer_text_bytes=flags.tokenizer_text_bytes,
+            end_of_text=flags.end_of_text,
+            shard_tokens=flags.shard_tokens,
+            workers=flags.workers,
+            ray=flags.ray,
+            progress=flags.progress,
+            say=print,
+        )
     for line in summary_lines(data, time.perf_counter() - started):
         print(line)
     if flags.json:

@@ -149,6 +149,8 @@ def prepare(
         work = _Work(folder, corpus, tokenizer, Keeper(folder, job, described), progress)
         writers = work.written(shard_tokens, record, workers=workers, ray=ray)
         kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule)
+        if say is not None:
+            _say_what_was_found(corpus, say)
         dtype = token_dtype(tokenizer.vocab_size).name
         description = DataDescription(described, dtype, kept, tuple(names), seed, dict(corpus.skipped))
         description.write(folder / DESCRIPTION_FILE)
@@ -164,6 +166,14 @@ def _require_positive(**values: int) -> None:
 def _say_how_it_is_cut(size: int, say: Callable[[str], None]) -> None:
     if 0 < size < LONGEST_DOCUMENT:
         say(f"few files: their text is cut into documents of about {size:,} bytes; --cut-text 0 keeps files whole")
+
+
+def _say_what_was_found(corpus: Corpus, say: Callable[[str], None]) -> None:
+    for reason in corpus.damages:
+        say(f"left out: {reason}")
+    if corpus.repeated and not corpus.skipped["identical"]:
+        named = ", ".join(corpus.repeated)
+        say(f"identical to earlier documents: {named}, perhaps others; --deduplicate leaves such out")
 
 
 def _known(

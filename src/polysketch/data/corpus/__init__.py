@@ -13,7 +13,7 @@ from polysketch.data.corpus.cutting import LONGEST_DOCUMENT, cut_for
 from polysketch.data.corpus.document import Document, ReadOptions, decoded
 from polysketch.data.corpus.hub import NamedDataset, named_dataset, read_dataset
 from polysketch.data.corpus.place import BEGINNING, Place
-from polysketch.data.corpus.readers import RawDocument, read_file, read_text
+from polysketch.data.corpus.readers import Damaged, RawDocument, read_file, read_text
 from polysketch.data.corpus.recipes import RECIPES, Recipe
 from polysketch.data.corpus.selection import Selection
 from polysketch.data.corpus.source_files import SourceFile, source_files
@@ -21,6 +21,8 @@ from polysketch.data.splits import SplitRule, SplitTable
 
 Part = SourceFile | NamedDataset
 ALL = Selection()
+_MOST_COMPARED = 1_000_000  # documents whose digests are kept only to tell of identical ones: 100 bytes each
+_MOST_NAMED = 5
 
 
 class Corpus:
@@ -29,7 +31,10 @@ class Corpus:
     One document (of a Parquet file a few hundred rows) is in memory at a time.
 
     Attributes:
-        skipped: Documents left out in the last pass, by reason: ``empty``, ``undecodable``.
+        skipped: Documents left out in the last pass, by reason: ``empty``, ``undecodable``, ``damaged``, ``identical``.
+        damages: What was wrong with the first damaged ones of them.
+        repeated: Where the first documents are whose text is that of an earlier one, whether left out or not; looked
+            for among the first million.
         split_by_hash: Whether in the last pass there was a document whose source gave it no split.
         cut_text: Bytes of the documents that text files are cut into; 0 where they are kept whole.
         source_bytes: Bytes of files read in the last pass so far.
@@ -60,6 +65,7 @@ class Corpus:
         """
         if not sources:
             raise ValueError("expected at least one source (file, folder, dataset or hf:NAME), found none")
+        self._digests: set[bytes] = set()
         self._start_at(BEGINNING)
         self._rule = rule
         self._selection = selection
@@ -80,6 +86,9 @@ class Corpus:
         Raises:
             ValueError: A file is damaged or undecodable; there is no text at all.
         """
+        self._digests.clear()
+        if self._options.deduplicate and start != BEGINNING:
+            self._read_again(start)
         self._start_at(start)
         limit = self._selection.max_text_bytes
         for raw, split in self._raw_documents(start):
@@ -121,6 +130,8 @@ class Corpus:
         self._text_bytes, self.split_by_hash = place.text_bytes, place.split_by_hash
         self._rows = Counter({(source, split): count for source, split, count in place.rows})
         self.skipped = Counter(place.skipped)
+        self.damages: list[str] = []
+        self.repeated: list[str] = []
 
     def _require_some(self, num_bytes: int, document: Document) -> None:
         if num_bytes == 0:
@@ -184,14 +195,42 @@ class Corpus:
     def _count(self, amount: int) -> None:
         self.source_bytes += amount
 
+    def _read_again(self, stop: Place) -> None:
+        """Find the texts up to a place, to know them when they come again."""
+        self._start_at(BEGINNING)
+        for raw, split in self._raw_documents(BEGINNING):
+            if (self._part, self._section, self._row) > (stop.part, stop.section, stop.row):
+                return
+            self._document(raw, split)
+
+    def _is_repeated(self, text: str, origin: str) -> bool:
+        """Whether an earlier document has the same text."""
+        if not self._options.deduplicate and len(self._digests) >= _MOST_COMPARED:
+            return False
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        if digest in self._digests:
+            if len(self.repeated) < _MOST_NAMED:
+                self.repeated.append(origin)
+            return True
+        self._digests.add(digest)
+        return False
+
     def _document(self, raw: RawDocument, split: str | None) -> Document | None:
         origin, contents = raw
+        if isinstance(contents, Damaged):
+            self.skipped["damaged"] += 1
+            if len(self.damages) < _MOST_NAMED:
+                self.damages.append(contents.reason)
+            return None
         if not contents:
             self.skipped["empty"] += 1
             return None
         text = decoded(contents, self._options, origin)
         if text is None:
             self.skipped["undecodable"] += 1
+            return None
+        if self._is_repeated(text, origin) and self._options.deduplicate:
+            self.skipped["identical"] += 1
             return None
         self.split_by_hash |= split is None
         split = split or self._rule.split_of(text)

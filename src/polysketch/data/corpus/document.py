@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 DEFAULT_ENCODING = "utf-8"
+FORMAT_NAMES = ("auto", "text", "jsonl", "csv", "tsv", "parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class ReadOptions:
             out and count it) or ``"replace"`` (with U+FFFD).
         cut_text: Cut plain text files at the first line end after this many bytes, each piece a document of its own; 0
             keeps them whole. None leaves it to ``prepare``, see ``corpus.cutting``.
+        format: What files hold whatever their names end with, or ``"auto"``: text, jsonl, csv, tsv, parquet.
+        damaged: What becomes of a line or row that cannot be read: ``"error"``, or ``"skip"`` (leave it out, count it).
+        deduplicate: Leave out documents whose text is that of an earlier one, and count them. This keeps about 100
+            bytes a document in memory.
         exclude: Patterns of relative paths inside folders to leave out, as in a shell (``"*/test/*"``; ``*`` also
             matches slashes).
 
@@ -49,11 +54,17 @@ class ReadOptions:
     undecodable: Literal["error", "skip", "replace"] = "error"
     cut_text: int | None = None
     exclude: tuple[str, ...] = ()
+    format: Literal["auto", "text", "jsonl", "csv", "tsv", "parquet"] = "auto"
+    damaged: Literal["error", "skip"] = "error"
+    deduplicate: bool = False
 
     def __post_init__(self) -> None:
         self._line_end()
         if self.undecodable not in UNDECODABLE:
             raise ValueError(f"expected undecodable of {', '.join(UNDECODABLE)}, found {self.undecodable!r}")
+        for name, known in (("format", FORMAT_NAMES), ("damaged", ("error", "skip"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"expected {name} of {', '.join(known)}, found {getattr(self, name)!r}")
         if self.cut_text is not None and self.cut_text < 0:
             raise ValueError(f"expected cut_text of at least 0 bytes, found {self.cut_text}")
         if self.cut_text and not self.can_cut:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from polysketch.data.compressed import open_bytes, plain_name
 from polysketch.data.corpus.cutting import pieces_of_file
 from polysketch.data.corpus.document import ReadOptions, decoded, text_of_row
 from polysketch.extras import require
 
+
+class Damaged(NamedTuple):
+    """Stands for a document that could not be read, and was not to stop the reading.
+
+    Attributes:
+        reason: What was expected, what was found, and where.
+    """
+
+    reason: str
+
+
 # Where a document comes from (file and row), and its text, decoded or not.
-RawDocument = tuple[str, bytes | str]
+RawDocument = tuple[str, bytes | str | Damaged]
+Contents = TypeVar("Contents", bound=bytes | str | None)
 Reader = Callable[[BinaryIO, str, ReadOptions], Iterator[RawDocument]]
 
 PARQUET_ROWS = 256
@@ -43,16 +58,85 @@ def read_json_lines(file: BinaryIO, origin: str, options: ReadOptions) -> Iterat
     """A document for each line: a JSON object with a text field. Blank lines are passed over."""
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
         place = f"{origin}:{number}"
-        if len(line) > LONGEST_LINE:
+        if line.strip():
+            yield place, _unless_damaged(options, _text_of_line, file, line, options, place)
+
+
+def _text_of_line(file: BinaryIO, line: bytes, options: ReadOptions, place: str) -> bytes | str:
+    if len(line) > LONGEST_LINE:
+        while line and not line.endswith(b"\n"):  # the next line is read after this one
+            line = file.readline(LONGEST_LINE)
+        raise ValueError(
+            f"expected lines of at most {LONGEST_LINE:,} bytes, found a longer one at {place}: cut its text into "
+            "several lines, or give the text as a .txt file"
+        )
+    text = decoded(line, options, place)
+    # An undecodable line is handed on as it is, for the rule on such documents to be applied once, in one place.
+    return line if text is None else text_of_row(_parsed(text, place), options, place)
+
+
+def _unless_damaged(options: ReadOptions, read: Callable[..., Contents], *arguments: Any) -> Contents | Damaged:
+    """What is read, or why it could not be, where that is not to stop the reading."""
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        if options.damaged == "error":
+            raise
+        return Damaged(str(error))
+
+
+def read_comma_separated(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
+    """A document for each row of a table in text, whose first row names the columns."""
+    return _read_table(file, origin, options, ",")
+
+
+def read_tab_separated(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
+    """The same with tabs between columns."""
+    return _read_table(file, origin, options, "\t")
+
+
+def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str) -> Iterator[RawDocument]:
+    csv.field_size_limit(LONGEST_LINE)
+    encoding = "utf-8-sig" if codecs.lookup(options.encoding).name == "utf-8" else options.encoding
+    # What is not in the encoding becomes lone surrogates, for the rule on such documents to find it.
+    with io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="") as lines:
+        rows = csv.reader(lines, delimiter=between, strict=True)
+        names = _next_row(rows, f"{origin}:1") or []
+        if options.text_field not in names:
+            text_of_row(dict.fromkeys(names), options, origin)
+        table = _Table(rows, names, options.text_field)
+        place = f"{origin}:{rows.line_num + 1}"
+        while (contents := _unless_damaged(options, table.next_text, place)) is not None:
+            yield place, contents
+            place = f"{origin}:{rows.line_num + 1}"
+
+
+class _Table:
+    """The texts of a table's rows, one after the other."""
+
+    def __init__(self, rows: Any, names: list[str], field: str) -> None:
+        self._rows, self._names, self._column = rows, names, names.index(field)
+
+    def next_text(self, place: str) -> str | None:
+        """The text of the next row that is not blank; None after the last one."""
+        row: list[str] | None = []
+        while row is not None and not row:
+            row = _next_row(self._rows, place)
+        if row is None:
+            return None
+        if len(row) != len(self._names):
             raise ValueError(
-                f"expected lines of at most {LONGEST_LINE:,} bytes, found a longer one at {place}: cut its text into "
-                "several lines, or give the text as a .txt file"
+                f"expected {len(self._names)} columns at {place}, found {len(row)}: a text that holds what stands "
+                "between columns must be in quotes"
             )
-        if not line.strip():
-            continue
-        text = decoded(line, options, place)
-        # An undecodable line is handed on as it is, for the rule on such documents to be applied once, in one place.
-        yield place, line if text is None else text_of_row(_parsed(text, place), options, place)
+        return row[self._column]
+
+
+def _next_row(rows: Any, place: str) -> list[str] | None:
+    try:
+        return next(rows, None)
+    except csv.Error as error:
+        raise ValueError(f"expected a table whose quotes are closed, found another at {place}: {error}") from error
 
 
 def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
@@ -65,7 +149,8 @@ def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[
         batches = table.iter_batches(batch_size=PARQUET_ROWS, columns=[options.text_field])
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows):
-            yield f"{origin} row {number}", text_of_row(row, options, f"{origin} row {number}")
+            place = f"{origin} row {number}"
+            yield place, _unless_damaged(options, text_of_row, row, options, place)
     except require("pyarrow").ArrowInvalid as error:
         raise ValueError(f"expected a Parquet file, found a damaged one: {origin}: {error}") from error
 
@@ -74,15 +159,31 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(TEXT_SUFFIXES, read_text),
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
+    ".csv": read_comma_separated,
+    ".tsv": read_tab_separated,
     ".parquet": read_parquet,
 }
+FORMATS: dict[str, Reader] = {
+    "text": read_text,
+    "jsonl": read_json_lines,
+    "csv": read_comma_separated,
+    "tsv": read_tab_separated,
+    "parquet": read_parquet,
+}
+"""The reader of every format that a user may say, whatever a file's name ends with."""
 
 
-def reader_of(path: Path) -> Reader | None:
+def reader_of(path: Path, said: str = "auto") -> Reader | None:
     """The reader of a file by its suffix, below ``.gz`` where there is one; None when no reader fits.
 
     A ``.gz`` file without a further suffix is taken for text.
+
+    Args:
+        path: the file.
+        said: one of ``FORMATS``, which goes before the suffix; or ``"auto"``.
     """
+    if said != "auto":
+        return FORMATS[said]
     inner = Path(plain_name(path))
     if inner.name != path.name and not inner.suffix:
         return read_text

@@ -48,16 +48,19 @@ def source_files(source: str, options: ReadOptions, table: SplitTable | None) ->
         raise FileNotFoundError(
             f"expected a file or folder to read, found nothing at {path}; datasets by name: {', '.join(RECIPES)}"
         )
-    files = _of_folder(path, options) if path.is_dir() else [_of_file(path)]
+    files = _of_folder(path, options) if path.is_dir() else [_of_file(path, options)]
     if table is None:
         return files
-    return [SourceFile(file.path, file.reader, table.split_of(file.path)) for file in files]
+    texts = [file for file in files if file.path.resolve() != table.path.resolve()]
+    return [SourceFile(file.path, file.reader, table.split_of(file.path)) for file in texts]
 
 
-def _of_file(path: Path) -> SourceFile:
-    reader = reader_of(path)
+def _of_file(path: Path, options: ReadOptions) -> SourceFile:
+    reader = reader_of(path, options.format)
     if reader is None:
-        raise ValueError(f"expected a file of a known kind ({_known_suffixes()}), found {path}")
+        raise ValueError(
+            f"expected a file of a known kind ({_known_suffixes()}), found {path}: --format says what it holds"
+        )
     if path.stat().st_size == 0:
         raise ValueError(f"expected text, found an empty file: {path}")
     return SourceFile(path, reader, None)
@@ -65,7 +68,7 @@ def _of_file(path: Path) -> SourceFile:
 
 def _of_folder(folder: Path, options: ReadOptions) -> list[SourceFile]:
     relatives = [name for name in _walk(folder) if not any(fnmatch.fnmatch(name, rule) for rule in options.exclude)]
-    readable = [(name, reader) for name in relatives if (reader := reader_of(Path(name))) is not None]
+    readable = [(name, reader) for name in relatives if (reader := reader_of(Path(name), options.format)) is not None]
     if not readable:
         raise ValueError(
             f"expected files of a known kind ({_known_suffixes()}) in {folder}, found none among {len(relatives)} files"
