@@ -1,7 +1,9 @@
 """The native programs compute what the references define, and are avoided, or refused, where they cannot run."""
 
 import ctypes
+import os
 import shutil
+import stat
 import warnings
 from functools import partial
 from itertools import pairwise
@@ -29,6 +31,7 @@ from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch import native as native_sketch
 from polysketch.ops.linear import native as native_attention
 from polysketch.ops.native import build, library, why_unavailable
+from polysketch.ops.native.trusted import find_trusted
 from polysketch.ops.window import native as native_window
 
 SOURCE = Path(build.__file__).parent / "source"
@@ -319,11 +322,91 @@ def test_programs_are_compiled_once_and_again_when_the_source_changes(tmp_path, 
     assert ctypes.CDLL(str(build.compiled(source, tmp_path))).one() == 2
 
 
+ONE = 'extern "C" int one() { return 1; }'
+
+
+@pytest.fixture
+def one(tmp_path) -> tuple[Path, Path]:
+    """The source of a program, and what was compiled of it."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.cpp").write_text(ONE)
+    (tmp_path / "kept").mkdir(mode=0o700)
+    return tmp_path / "source", build.compiled(tmp_path / "source", tmp_path / "kept")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def let_others_write(path: Path) -> None:
+    path.chmod(0o722)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("spoil", [cut_short, one_bit, let_others_write, link], ids=lambda spoil: spoil.__name__)
+def test_a_kept_library_that_is_damaged_or_could_be_another_users_is_not_loaded(one, spoil):
+    """One that is cut short ends the process by a signal; one that others wrote runs as this user."""
+    source, first = one
+    spoil(first)
+    assert find_trusted(first.parent, first.stem.rpartition("-")[0]) is None
+    again = build.compiled(source, first.parent)
+    assert find_trusted(first.parent, first.stem.rpartition("-")[0]) == again
+    assert ctypes.CDLL(str(again)).one() == 1
+
+
+@needs_compiler
+def test_what_is_compiled_is_the_users_alone_whatever_the_mask(tmp_path):
+    (tmp_path / "one.cpp").write_text(ONE)
+    before = os.umask(0)
+    try:
+        made = build.compiled(tmp_path, tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o702])
+def test_a_cache_below_a_folder_of_all_is_not_used(monkeypatch, tmp_path, mode):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(mode)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    build._temporary_folder.cache_clear()
+    with pytest.warns(UserWarning, match="shared can be written by all"):
+        folder = build._folder()
+    assert tmp_path not in folder.parents
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    build._temporary_folder.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give folders away")
+def test_a_cache_that_another_user_made_is_not_used(monkeypatch, tmp_path):
+    (tmp_path / "polysketch" / "native").mkdir(parents=True)
+    os.chown(tmp_path / "polysketch" / "native", 12345, 12345)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build._temporary_folder.cache_clear()
+    with pytest.warns(UserWarning, match="belongs to user 12345"):
+        folder = build._folder()
+    assert tmp_path not in folder.parents
+    build._temporary_folder.cache_clear()
+
+
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(monkeypatch, tmp_path):
     (tmp_path / "polysketch").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build._temporary_folder.cache_clear()
-    folder = build._folder()
+    with pytest.warns(UserWarning, match="compiled for this process alone"):
+        folder = build._folder()
     assert folder.is_dir()
     assert tmp_path not in folder.parents
     assert build._folder() == folder  # not another one, in which all would be compiled again

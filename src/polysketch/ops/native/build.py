@@ -4,6 +4,7 @@ The sources are plain C++17 with the vector extensions of GCC and Clang: no head
 compiling takes seconds and the result fits any version of either.
 """
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from polysketch.ops.compiling import asked_once
+from polysketch.ops.native.trusted import find_trusted, named_by_content, why_folder_untrusted
 
 _SOURCE = Path(__file__).parent / "source"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -34,7 +36,8 @@ _SECONDS = 300
 def library() -> ctypes.CDLL:
     """The compiled programs; compiled now if they are not there, which takes about five seconds.
 
-    They are kept in `polysketch/native` under $XDG_CACHE_HOME or ~/.cache.
+    They are kept in `polysketch/native` under $XDG_CACHE_HOME or ~/.cache. Where others can write to that folder, and
+    where it cannot be written, they are compiled for this process alone.
 
     Raises:
         RuntimeError: they cannot be compiled or loaded here, with the reason.
@@ -62,6 +65,14 @@ def why_unavailable() -> str | None:
 _found: list[str | None] = []
 
 
+def fingerprint() -> str:
+    """What tells the compiled programs from others: their sha256, 12 digits of it; "none" where they cannot run.
+
+    Other programs, or none, give results that differ by rounding.
+    """
+    return "none" if why_unavailable() is not None else compiled(_SOURCE, _folder()).stem.rpartition("-")[2][:12]
+
+
 def _reason() -> str | None:
     try:
         ctypes.CDLL(str(compiled(_SOURCE, _folder())))
@@ -71,7 +82,7 @@ def _reason() -> str | None:
 
 
 def compiled(source: Path, folder: Path) -> Path:
-    """The shared library of the programs in `source`, compiled into `folder` unless it is there.
+    """The shared library of the programs in `source`, compiled into `folder` unless it is there, whole and ours.
 
     Raises:
         RuntimeError: no compiler, or it refused the programs.
@@ -79,10 +90,8 @@ def compiled(source: Path, folder: Path) -> Path:
     """
     compiler = _compiler()
     flags = [*_FLAGS, *_VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())]
-    target = folder / f"{_digest(source, compiler, flags)}.so"
-    if not target.is_file():
-        _compile(source, compiler, flags, target)
-    return target
+    stem = _digest(source, compiler, flags)
+    return find_trusted(folder, stem) or _compile(source, compiler, flags, folder, stem)
 
 
 def _has_compiler() -> bool:
@@ -101,16 +110,21 @@ def _compiler() -> str:
     raise RuntimeError(f"no C++ compiler: none of {', '.join(_COMPILERS)} is on the path, and CXX names none")
 
 
-def _compile(source: Path, compiler: str, flags: list[str], target: Path) -> None:
-    """Compile beside the target and move the result there: another process may be doing the same."""
+def _compile(source: Path, compiler: str, flags: list[str], folder: Path, stem: str) -> Path:
+    """Compile beside its place and move the result there: another process may be doing the same."""
     sources = sorted(str(path) for path in source.glob("*.cpp"))
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        made = Path(temporary) / f"{stem}.so"
         command = [compiler, *flags, *sources, "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         if done.returncode:
             raise RuntimeError(f"{compiler} failed: {_first_error(done.stderr)}")
+        target = folder / named_by_content(stem, made.read_bytes())
+        made.chmod(0o700)  # whatever the user's mask: others must not write to what is loaded
+        with made.open("rb+") as file:
+            os.fsync(file.fileno())
         made.replace(target)
+    return target
 
 
 def _first_error(text: str) -> str:
@@ -128,18 +142,32 @@ def _digest(source: Path, compiler: str, flags: list[str]) -> str:
 
 
 def _folder() -> Path:
-    """Where compiled files are kept: the user's cache, or a temporary folder where that cannot be written."""
+    """Where compiled files are kept: the user's cache, or a temporary folder where that cannot be used."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "polysketch" / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.lstat().st_uid == _user():
+            folder.chmod(0o700)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return _temporary_folder()
+            reason = why_folder_untrusted(folder)
+    except OSError as error:
+        return _temporary_folder(str(error))
+    return folder if reason is None else _temporary_folder(reason)
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 @cache
-def _temporary_folder() -> Path:
+def _temporary_folder(reason: str) -> Path:
     """One for the process: in another one everything would be compiled again."""
-    return Path(tempfile.mkdtemp(prefix="polysketch-native-"))
+    warnings.warn(
+        f"the native programs are compiled for this process alone, which takes seconds: {reason}; let XDG_CACHE_HOME "
+        "be a folder of your own",
+        stacklevel=2,
+    )
+    folder = Path(tempfile.mkdtemp(prefix="polysketch-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
