@@ -109,6 +109,8 @@ WRONG_NAMES = [
     ("benchmark pictures --models learned linear:a=1 nope", WAY),
     ("benchmark decoding --preset nope", PRESET),
     ("benchmark pictures --preset nope", PRESET),
+    ("benchmark serving --mechanisms nope", WAY),
+    ("benchmark serving --preset nope", PRESET),
 ]
 
 

@@ -37,8 +37,8 @@ def benchmark(name: str, *flags: str) -> int:
 
 
 def test_every_benchmark_has_a_small_size_here():
-    """A new one is tested by being listed; `tune` needs a GPU and has tests of its own."""
-    assert SMALL.keys() | {"tune"} == BENCHMARKS.keys()
+    """A new one is tested by being listed; `tune` needs a GPU, `serving` a server, and both have tests of their own."""
+    assert SMALL.keys() | {"tune", "serving"} == BENCHMARKS.keys()
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -7,12 +7,19 @@ machine measured in the same run.
 
 from typing import TYPE_CHECKING
 
-from polysketch.benchmarking.settings import AttentionSettings, DecodingSettings, PicturesSettings, TrainingSettings
+from polysketch.benchmarking.settings import (
+    AttentionSettings,
+    DecodingSettings,
+    PicturesSettings,
+    ServingSettings,
+    TrainingSettings,
+)
 from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
     from polysketch.benchmarking.attention_alone import time_attention
     from polysketch.benchmarking.pictures import time_pictures
+    from polysketch.benchmarking.serving import measure_serving
     from polysketch.benchmarking.token_steps import time_decoding
     from polysketch.benchmarking.training_steps import time_training
     from polysketch.benchmarking.workbench import Workbench, measure_rates, record
@@ -22,6 +29,7 @@ else:
         {
             "attention_alone": ["time_attention"],
             "pictures": ["time_pictures"],
+            "serving": ["measure_serving"],
             "token_steps": ["time_decoding"],
             "training_steps": ["time_training"],
             "workbench": ["Workbench", "measure_rates", "record"],
@@ -32,9 +40,11 @@ __all__ = [
     "AttentionSettings",
     "DecodingSettings",
     "PicturesSettings",
+    "ServingSettings",
     "TrainingSettings",
     "Workbench",
     "measure_rates",
+    "measure_serving",
     "record",
     "time_attention",
     "time_decoding",

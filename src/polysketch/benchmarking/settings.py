@@ -189,6 +189,57 @@ class PicturesSettings(_ModelSettings):
                 raise ValueError(f"{mechanism} is causal only, and a patch sees the whole picture: leave it out")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings(Settings):
+    """What is measured: a server under load."""
+
+    preset: str = "tiny"
+    """size of the model, whose weights are random: tiny, mini, gpt2-small, ..."""
+    mechanisms: tuple[str, ...] = ("polysketch", "softmax")
+    """attention of the models that are served, one after the other: name, or name:option=value,option=value"""
+    users: tuple[int, ...] = (1, 4, 16, 64, 256)
+    """how many ask at the same time"""
+    prompt_lengths: tuple[int, ...] = (128, 2_048, 16_384)
+    """tokens"""
+    new_tokens: int = 32
+    """tokens of an answer"""
+    requests: int = 2
+    """of each user, one after the other"""
+    beside: int = 64
+    """users whose time between tokens is measured while the longest prompt is read"""
+    memory: int = 8_192
+    """megabytes: a cell is left out where the states alone would take more"""
+    chunk: int | None = None
+    """--chunk of the server; default: the server's own"""
+    url: str | None = None
+    """measure this server instead, by OpenAI's interface: http://HOST:PORT. Of its memory nothing is known"""
+    token: str | None = None
+    """that it wants"""
+
+    def __post_init__(self) -> None:
+        check_positive(users=self.users, prompt_lengths=self.prompt_lengths, new_tokens=self.new_tokens)
+        check_positive(requests=self.requests, beside=self.beside, memory=self.memory)
+        if min(self.prompt_lengths) < _SHORTEST_PROMPT:
+            raise ValueError(
+                f"expected prompts of at least {_SHORTEST_PROMPT} tokens, found {min(self.prompt_lengths)}"
+            )
+
+    @property
+    def longest(self) -> int:
+        """The longest prompt."""
+        return max(self.prompt_lengths)
+
+    def check_names(self) -> None:
+        """As every settings' do."""
+        preset_fields(self.preset)
+        check_names(self.mechanisms)
+        for name in self.mechanisms:
+            mechanism_of(name, Sizes())
+
+
+_SHORTEST_PROMPT = 8
+
+
 def check_positive(**counts: int | Sequence[int]) -> None:
     """Refuse counts below one, and empty rows of them.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from polysketch.cli.benchmark import speeds, tune
+from polysketch.cli.benchmark import serving, speeds, tune
 
 __all__ = ["BENCHMARKS", "BenchmarkFlags", "run"]
 
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[Any], int]] = {
     "training": speeds.run_training,
     "decoding": speeds.run_decoding,
     "pictures": speeds.run_pictures,
+    "serving": serving.run,
     "tune": tune.run,
 }
 """Every benchmark; the flags of one are the dataclass that its function takes."""
@@ -41,8 +42,8 @@ class BenchmarkFlags:
     """Time attention, training steps or decoding on this machine, against PyTorch's softmax attention.
 
     Speeds are ratios of alternating calls in one run; a result that disagrees with its definition is not timed. Beside
-    every time stands the floor: counted operations and bytes over the rates of this machine. `tune` chooses
-    constants of the programs for a GPU.
+    every time stands the floor: counted operations and bytes over the rates of this machine. `serving` puts a server
+    under load. `tune` chooses constants of the programs for a GPU.
 
     Examples:
       polysketch benchmark training --contexts 2048 8192

@@ -1,0 +1,96 @@
+"""The benchmark of serving measures a server as users start it, and any other one by its address."""
+
+import json
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("starlette", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+from polysketch.benchmarking import serving as serving_file
+from polysketch.benchmarking.models import build_model
+from polysketch.benchmarking.server_process import never_ending, serving, write_run
+from polysketch.benchmarking.way_names import Sizes
+from polysketch.cli import main
+from polysketch.training import load_model
+
+SMALL = ["--users", "2", "--prompt-lengths", "12", "600", "--new-tokens", "3", "--requests", "2", "--beside", "2"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "model"
+    write_run(folder, never_ending(build_model("softmax", "tiny", Sizes())))
+    return folder
+
+
+def test_a_run_of_random_weights_is_loaded_as_it_was_made(run):
+    model, described = load_model(run)
+    made = never_ending(build_model("softmax", "tiny", Sizes()))
+    assert all(torch.equal(found, made.state_dict()[name]) for name, found in model.state_dict().items())
+    assert described.tokenizer.decode([ord("a")]) == "a"
+
+
+@pytest.mark.timeout(600)  # three servers are started
+def test_tables_a_record_and_a_plot_are_made(tmp_path, capsys):
+    out, plot = tmp_path / "serving.json", tmp_path / "serving.png"
+    flags = ["--mechanisms", "softmax", "--threads", "1", *SMALL, "--json", "--out", str(out), "--plot", str(plot)]
+    assert main(["benchmark", "serving", *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[-1])
+    assert found == json.loads(out.read_text())
+    assert {"device", "torch", "commit", "polysketch"} <= found["environment"].keys()
+    short, long = found["load"]
+    assert [(cell["users"], cell["prompt"], cell["requests"]) for cell in (short, long)] == [(2, 12, 4), (2, 600, 4)]
+    for cell in (short, long):
+        assert cell["tokens_per_second"] == pytest.approx(3 * cell["requests_per_second"])
+        assert 0 < cell["first_token"]["median"] <= cell["first_token"]["percentile_99"]
+        assert cell["between_tokens"]["count"] == 4 * 2
+        assert cell["tokens_per_cpu_second"] > 0
+    assert long["state_bytes"] - short["state_bytes"] == 2 * 588 * 2 * 4 * 128 * 4  # keys and values of four layers
+    if os.path.exists("/proc/self/status"):
+        assert long["server_bytes"] > 50_000_000
+    assert [cell["prompt"] for cell in found["reading"]] == [12, 600]
+    assert all(cell["first_token_of_next_turn"]["count"] == 2 for cell in found["reading"])
+    (beside,) = found["beside"]
+    assert beside["alone"]["between_tokens"]["count"] > 0
+    assert beside["while_reading"]["seconds"] > 0
+    assert plot.stat().st_size > 1_000
+
+
+def test_another_server_is_measured_by_its_address(run, capsys):
+    """With its token; what only a process of ours tells is left out, and so is what would not fit in memory."""
+    with serving(run, "--concurrent", "4", threads=1, token="secret") as process:
+        asked = ["--url", f"{process.address}/v1", "--token", "secret", *SMALL, "--memory", "3", "--json"]
+        assert main(["benchmark", "serving", *asked]) == 0
+        printed = capsys.readouterr().out
+        assert "secret" not in printed
+        found = json.loads(printed.splitlines()[-1])
+        short, long = found["load"]
+        assert (short["series"], short["server_bytes"], short["tokens_per_cpu_second"]) == ("model", None, None)
+        assert short["tokens_per_second"] > 0
+        assert long["left_out"].startswith("states of ")
+        assert process.stop() == 0
+        assert process.log.read_text() == ""
+
+
+def test_a_server_that_refuses_is_an_error_of_one_line(run, capsys):
+    with serving(run, "--max-prompt-tokens", "10", threads=1) as process:
+        assert main(["benchmark", "serving", "--url", process.address, *SMALL]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected status 200, found 400" in line
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match=r"did not start: .*expected a run folder"), serving(tmp_path / "none"):
+        pass
+
+
+def test_what_a_client_saw_becomes_figures():
+    """The wait for the first token is no time between tokens."""
+    assert serving_file._gaps([0.0, 5.0, 6.0, 8.0]) == [1.0, 2.0]
+    assert serving_file._gaps_within([1.0, 2.0, 4.0, 7.0], 2.0, 6.9) == [2.0]
+    assert serving_file._spread([3.0, 1.0, 2.0]) == {"median": 2.0, "mean": 2.0, "percentile_99": 3.0, "count": 3}
+    assert serving_file._spread([]) is None
