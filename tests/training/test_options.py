@@ -60,7 +60,7 @@ def test_what_the_result_depends_on_may_not_change():
     may_change = {name for name, meaning in meanings(TrainingConfig).items() if meaning is not OnResume.REFUSED}
     assert may_change == {
         *("data", "tokenizer", "vocab_size", "end_of_text"),  # compared by the fingerprint of the data
-        *("out", "resume", "checkpoint", "extend", "init_from"),
+        *("out", "resume", "checkpoint", "extend", "init_from", "init_new"),
         *("accumulation", "device", "mesh", "threads", "activation_checkpointing"),
         *("steps", "warmup"),
         *("log_every", "eval_every", "eval_tokens", "save_every", "keep", "max_minutes", "tensorboard", "validation"),

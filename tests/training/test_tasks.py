@@ -284,6 +284,10 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(make_masked, make_learn
     ):
         with pytest.raises(ValueError, match=f"--init-from: .*{message}"):
             train(make_learning("class", init_from=run.out, **changes), progress=False)
+    with pytest.raises(
+        ValueError, match="--init-new: expected a run that asks 'class' of 9 ids, as this one, found one"
+    ):
+        train(make_learning("class", init_from=masked.out, init_new=("feature_map",)), progress=False)
     with pytest.raises(ValueError, match="--init-from: expected an encoder for an encoder"):
         train(make_learning("next", init_from=masked.out), progress=False)
 

@@ -282,6 +282,44 @@ def test_init_from_a_run_of_another_configuration_is_refused(make_config, tmp_pa
         train(make_config(init_from=tmp_path), progress=False)
 
 
+def test_a_sketch_goes_on_with_the_weights_of_its_polynomial(make_config, tmp_path):
+    first = make_config(out=tmp_path / "first", attention="polynomial", attention_options={"degree": 4}, steps=2)
+    train(first, progress=False)
+    sketched = {"attention": "polysketch-paper", "attention_options": {"local_chunk": 4}, "steps": 2}
+    train(make_config(init_from=first.out, init_new=("feature_map",), **sketched), progress=False)
+    run = make_config(**sketched)
+    start = load_checkpoint(list_checkpoints(run.out / "checkpoints")[0]).model
+    expected = load_model(first.out)[0].state_dict()
+    assert all(torch.equal(start[name], tensor) for name, tensor in expected.items())
+    assert {name.split(".feature_map.")[0] for name in start.keys() - expected.keys()} == {
+        "blocks.0.attention.mechanism"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"it lacks blocks.*feature_map.* and has nothing in excess"),
+        (
+            {"init_new": ("feature_map", "query_norm")},
+            "expected new parts of the model that .* lacks, found 'query_norm'",
+        ),
+        ({"init_new": ("nope",)}, "expected new parts of the model that .* lacks, found 'nope'"),
+        ({"init_new": ("feature_map",), "layers": 2}, r"it lacks blocks\.1"),
+    ],
+)
+def test_what_is_not_named_as_new_is_asked_of_the_other_run(changes, message: str, make_config, tmp_path):
+    first = make_config(out=tmp_path / "first", attention="polynomial", attention_options={}, steps=1)
+    train(first, progress=False)
+    with pytest.raises(ValueError, match=message):
+        train(make_config(init_from=first.out, attention="polysketch-paper", attention_options={}, **changes))
+
+
+def test_new_parts_need_another_run(make_config):
+    with pytest.raises(ValueError, match="--init-new: expected --init-from beside it, found feature_map alone"):
+        make_config(init_new=("feature_map",))
+
+
 def test_load_model_gives_the_trained_model_and_what_goes_with_it(make_config, data_folder):
     config = make_config(keep=5)
     train(config, progress=False)

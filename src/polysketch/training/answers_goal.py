@@ -100,10 +100,11 @@ class AnswersGoal(Goal):
 
     def initialize(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
         """Weights of another run, or the calibration of the prefix gains of a causal model."""
-        if self.config.init_from is not None:
-            self._taken = take_weights(model, self.sizes, self.task, self.config.init_from)
-        elif hasattr(model, "calibrate"):
-            batch = self.rows().batch(0, self.config.batch_size // self.config.accumulation)
+        config = self.config
+        if config.init_from is not None:
+            self._taken = take_weights(model, self.sizes, self.task, config.init_from, config.init_new)
+        if hasattr(model, "calibrate") and (config.init_from is None or config.init_new):
+            batch = self.rows().batch(0, config.batch_size // config.accumulation)
             with precision(dtype, device):
                 model.calibrate(batch.inputs["ids"].to(device))
 

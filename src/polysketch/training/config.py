@@ -59,6 +59,8 @@ class TrainingConfig(MachineOptions, LearningOptions, ModelOptions, ReadingOptio
             raise ValueError(f"--mask-share: expected at most 1, found {self.mask_share}")
         if self.objective != "masked" and self.mask_share != TrainingConfig.mask_share:
             raise ValueError(f"--mask-share: expected --objective masked beside it, found {self.objective}")
+        if self.init_new and self.init_from is None:
+            raise ValueError(f"--init-new: expected --init-from beside it, found {', '.join(self.init_new)} alone")
         if not self.resume and (self.extend or self.checkpoint != "latest"):
             raise ValueError("--extend and --checkpoint go on with an existing run: give --resume as well")
 

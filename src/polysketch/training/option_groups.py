@@ -87,6 +87,11 @@ class ModelOptions:
     """Run folder whose latest weights to start from (the weights only; step, data and learning rate start anew). For a
     task, a run of a task or of --objective masked: an encoder gives its body to an encoder that asks something else."""
 
+    init_new: tuple[str, ...] = option((), on_resume=OnResume.FREE)  # likewise
+    """With --init-from: parts of the model that the other run lacks and that begin anew, by a word of their weights'
+    names; feature_map where attention=polynomial is to be gone on with by attention=polysketch-paper. Learned gains of
+    a prefix are then calibrated."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions:

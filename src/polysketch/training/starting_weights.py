@@ -1,5 +1,6 @@
 """Weights of another run for a model that answers what a task asks: all of them, or those of its encoder."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from polysketch.training.run_folder import find_run, task_of_run
 from polysketch.training.tensors import load_weights
 
 
-def take_weights(model: TokenModel, sizes: AnsweringConfig, task: Task, run: Path) -> str:
+def take_weights(model: TokenModel, sizes: AnsweringConfig, task: Task, run: Path, new: Collection[str] = ()) -> str:
     """Fill a model with the latest weights of another run.
 
     A model of the same sizes, which asks the same, gives all. Of others an encoder gives its body, and what stands on
-    top of it here stays new. The mask of one that learned hidden tokens is left behind.
+    top of it here stays new. The mask of one that learned hidden tokens is left behind. A model that asks the same by
+    another mechanism gives all, where `new` names what it lacks.
 
     Args:
         model, sizes, task: what is to be trained, and on what.
         run: folder of the other run.
+        new: parts that the other run lacks, as for `load_weights`.
 
     Returns:
         What was taken, in words.
@@ -38,6 +41,8 @@ def take_weights(model: TokenModel, sizes: AnsweringConfig, task: Task, run: Pat
         )
     _check_alphabet(saved["data"].get("alphabet", ""), task.alphabet, run)
     other, other_sizes, _ = load_answering_model(run)
+    if new:
+        return _all_but(model, sizes, other, other_sizes, run, new)
     if other_sizes == sizes:
         load_weights(model, other.state_dict(), str(run))
         return "all weights"
@@ -46,6 +51,23 @@ def take_weights(model: TokenModel, sizes: AnsweringConfig, task: Task, run: Pat
     body["embedding.weight"] = body["embedding.weight"][: sizes.vocab_size]
     load_weights(model.encoder, body, str(run))  # type: ignore[arg-type]
     return "the encoder; what stands on it is new"
+
+
+def _all_but(
+    model: TokenModel,
+    sizes: AnsweringConfig,
+    other: TokenModel,
+    found: AnsweringConfig,
+    run: Path,
+    new: Collection[str],
+) -> str:
+    if (found.asks, found.vocab_size, found.num_classes) != (sizes.asks, sizes.vocab_size, sizes.num_classes):
+        raise ValueError(
+            f"--init-new: expected a run that asks {sizes.asks!r} of {sizes.vocab_size} ids, as this one, found one "
+            f"that asks {found.asks!r} of {found.vocab_size}: {run}"
+        )
+    load_weights(model, other.state_dict(), str(run), new)
+    return f"all weights; new is {', '.join(new)}"
 
 
 def _check_alphabet(found: str, expected: str, run: Path) -> None:

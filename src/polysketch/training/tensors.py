@@ -19,19 +19,21 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str, new: Collection[str] = ()) -> None:
     """Put `tensors` into `model`; every tensor of the model must be there, with its shape, and no other.
 
     Args:
         model: the model to fill.
         tensors: a state_dict.
         source: where they come from, for messages.
+        new: parts of the model, by a word of their tensors' names between dots, that may be missing and then stay as
+            they are; "feature_map" for instance.
 
     Raises:
-        ValueError: they belong to another configuration (the first differing names are listed), or a number in them is
-            not finite. Nothing is changed then.
+        ValueError: they belong to another configuration (the first differing names are listed), a number in them is
+            not finite, or a part that is to be new is none, or is there. Nothing is changed then.
     """
-    own = model.state_dict()
+    own = _without_new(model.state_dict(), tensors, source, new)
     missing, unexpected = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or unexpected:
         raise ValueError(
@@ -47,6 +49,19 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
     _refuse_bad_numbers(own, tensors, source)
     for name, tensor in own.items():
         local(tensor).copy_(local(tensors[name]))
+
+
+def _without_new(
+    own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str, new: Collection[str]
+) -> Mapping[str, Tensor]:
+    """The model's tensors but those of new parts that are missing."""
+    lacking = {part: {name for name in own.keys() - tensors.keys() if part in name.split(".")} for part in new}
+    useless = [part for part, names in lacking.items() if not names]
+    if useless:
+        raise ValueError(
+            f"expected new parts of the model that {source} lacks, found {useless[0]!r}, which it has or which is none"
+        )
+    return {name: tensor for name, tensor in own.items() if not any(name in names for names in lacking.values())}
 
 
 def _refuse_bad_numbers(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:

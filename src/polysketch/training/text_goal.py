@@ -90,7 +90,8 @@ class TextGoal(Goal):
         config = self.config
         if config.init_from is not None:
             self._take_weights(model, config.init_from)
-            return
+            if not config.init_new:
+                return
         batch = self._windows().batch(0, config.batch_size)[: config.batch_size // config.accumulation, :-1]
         with precision(dtype, device):
             model.calibrate(batch.to(device))
@@ -164,7 +165,7 @@ class TextGoal(Goal):
             owner=f"the run {source}",
             other=f"the data folder {self.config.data}",
         )
-        load_weights(model, other.state_dict(), str(description.checkpoint))
+        load_weights(model, other.state_dict(), str(description.checkpoint), self.config.init_new)
 
 
 def build_model_config(config: TrainingConfig, **changes: Any) -> models.ModelConfig:
