@@ -63,6 +63,7 @@ PUBLIC_NAMES = {
         "FeatureMap",
         "FocusedFeatures",
         "PolarityFeatures",
+        "PowerSketches",
         "GaussianSketch",
         "Hedgehog",
         "Identity",

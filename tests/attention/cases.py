@@ -159,6 +159,7 @@ CASES = [
     Case("squared-polynomial", {"coefficients": (0.7, -1.1, 0.4)}, norm_scale=0.3),
     Case("squared-polynomial", {"coefficients": 2, "learned": True}, kv_heads=1, norm_scale=0.3),
     Case("squared-polynomial", {"coefficients": (0.7, -1.1, 0.4), "linear": True}, norm_scale=0.3, widest_head=16),
+    Case("squared-polynomial", {"coefficients": 3, "linear": True, "sketch_size": 8}, kv_heads=2, norm_scale=0.3),
     Case("squared-polynomial", {"coefficients": 1, "learned": True, "linear": True}, kv_heads=2, norm_scale=0.3),
     # Enough samples for every token: sorted chunks and samples together are softmax attention.
     Case("hyper", {"min_length": 8, "chunk_size": 12, "sample_size": 1024}, kv_heads=2, draws_matter=False),

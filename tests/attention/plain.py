@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polysketch.attention import Mechanism
+from polysketch.feature_maps import PowerSketches
 from polysketch.ops.landmark import SAMPLE_RANGE
 from polysketch.ops.linear import api as linear
 from polysketch.ops.polynomial import api as polynomial
@@ -56,10 +57,19 @@ def _polynomial(mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor,
 def _squared_polynomial(mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     query, key = mechanism.query_norm(query), mechanism.key_norm(key)
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = query.to(wide) @ key.to(wide).mT
-    roots = sum(coefficient * scores**power for power, coefficient in enumerate(mechanism.coefficients.to(wide)))
+    powers = _powers(mechanism, query.to(wide), key.to(wide))
+    roots = sum(coefficient * power for coefficient, power in zip(mechanism.coefficients.to(wide), powers, strict=True))
     weights = roots.square().tril()
     return (weights @ value.to(wide) / (1 + weights.sum(-1, keepdim=True))).to(value.dtype)
+
+
+def _powers(mechanism: Mechanism, query: Tensor, key: Tensor) -> list[Tensor]:
+    """(batch, heads, queries, keys) of each power, lowest first; sketched ones by the products of their features."""
+    feature_map = getattr(mechanism, "feature_map", None)
+    if not isinstance(feature_map, PowerSketches):
+        return [(query @ key.mT) ** power for power in range(len(mechanism.coefficients))]
+    features = feature_map.map_queries(query), feature_map.map_keys(key)
+    return [features[0][..., part] @ features[1][..., part].mT for part in feature_map.slices]
 
 
 def _newton(matrix: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from polysketch.attention.base import Mechanism, head_norm
 from polysketch.attention.kept_tokens import AllTokensAttention
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.span_state import SpanState
-from polysketch.feature_maps import SymmetricPowers
+from polysketch.feature_maps import PowerSketches, SymmetricPowers
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.polynomial import check_coefficients
 
@@ -31,6 +31,8 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
     ...] up to D factors, and w_ij = ((a * phi(q_i)) . phi(k_j))^2, squared inside the op. That equals the thesis's
     sum_r b_r <q^(x)r, k^(x)r> up to r = 2 D, b being the coefficients of the squared polynomial. It takes
     C(h + D, D) features in place of C(h + 2 D, 2 D), and rounding makes no weight negative where some b_r are.
+    With a `sketch_size` beside `linear` the powers from the second on are sketched (`PowerSketches`), for heads of any
+    width: 1 + h + (D - 1) sketch_size features, and weights that approximate these.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
@@ -38,12 +40,14 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
             they are learned, numbers drawn from U(-50, 50) (section 5.3) by PyTorch's default generator.
         learned: train the coefficients, from where `coefficients` starts them; else they are fixed. Either way they
             are in the state_dict, so that a learned polynomial can be taken over as a fixed one (section 5.4).
-        linear: the linear form, up to 2,100 features: D = 1 at any head, D = 2 up to heads of 63, D = 3 up to 21.
+        linear: the linear form, up to 2,100 features: D = 1 at any head, D = 2 up to heads of 63, D = 3 up to 21; or
+            any with a `sketch_size`.
+        sketch_size: features of each power from the second on, drawn at random; None for exact powers. Needs `linear`.
 
     Raises:
         TypeError: an option of another type.
-        ValueError: fewer than two coefficients, one that is not finite, a degree below one, or `linear` with too many
-            features.
+        ValueError: fewer than two coefficients, one that is not finite, a degree below one, `linear` with too many
+            features, or a `sketch_size` without `linear`.
 
     Cost: quadratic, 2 length (head_dim + value_dim + D) operations a token and head. Linear, with m features,
     2 m^2 (value_dim + 1) operations a token and head and a state of m^2 / 2 (value_dim + 1) numbers a key/value head.
@@ -51,7 +55,7 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
 
     offset = 1.0
     coefficients: Tensor
-    feature_map: SymmetricPowers  # in the linear form; the other one has no features
+    feature_map: SymmetricPowers | PowerSketches  # in the linear form; the other one has no features
 
     is_blockwise = True
 
@@ -64,11 +68,14 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         coefficients: int | tuple[float, ...] = 3,
         learned: bool = False,
         linear: bool = False,
+        sketch_size: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         for name, flag in (("learned", learned), ("linear", linear)):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r}")
+        if sketch_size is not None and not linear:
+            raise ValueError(f"sketch_size={sketch_size} sketches the linear form: add linear=True, or leave it out")
         start = _starting_coefficients(coefficients, learned)
         self.learned, self.linear = learned, linear
         self._given = coefficients  # as the option was given, for the representation
@@ -77,7 +84,11 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         else:
             self.register_buffer("coefficients", start)
         if linear:
-            self.feature_map = SymmetricPowers(head_dim, degree=len(start) - 1, num_kv_heads=self.num_kv_heads)
+            sizes: dict[str, int] = {"degree": len(start) - 1, "num_kv_heads": self.num_kv_heads}
+            if sketch_size is None:
+                self.feature_map = SymmetricPowers(head_dim, **sizes)
+            else:
+                self.feature_map = PowerSketches(head_dim, sketch_size=sketch_size, **sizes)
         self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
     def operands(

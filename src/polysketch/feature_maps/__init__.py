@@ -14,6 +14,7 @@ from polysketch.feature_maps.learned_sketch import LearnedSketch
 from polysketch.feature_maps.low_rank_sketch import LowRankSketch
 from polysketch.feature_maps.performer import PerformerFeatures
 from polysketch.feature_maps.polarity import PolarityFeatures
+from polysketch.feature_maps.power_sketches import PowerSketches
 from polysketch.feature_maps.random_sketch import RandomSketch
 from polysketch.feature_maps.sketch_products import SketchProducts
 from polysketch.feature_maps.soft_codes import SoftCodes
@@ -34,6 +35,7 @@ __all__ = [
     "LowRankSketch",
     "PerformerFeatures",
     "PolarityFeatures",
+    "PowerSketches",
     "RandomSketch",
     "SRHTSketch",
     "SketchProducts",

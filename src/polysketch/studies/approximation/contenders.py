@@ -23,6 +23,7 @@ from polysketch.studies.approximation.forms import OptimalForms
 __all__ = ["APPROXIMATIONS", "CONTENDERS", "Approximation", "Contender", "rank_of"]
 
 _SCALED_ON = 512  # tokens
+_DEGREE = 3  # of the polynomial that is squared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,10 @@ def _sketched(size: int) -> dict[str, Any]:
     return {"degree": 4, "learned": False, "local_chunk": None, "sketch_size": size}
 
 
+def _powers(size: int) -> dict[str, Any]:
+    return {"coefficients": _DEGREE, "linear": True, "sketch_size": size}
+
+
 def _hashed(size: int) -> dict[str, Any]:
     """Half of the keys near by, half sampled; nothing attended exactly for being short."""
     half = max(1, size // 2)
@@ -152,6 +157,7 @@ def _hashed(size: int) -> dict[str, Any]:
 
 APPROXIMATIONS: dict[str, Approximation] = {
     "polysketch-paper": Approximation(exact=("polynomial", {"degree": 4}), options=_sketched),
+    "squared-polynomial": Approximation(exact=("squared-polynomial", {"coefficients": _DEGREE}), options=_powers),
     "local": Approximation(
         exact=("polynomial", {"degree": 4}), options=lambda size: {"degree": 4, "local_chunk": size}
     ),
