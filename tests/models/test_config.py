@@ -181,6 +181,16 @@ def test_the_presets_own_mechanism_is_given_with_some_options_changed():
         preset_attention("gpt3", {})
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_has_heads_of_64(name: str):
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"tasks-paper", "arena-paper"}))
+def test_every_preset_has_heads_of_64_but_those_of_the_papers_tasks(name: str):
     assert preset(name).head_dim == 64
+
+
+def test_the_models_of_the_papers_tasks_have_the_published_sizes():
+    """PolySketchFormer, appendix F: 2 layers, 8 heads of 16. Nystromformer's lra_config.py: 2 layers, 2 heads of 32."""
+    sizes = [
+        (one.num_layers, one.num_heads, one.head_dim, one.hidden_size)
+        for one in (preset("tasks-paper"), preset("arena-paper"))
+    ]
+    assert sizes == [(2, 8, 16, 128), (2, 2, 32, 64)]
+    assert preset("arena-paper").feedforward_size == 128

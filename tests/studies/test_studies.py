@@ -1,7 +1,6 @@
 """Studies: every table of the papers is listed, a run leaves one record, and what is there is kept."""
 
 import dataclasses
-import gzip
 import json
 from pathlib import Path
 
@@ -16,18 +15,15 @@ from polysketch.studies.study import Verdict
 from polysketch.studies.task_study import TaskSettings, TaskStudy, state_bytes
 from polysketch.tasks import open_task
 
-TWO = {"reversal": ["softmax", "linear"], "listops": ["softmax", "linear"], "reviews": ["softmax", "linear"]}
-TWO["image-classification"] = ["softmax", "focused"]
-
-
-OF_TASKS = [name for name, place in STUDIES.items() if place.startswith(("tasks.", "pictures."))]
+OF_TASKS = [
+    name for name, place in STUDIES.items() if place.startswith(("tasks.", "mad.", "arena.", "two_runs.", "pictures."))
+]
 
 
 @pytest.mark.parametrize("name", OF_TASKS)
-def test_a_study_of_seconds_leaves_records_table_plot_and_one_line(name: str, folder: Path, capsys, request):
-    if name == "reviews":
-        request.getfixturevalue("data_folder_of_reviews")
-    rows = TWO.get(name, ["softmax", "polysketch"])
+def test_a_study_of_seconds_leaves_records_table_plot_and_one_line(name: str, folder: Path, capsys, arena):
+    both_sides = study_called(name).asks not in ("next", "recovered")
+    rows = ["softmax", "focused" if name == "image-classification" else "linear" if both_sides else "polysketch"]
     assert main(["study", name, "--only", *rows, "--threads", "1"]) == 0
     results = folder / f"runs/studies/{name}-smoke/results"
     study = study_called(name)
@@ -44,14 +40,31 @@ def test_a_study_of_seconds_leaves_records_table_plot_and_one_line(name: str, fo
     assert f"{study.claim} Paper: {study.paper}. Here: " in table
 
 
-@pytest.fixture
-def data_folder_of_reviews(tmp_path, monkeypatch):
-    """Files named as those of the data folder."""
-    (tmp_path / "data" / "lra").mkdir(parents=True)
-    for name in ("imdb_train_2000.jsonl", "imdb_test_1000.jsonl"):
-        lines = [json.dumps({"text": f"review number {number}", "label": number % 2}) for number in range(40)]
-        (tmp_path / "data" / "lra" / f"{name}.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    monkeypatch.setenv("POLYSKETCH_DATA", str(tmp_path / "data"))
+def test_a_row_that_was_pretrained_takes_its_encoder_over(folder: Path):
+    rows = ["linear", "linear+pretrained=true"]
+    assert main(["study", "listops-pretrained", "--only", *rows, "--threads", "1"]) == 0
+    runs = folder / "runs/studies/listops-pretrained-smoke"
+    configs = [json.loads(path.read_text())["training"] for path in sorted(runs.glob("*=true-seed0*/*/config.json"))]
+    assert [one["objective"] for one in configs] == ["masked", "auto"]
+    assert configs[1]["init_from"].endswith("hidden")
+    summary = json.loads((runs / "results/summary.json").read_text())
+    assert summary["ours"].startswith(("linear +", "linear -"))
+    record = json.loads((runs / f"results/{rows[1]}-seed0.json").read_text())
+    assert [step for step, *_ in record["curve"]] == [2]
+
+
+def test_a_row_that_begins_exactly_makes_its_steps_in_two_runs(folder: Path, capsys):
+    row = "polysketch-paper+exact=0.5"
+    assert main(["study", "exact-first", "--only", row, "--threads", "1"]) == 0
+    runs = folder / "runs/studies/exact-first-smoke"
+    configs = [json.loads(path.read_text())["training"] for path in sorted(runs.glob("*-seed0*/*/config.json"))]
+    assert [(one["attention"], one["steps"]) for one in configs] == [("polynomial", 1), ("polysketch-paper", 1)]
+    assert configs[1]["init_new"] == ["feature_map"]
+    record = json.loads((runs / f"results/{row}-seed0.json").read_text())
+    assert [step for step, *_ in record["curve"]] == [1, 2]
+    capsys.readouterr()
+    assert main(["study", "exact-first", "--only", "softmax+exact=0.5"]) == 1
+    assert "expected polysketch-paper beside a share exact" in capsys.readouterr().err
 
 
 def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path, capsys, monkeypatch):
@@ -158,10 +171,38 @@ def test_bad_input_is_told_in_one_line(arguments, message: str, folder: Path, ca
     assert not (folder / "runs").exists()
 
 
-def test_reviews_without_their_files_say_what_is_missing(folder: Path, monkeypatch, capsys):
+FROM_FILES = {
+    "reviews": "expected imdb_train_2000.jsonl.gz, imdb_test_1000.jsonl.gz",
+    "retrieval": "expected aan/new_aan_pairs.train.tsv, aan/new_aan_pairs.eval.tsv, aan/new_aan_pairs.test.tsv",
+    "pathfinder": "expected pathfinder32/curv_contour_length_14",
+    "image": "expected data_batch_1.bin, data_batch_2.bin",
+}
+
+
+@pytest.mark.parametrize("name", FROM_FILES)
+def test_a_study_without_its_files_says_in_a_line_which_are_missing(name: str, folder: Path, monkeypatch, capsys):
+    command = ["study", name, "--only", "linear", "--threads", "1"]
     monkeypatch.delenv("POLYSKETCH_DATA", raising=False)
-    assert main(["study", "reviews", "--only", "linear"]) == 1
+    assert main(command) == 1
     assert "POLYSKETCH_DATA" in capsys.readouterr().err
+    monkeypatch.setenv("POLYSKETCH_DATA", str(folder))
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert FROM_FILES[name] in told
+    assert told.count("\n") == 1
+    assert not list(folder.glob("runs/studies/*/results/*.json"))
+
+
+def test_all_reviews_are_read_where_their_folder_is_named(folder: Path, monkeypatch):
+    for split in ("train", "test"):
+        for name in ("neg", "pos"):
+            (folder / "lra/aclImdb" / split / name).mkdir(parents=True)
+            for number in range(10):
+                (folder / "lra/aclImdb" / split / name / f"{number}.txt").write_text(f"{name} {number}")
+    monkeypatch.setenv("POLYSKETCH_DATA", str(folder))
+    study = study_called("reviews")
+    task = study.task_of(study.sizes["paper"], 0)
+    assert [task.num_rows(split) for split in ("train", "validation", "test")] == [18, 2, 20]
 
 
 def test_every_entry_has_a_study_or_says_why_not():
@@ -221,8 +262,8 @@ def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
 BEHIND = {"behind_softmax": 0.02}
 
 
-def record(row: str, accuracy: float, loss: float = 1.0) -> dict:
-    return {"row": row, "test": {"accuracy": accuracy, "loss": loss}}
+def record(row: str, accuracy: float, loss: float = 1.0, whole: float = 0.0) -> dict:
+    return {"row": row, "test": {"accuracy": accuracy, "loss": loss, "whole_rows": whole}}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +273,12 @@ def record(row: str, accuracy: float, loss: float = 1.0) -> dict:
         ({"wanted": 0.9}, [record("a", 0.8), record("a", 0.9)], Verdict("a 85.0 %", False)),
         ({"wanted": 0.9, "judged": "b"}, [record("a", 1.0), record("b", 0.95)], Verdict("b 95.0 %", True)),
         ({"wanted": 0.9, "judged": "b"}, [record("a", 1.0)], Verdict("a 100.0 %", None)),
-        ({"wanted": 1e-5, "by_loss": True}, [record("a", 1, 2e-6), record("b", 1, 1)], Verdict("a 2e-06 nats", True)),
+        ({"wanted": 1e-5, "by": "loss"}, [record("a", 1, 2e-6), record("b", 1, 1)], Verdict("a 2e-06 nats", True)),
+        (
+            {"wanted": 0.9, "by": "whole_rows"},
+            [record("a", 0.99, whole=0.8), record("b", 0.98, whole=0.9)],
+            Verdict("b 90.0 % of rows without a mistake", True),
+        ),
         (
             {"behind_softmax": 0.02},
             [record("softmax", 0.5), record("a", 0.49)],

@@ -84,11 +84,11 @@ class SquaredPolynomialAttention(AllTokensAttention, LinearizedAttention):
         else:
             self.register_buffer("coefficients", start)
         if linear:
-            sizes: dict[str, int] = {"degree": len(start) - 1, "num_kv_heads": self.num_kv_heads}
+            degree, heads = len(start) - 1, self.num_kv_heads
             if sketch_size is None:
-                self.feature_map = SymmetricPowers(head_dim, **sizes)
+                self.feature_map = SymmetricPowers(head_dim, degree=degree, num_kv_heads=heads)
             else:
-                self.feature_map = PowerSketches(head_dim, sketch_size=sketch_size, **sizes)
+                self.feature_map = PowerSketches(head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=heads)
         self.query_norm, self.key_norm = head_norm(head_dim), head_norm(head_dim)
 
     def operands(

@@ -64,7 +64,7 @@ def defaults(arguments: Sequence[str]) -> TrainFlags | None:
     named = _options_in(value_of("--init-from", arguments))
     if named is None:
         return None
-    sizes = {field.name for field in dataclasses.fields(ModelOptions)} - {"init_from"}
+    sizes = {field.name for field in dataclasses.fields(ModelOptions)} - {"init_from", "init_new"}
     values = {name: value for name, value in flag_values(TrainFlags, named).items() if name in sizes}
     return TrainFlags(**values, data=tyro.MISSING, out=tyro.MISSING)
 

@@ -32,8 +32,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     **{name: {**sizes, **_AROUND} for name, sizes in _PAPER_SIZES.items()},
     # The paper's models: its mechanism, and nothing around it.
     **{f"{name}-paper": {**sizes, "attention": "polysketch-paper"} for name, sizes in _PAPER_SIZES.items()},
+    # The models of its appendix F (selective copying, induction heads), and those that Nystromformer and its followers
+    # train on Long Range Arena. Heads are as narrow as there.
+    "tasks-paper": {
+        "vocab_size": 17,
+        "num_layers": 2,
+        "hidden_size": 128,
+        "num_heads": 8,
+        "attention": "polysketch-paper",
+    },
+    "arena-paper": {
+        "vocab_size": 257,
+        "num_layers": 2,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "feedforward_size": 128,
+        "attention": "polysketch-paper",
+    },
     # Heads stay 64 wide: what a head can tell apart grows with its width.
     "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2, **_AROUND},  # bytes; 0.85M
+    "tiny-wide": {"vocab_size": 257, "num_layers": 4, "hidden_size": 192, "num_heads": 3, **_AROUND},  # 1.9M
     "mini": {"vocab_size": 8_192, "num_layers": 4, "hidden_size": 384, "num_heads": 6, **_AROUND},  # 10M
     # The published configuration based-360m: 27 layers, of which the last two are convolutions; its window of 256 is
     # halved by its code, to 128 tokens and the token itself. Layer norms and GELU gates are this library's, RMS norms

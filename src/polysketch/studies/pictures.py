@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polysketch.studies.task_study import TaskSettings, TaskStudy
+from polysketch.studies.task_study import FEW, TaskSettings, TaskStudy
 from polysketch.tasks import Task
 from polysketch.tasks.shipped import digits
 from polysketch.tasks.sources import split_off
@@ -28,11 +28,19 @@ IMAGE_CLASSIFICATION = _Digits(
     behind_softmax=0.02,
     mechanisms=("softmax", "polysketch-paper", "focused", "polarity", "hyper", "linear"),
     sizes={
-        "smoke": TaskSettings(
-            task={"patch_size": 4}, nearby=2, steps=2, batch_size=4, evaluations=1, test_rows=8, layers=1
-        ),
+        "smoke": TaskSettings(task={"patch_size": 4}, nearby=2, **FEW),
         "cpu": TaskSettings(
             task={"patch_size": 2}, nearby=4, steps=400, learning_rate=1e-3, evaluations=10, test_rows=360
+        ),
+        "gpu": TaskSettings(
+            task={"patch_size": 1},
+            layers=4,
+            nearby=16,
+            steps=10_000,
+            batch_size=256,
+            learning_rate=1e-3,
+            evaluations=50,
+            test_rows=360,
         ),
     },
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,7 +26,11 @@ _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
 """Options that count nearby or sampled tokens: their defaults are as long as the whole row or longer."""
 
 _ROTARY = "rotary"
-"""The option of a row that is the model's: rotary positions in the heads."""
+
+_NEWER = ("state_at", "validation_rows", "training")  # than some records, which say nothing of them
+
+FEW: dict[str, Any] = {"steps": 2, "batch_size": 4, "layers": 1, "evaluations": 1, "validation_rows": 4, "test_rows": 8}
+"""Of every smoke size."""
 
 _SPAN = 512  # tokens read at once to fill a state
 _COLOURS = 10  # of Matplotlib's cycle; lines beyond them are dashed
@@ -40,7 +44,9 @@ class TaskSettings:
         task: sizes of the task; of one from files, see `TaskStudy.task_of`.
         preset, layers: of the model.
         steps, batch_size, learning_rate: of training.
+        training: more options of `TrainingConfig`, for instance its `warmup`.
         evaluations: during training.
+        validation_rows: of each evaluation; None for as many as 65,536 tokens hold.
         test_rows: that the trained model is measured on.
         nearby: tokens of chunks, windows and samples, for mechanisms that have them; 0 for their defaults.
         lengths: other lengths that the trained model is measured at.
@@ -54,10 +60,12 @@ class TaskSettings:
     batch_size: int = 32
     learning_rate: float = 3e-3
     evaluations: int = 30
+    validation_rows: int | None = None
     test_rows: int = 1_000
     nearby: int = 16
     lengths: tuple[int, ...] = ()
     state_at: tuple[int, ...] = ()
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 class TaskStudy(Study):
@@ -66,14 +74,20 @@ class TaskStudy(Study):
     Args:
         name: of the task.
         claim, paper: as for `Study`.
-        wanted: accuracy from which on the claim holds, of the row `judged`; 1 when it is not given.
+        wanted: figure from which on the claim holds, of the row `judged`; 1 when it is not given.
         judged: the row that the claim is about; the best of all when None.
-        by_loss: judge by a loss of at most `wanted`.
+        by: the figure: `accuracy` of answers, `whole_rows`, the share of rows without a mistake, or `loss`, which is to
+            be at most `wanted`.
         behind_softmax: the claim holds where the best row but softmax is no more than this accuracy behind it.
         sizes: by name.
         mechanisms: rows; every mechanism that can by default.
         besides: rows with options, after the others. A row that is not among these may be made too.
+
+    Attributes:
+        own_options: of rows, that are not the mechanism's: `rotary` is the model's, for positions in the heads.
     """
+
+    own_options: tuple[str, ...] = (_ROTARY,)
 
     def __init__(
         self,
@@ -85,26 +99,26 @@ class TaskStudy(Study):
         behind_softmax: float | None = None,
         sizes: Mapping[str, TaskSettings],
         judged: str | None = None,
-        by_loss: bool = False,
+        by: Literal["accuracy", "whole_rows", "loss"] = "accuracy",
         mechanisms: Sequence[str] | None = None,
         besides: Sequence[str] = (),
     ) -> None:
         self.name, self.claim, self.paper = name, claim, paper
-        self.wanted, self.judged, self.by_loss, self.sizes = wanted, judged, by_loss, sizes
+        self.wanted, self.judged, self.by, self.sizes = wanted, judged, by, sizes
         self.behind_softmax = behind_softmax
         self.rows = (*(mechanisms or self._able()), *besides)
 
     def _able(self) -> list[str]:
-        both = self.asks in ("each", "class", "picture")
+        both = self.asks in ("each", "class", "pair", "picture")
         kinds = attention.MECHANISMS.items()
         return [name for name, kind in kinds if (kind.is_bidirectional if both else kind.is_causal)]
 
     def check_row(self, row: str) -> None:
-        """A mechanism that can, with any of its options, and `rotary`, which is the model's."""
+        """A mechanism that can, with any of its options, and `own_options`."""
         name, options = parsed(row)
         if name not in self._able():
             raise ValueError(f"expected rows of {', '.join(self.rows)}, found {row!r}")
-        attention.check_options(name, {key: value for key, value in options.items() if key != _ROTARY})
+        attention.check_options(name, {key: value for key, value in options.items() if key not in self.own_options})
 
     @property
     def asks(self) -> str:
@@ -118,25 +132,39 @@ class TaskStudy(Study):
     def depends_on(self, row: str, seed: int, settings: TaskSettings) -> dict[str, Any]:
         """As the base class has it."""
         told = dataclasses.asdict(settings)
-        if not settings.state_at:  # newer than some records
-            del told["state_at"]
-        return {**told, "attention": row, "options": _options(row, settings), "seed": seed}
+        for name in _NEWER:
+            if not told[name]:
+                del told[name]
+        return {**told, "attention": row, "options": self.options_of(row, settings), "seed": seed}
+
+    def options_of(self, row: str, settings: TaskSettings) -> dict[str, Any]:
+        """What differs from the mechanism's defaults."""
+        name, given = parsed(row)
+        given = {key: value for key, value in given.items() if key not in self.own_options}
+        return {**nearby_options(name, settings.nearby), **given}
+
+    def trainings(self, row: str, seed: int, settings: TaskSettings, folder: Path, task: Task) -> list[TrainingConfig]:
+        """The training runs of a row, one after the other; the last one's model is measured."""
+        options = self.options_of(row, settings)
+        return [training_of(parsed(row)[0], options, seed, settings, folder, task, rotary=parsed(row)[1].get(_ROTARY))]
 
     def make(self, row: str, seed: int, settings: TaskSettings, folder: Path) -> dict[str, Any]:
         """Train, and measure."""
         if not is_task(folder / "task"):
             write_task(self.task_of(settings, seed), folder / "task")
-        result = train(_training(row, seed, settings, folder))
-        if result.stopped_by != "finished":
-            raise KeyboardInterrupt
-        model, _, _ = load_answering_model(folder / "run")
-        lines = MetricsFile(RunFolder(folder / "run").metrics).read()
-        trained, evaluated = ([line for line in lines if line["kind"] == kind] for kind in ("train", "evaluation"))
         task = open_task(folder / "task")
+        steps, seconds, curve = 0, 0.0, []
+        for config in self.trainings(row, seed, settings, folder, task):
+            trained, evaluated = _run(config)
+            seconds += trained[-1]["seconds"]
+            if config.objective == "auto":  # hidden tokens are another question
+                curve += [[steps + line["step"], line["loss"], line["accuracy"]] for line in evaluated]
+                steps += config.steps
+        model, _, _ = load_answering_model(config.out)
         return {
             "parameters": model.num_parameters(),
-            "seconds": trained[-1]["seconds"],
-            "curve": [[line["step"], line["loss"], line["accuracy"]] for line in evaluated],
+            "seconds": seconds,
+            "curve": curve,
             "test": _measured(model, task, settings),
             "lengths": {str(length): _measured(model, at(task, length), settings) for length in settings.lengths},
             "state_bytes": {str(tokens): state_bytes(model, tokens) for tokens in settings.state_at},
@@ -145,10 +173,11 @@ class TaskStudy(Study):
     def table(self, records: Sequence[Record]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """A row for each record."""
         lengths = sorted({int(length) for one in records for length in one["lengths"]})
-        heading = ["mechanism", "seed", "accuracy %", "loss", "99 % at step", *(f"% at {x:,}" for x in lengths)]
+        whole = ["whole rows %"] if self.by == "whole_rows" else []
+        heading = ["mechanism", "seed", "accuracy %", *whole, "loss", "99 % at step", *(f"% at {x:,}" for x in lengths)]
         states = sorted({int(tokens) for one in records for tokens in one.get("state_bytes", ())})
         heading += ["parameters", "s", *(f"state KB at {tokens:,}" for tokens in states)]
-        return heading, [_row(one, lengths, states) for one in records]
+        return heading, [_row(one, lengths, states, whole=bool(whole)) for one in records]
 
     def draw(self, records: Sequence[Record], folder: Path) -> None:
         """Accuracy over steps."""
@@ -167,15 +196,17 @@ class TaskStudy(Study):
     def judge(self, records: Sequence[Record]) -> Verdict:
         """By the mean over seeds of the row that the claim is about, or of the best."""
         figures = {
-            row: mean(one["test"]["loss" if self.by_loss else "accuracy"] for one in records if one["row"] == row)
+            row: mean(one["test"][self.by] for one in records if one["row"] == row)
             for row in dict.fromkeys(one["row"] for one in records)
         }
         if self.behind_softmax is not None:
             return _against_softmax(figures, self.behind_softmax)
         judged = [self.judged] if self.judged in figures else list(figures)
-        best = (min if self.by_loss else max)(judged, key=lambda row: figures[row])
-        reached = figures[best] <= self.wanted if self.by_loss else figures[best] >= self.wanted
-        told = f"{figures[best]:.2g} nats" if self.by_loss else f"{100 * figures[best]:.1f} %"
+        low = self.by == "loss"
+        best = (min if low else max)(judged, key=lambda row: figures[row])
+        reached = figures[best] <= self.wanted if low else figures[best] >= self.wanted
+        told = f"{figures[best]:.2g} nats" if low else f"{100 * figures[best]:.1f} %"
+        told += " of rows without a mistake" if self.by == "whole_rows" else ""
         known = self.judged is None or self.judged in figures
         return Verdict(f"{best} {told}", reached if known else None)
 
@@ -197,13 +228,6 @@ def at(task: Task, length: int) -> Task:
     return type(task)(**{**task.options(), "length": length})
 
 
-def _options(row: str, settings: TaskSettings) -> dict[str, Any]:
-    """What differs from the mechanism's defaults."""
-    name, given = parsed(row)
-    given.pop(_ROTARY, None)
-    return {**nearby_options(name, settings.nearby), **given}
-
-
 def nearby_options(mechanism: str, tokens: int) -> dict[str, int]:
     """So many tokens for chunks, windows and samples that the mechanism has by default; none when it is 0."""
     parameters = inspect.signature(attention.mechanism_class(mechanism)).parameters
@@ -211,25 +235,62 @@ def nearby_options(mechanism: str, tokens: int) -> dict[str, int]:
     return dict.fromkeys(counted, tokens) if tokens else {}
 
 
-def _training(row: str, seed: int, settings: TaskSettings, folder: Path) -> TrainingConfig:
+def training_of(
+    mechanism: str,
+    options: Mapping[str, Any],
+    seed: int,
+    settings: TaskSettings,
+    folder: Path,
+    task: Task,
+    **changes: Any,
+) -> TrainingConfig:
+    """A training run on the task in a folder, beside it in `run`.
+
+    Args:
+        mechanism, options: of attention.
+        seed, settings: of the study.
+        folder: of the study's run.
+        task: that of the folder.
+        **changes: other options of `TrainingConfig`.
+    """
+    rows = settings.validation_rows
+    given = {
+        "steps": settings.steps,
+        "learning_rate": settings.learning_rate,
+        "eval_tokens": TrainingConfig.eval_tokens if rows is None else rows * task.longest,
+        **settings.training,
+        "out": folder / "run",
+        **changes,
+    }
+    every = max(1, given["steps"] // settings.evaluations)
     return TrainingConfig(
         data=folder / "task",
-        out=folder / "run",
         resume=True,
         preset=settings.preset,
         layers=settings.layers,
-        attention=parsed(row)[0],
-        attention_options=_options(row, settings),
-        rotary=parsed(row)[1].get(_ROTARY),
-        steps=settings.steps,
+        attention=mechanism,
+        attention_options=options,
         batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        eval_every=max(1, settings.steps // settings.evaluations),
-        save_every=max(1, settings.steps // settings.evaluations),
+        eval_every=every,
+        save_every=every,
         seed=seed,
         tensorboard=False,
         device="auto",
+        **given,
     )
+
+
+def _run(config: TrainingConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Train to the end; returns what its metrics say of steps and of evaluations.
+
+    Raises:
+        KeyboardInterrupt: it was stopped, and can be gone on with.
+    """
+    if train(config).stopped_by != "finished":
+        raise KeyboardInterrupt
+    lines = MetricsFile(RunFolder(config.out).metrics).read()
+    trained, evaluated = ([line for line in lines if line["kind"] == kind] for kind in ("train", "evaluation"))
+    return trained, evaluated
 
 
 def _measured(model: Any, task: Task, settings: TaskSettings) -> dict[str, Any]:
@@ -246,13 +307,14 @@ def state_bytes(model: Any, tokens: int) -> int:
     return sum(layer.nbytes for layer in state.layers)
 
 
-def _row(one: Record, lengths: Sequence[int], states: Sequence[int]) -> list[str]:
+def _row(one: Record, lengths: Sequence[int], states: Sequence[int], *, whole: bool) -> list[str]:
     learned = next((str(step) for step, _, accuracy in one["curve"] if accuracy >= 0.99), "never")
     at_lengths = [one["lengths"].get(str(length)) for length in lengths]
     return [
         one["row"],
         str(one["seed"]),
         number(100 * one["test"]["accuracy"], 1),
+        *([number(100 * one["test"]["whole_rows"], 1)] if whole else []),
         "-" if one["test"]["loss"] is None else f"{one['test']['loss']:.2g}",
         learned,
         *(number(None if found is None else 100 * found["accuracy"], 1) for found in at_lengths),
