@@ -49,13 +49,22 @@ class Line:
     dashed: bool = False
 
 
-def plot_lines(path: Path, lines: Sequence[Line], *, xlabel: str, ylabel: str, **axes_options: Any) -> None:
+def plot_lines(
+    path: Path,
+    lines: Sequence[Line],
+    *,
+    xlabel: str,
+    ylabel: str,
+    places: Sequence[int] | None = None,
+    **axes_options: Any,
+) -> None:
     """Draw lines into `path`; without lines, nothing.
 
     Args:
         path: .png, .pdf or .svg.
         lines: what to draw.
         xlabel, ylabel: names of the axes, with units.
+        places: numbers to name on a logarithmic horizontal axis; the vertical one then names powers of two.
         **axes_options: other properties of Matplotlib's axes, for instance `xscale="log"`.
 
     Raises:
@@ -72,6 +81,10 @@ def plot_lines(path: Path, lines: Sequence[Line], *, xlabel: str, ylabel: str, *
             style = "--" if line.dashed else "-"
             axes.plot(line.x, line.y, style, color=colours[line.label], label=label, linewidth=1.5)
         finish(axes, xlabel=xlabel, ylabel=ylabel, **axes_options)
+        if places is not None:
+            powers_of_two(axes, places)
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
 
 
 def plot_seeds(

@@ -127,8 +127,9 @@ class TimeStudy(Study):
             for row, ratios in ratios_of(records).items()
             for direction in dict.fromkeys(place for place, _ in ratios)
         ]
-        scales = {"xscale": "log", "yscale": "log"}
-        plot_lines(folder / "times.png", lines, xlabel="tokens", ylabel=f"times as fast as {self._baseline}", **scales)
+        places = sorted({int(length) for line in lines for length in line.x})
+        label = f"times as fast as {self._baseline}"
+        plot_lines(folder / "times.png", lines, xlabel="tokens", ylabel=label, places=places)
 
     def judge(self, records: Sequence[Record]) -> Verdict:
         """By medians over seeds."""
