@@ -219,11 +219,11 @@ class FormsStudy(Study):
         curves = [_by_step(label, one) for label, one in each]
         plot_lines(folder / "validation.png", curves, xlabel="step", ylabel="validation loss, nats a token")
         places = [_by_position(label, one) for label, one in each if "loss_by_position" in one]
-        axes = {"xlabel": "position in the window", "ylabel": "loss of held-out files, nats a token"}
-        plot_lines(folder / "loss-by-position.png", places, **axes)
+        loss = "loss of held-out files, nats a token"
+        plot_lines(folder / "loss-by-position.png", places, xlabel="position in the window", ylabel=loss)
         gains = [_by_depth(label, one) for label, one in each if one.get("needle")]
-        axes = {"xlabel": "depth of the needle", "ylabel": "loss of the words, less than without it (nats a token)"}
-        plot_lines(folder / "gain-by-depth.png", gains, **axes)
+        gain = "loss of the words, less than without it (nats a token)"
+        plot_lines(folder / "gain-by-depth.png", gains, xlabel="depth of the needle", ylabel=gain)
         _draw_lengths(forms, folder / "loss-by-length.png")
 
     def judge(self, records: Sequence[Record]) -> Verdict:
