@@ -31,10 +31,11 @@ class GenerateFlags:
       polysketch generate runs/own --prompt "def attention("
       polysketch generate runs/own --interactive --stop "\\n\\n"
       polysketch generate runs/own --prompts prompts.jsonl --out continued.jsonl
+      polysketch generate exported --prompt "Once upon a time"
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Folder of the training run."""
+    """Folder of a training run, or of a causal model of transformers: exported, converted or any other."""
     prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text to continue; `-` reads it from standard input. Give it several times for several texts. Without it a new
     text is begun."""
@@ -71,16 +72,13 @@ class GenerateFlags:
 
 def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
-    from polysketch.training.run_folder import find_run, require_text
+    from polysketch.integrations.transformers_folder import is_transformers_folder
 
     _check(flags)
-    require_text(flags.run, find_run(flags.run, flags.checkpoint)[0])  # before PyTorch is loaded
-    prompts = _read_prompts(flags)
-    from polysketch.training import load_model
-    from polysketch.training.environment import resolve_device
-
-    model, description = load_model(flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint)
-    tokenizer = description.tokenizer
+    of_transformers = is_transformers_folder(flags.run)
+    if of_transformers and flags.checkpoint != "latest":
+        raise ValueError(f"--checkpoint: expected a run, found a model of transformers in {flags.run}, which has none")
+    model, tokenizer, prompts = (_open_transformers if of_transformers else _open_run)(flags)
     if flags.interactive:
         from polysketch.cli.interactive import Conversation
 
@@ -90,6 +88,28 @@ def run(flags: GenerateFlags) -> int:
     else:
         _continue_on_screen(flags, model, tokenizer, prompts)
     return 0
+
+
+def _open_run(flags: GenerateFlags) -> tuple[Any, TokenizerLike, list[str]]:
+    """The model of a run, its tokenizer, and the prompts: what is wrong with these shows before PyTorch is loaded."""
+    from polysketch.training.run_folder import find_run, require_text
+
+    require_text(flags.run, find_run(flags.run, flags.checkpoint)[0])
+    prompts = _read_prompts(flags)
+    from polysketch.training import load_model
+    from polysketch.training.environment import resolve_device
+
+    model, description = load_model(flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint)
+    return model, description.tokenizer, prompts
+
+
+def _open_transformers(flags: GenerateFlags) -> tuple[Any, TokenizerLike, list[str]]:
+    """The same of a folder of transformers."""
+    prompts = _read_prompts(flags)
+    from polysketch.integrations.continuing import load_to_continue
+    from polysketch.training.environment import resolve_device
+
+    return *load_to_continue(flags.run, device=resolve_device(flags.device)), prompts
 
 
 def _check(flags: GenerateFlags) -> None:
@@ -140,10 +160,9 @@ def _continue_file(
     flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str]
 ) -> None:
     from polysketch.data.prompt_files import Continuations
-    from polysketch.models.fingerprint import model_sha256
 
     assert flags.out is not None
-    described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": model_sha256(model)}
+    described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": _digest(model)}
 
     def continued(batch: Sequence[str]) -> list[Mapping[str, Any]]:
         result, texts = _continued(flags, model, tokenizer, batch, shown=False)
@@ -154,6 +173,13 @@ def _continue_file(
 
     Continuations(flags.out, prompts, described, flags.batch_size).make(continued, say=_say)
     _say(f"continuations in {flags.out}")
+
+
+def _digest(model: Any) -> str:
+    from polysketch.models import TransformerLM
+    from polysketch.models.fingerprint import model_sha256, weights_sha256
+
+    return model_sha256(model) if isinstance(model, TransformerLM) else weights_sha256(model)
 
 
 def _continued(

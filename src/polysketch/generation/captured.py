@@ -89,7 +89,7 @@ def cuda_graph(step: Callable[[], None]) -> Callable[[], None]:
 
 def why_no_graph(model: TransformerLM, state: ModelState) -> str | None:
     """Why a step of the model cannot be captured; None where it can."""
-    device = model.output_bias.device
+    device = next(model.parameters()).device
     if device.type != "cuda":
         return f"graphs of steps are captured on CUDA devices, and the model is on {device}"
     return model.why_not_captured(state)

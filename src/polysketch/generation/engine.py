@@ -95,7 +95,7 @@ def generate(
     uniforms = RowUniforms(prompts, seed)
     with evaluation_mode(model):
         step, state, no_graph = _stepper(model, len(prompts), state, graph, max_new_tokens - 1)
-        started = _finished(model.output_bias.device)
+        started = _finished(next(model.parameters()).device)
         logits = _prefill(model, prompts, state, span)
         prefilled = _finished(logits.device)
         for remaining in reversed(range(max_new_tokens)):

@@ -1,0 +1,128 @@
+"""`polysketch generate` continues whatever causal model a folder holds: a run, an exported one, any other."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from polysketch.cli import main
+from polysketch.generation import generate
+from polysketch.integrations.continuing import ContinuedHuggingFaceLM, load_to_continue
+from polysketch.models import TransformerLM
+
+SHARES = ["--validation-share", "0.2", "--test-share", "0.2"]
+PROMPTS = ["The quick brown fox", "a", "Once upon a time there were two foxes, and"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A run, exported; and a model of transformers with its own softmax, and with replaced attention."""
+    folder = tmp_path_factory.mktemp("folders")
+    (folder / "texts").mkdir()
+    for number in range(40):
+        (folder / "texts" / f"{number}.txt").write_text(f"Once upon a time there were {number} foxes. " * 5)
+    text = [
+        "prepare",
+        str(folder / "texts"),
+        "--tokenizer",
+        "bpe:280",
+        "--out",
+        str(folder / "data"),
+        "--no-progress",
+        *SHARES,
+    ]
+    assert main(text) == 0
+    sizes = ["--layers", "1", "--context", "32", "--batch-size", "2", "--steps", "3", "--device", "cpu"]
+    assert main(["train", "--data", str(folder / "data"), "--out", str(folder / "run"), *sizes]) == 0
+    assert main(["export", str(folder / "run"), str(folder / "exported")]) == 0
+    _other_model(folder)
+    return folder
+
+
+def _other_model(folder):
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from polysketch.integrations.replacement import replace_attention, save_replaced
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "exported")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=280, max_position_embeddings=128, **sizes))
+    model.save_pretrained(folder / "llama")
+    tokenizer.save_pretrained(folder / "llama")
+    replace_attention(model, "linear")
+    save_replaced(model, folder / "replaced")
+    tokenizer.save_pretrained(folder / "replaced")
+
+
+def continued(folder, *more: str, capsys) -> dict:
+    capsys.readouterr()
+    prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    assert main(["generate", str(folder), *prompts, "--max-new-tokens", "12", "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_an_exported_run_gives_what_the_run_gives(folders, capsys):
+    run, exported = (continued(folders / name, capsys=capsys) for name in ("run", "exported"))
+    assert exported["tokens"] == run["tokens"]
+    assert exported["texts"] == run["texts"]
+
+
+@pytest.mark.parametrize("name", ["llama", "replaced"])
+def test_another_model_gives_what_transformers_generates(folders, name, capsys):
+    from polysketch.integrations.transformers_folder import load_transformers
+
+    found = continued(folders / name, "--temperature", "0", capsys=capsys)
+    model, tokenizer = load_transformers(folders / name)
+    for prompt, tokens in zip(PROMPTS, found["tokens"], strict=True):
+        ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
+        assert tokens == expected[: len(tokens)]
+        assert len(tokens) == 12 or expected[len(tokens)] == tokenizer.eos_token_id
+    assert found["state_bytes"] > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "replaced"])
+def test_a_prompt_draws_the_same_alone_and_with_others(folders, name, capsys):
+    together = continued(folders / name, "--seed", "3", capsys=capsys)
+    arguments = ["--prompt", PROMPTS[1], "--max-new-tokens", "12", "--json", "--seed", "3"]
+    assert main(["generate", str(folders / name), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["tokens"] == together["tokens"][1:2]
+
+
+def test_prompts_of_a_file_are_continued_and_gone_on_with(folders, tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    out = tmp_path / "out.jsonl"
+    command = ["generate", str(folders / "llama"), "--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(out)]
+    assert main([*command, "--max-new-tokens", "4", "--batch-size", "2"]) == 0
+    whole = out.read_bytes()
+    assert len(whole.splitlines()) == 3
+    assert main([*command, "--max-new-tokens", "4", "--batch-size", "2"]) == 0
+    assert out.read_bytes() == whole
+
+
+def test_a_state_cut_anywhere_continues_as_if_whole(folders):
+    model, tokenizer = load_to_continue(folders / "llama")
+    assert isinstance(model, ContinuedHuggingFaceLM)
+    assert isinstance(load_to_continue(folders / "exported")[0], TransformerLM)
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    settings = {"max_new_tokens": 6, "temperature": 0.0}
+    whole = generate(model, prompts, **settings)
+    in_spans = generate(model, prompts, span=3, **settings)
+    assert in_spans.tokens == whole.tokens
+    state = model.init_state(3)
+    first = generate(model, prompts, state=state, max_new_tokens=2, temperature=0.0)
+    assert state.position.tolist() == [len(prompt) + 1 for prompt in prompts]
+    rest = generate(model, [tokens[-1:] for tokens in first.tokens], state=state, max_new_tokens=4, temperature=0.0)
+    assert [a + b for a, b in zip(first.tokens, rest.tokens, strict=True)] == whole.tokens
+
+
+def test_what_a_folder_of_transformers_has_not_is_refused(folders, tmp_path, capsys):
+    assert main(["generate", str(folders / "llama"), "--checkpoint", "step-00000001"]) == 1
+    assert "--checkpoint: expected a run, found a model of transformers" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["generate", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
