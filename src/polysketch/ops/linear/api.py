@@ -98,10 +98,10 @@ def linear_attention(
     2 and r^2 / 4 with two factors, and 2 chunk (head_dim + value_dim) / 2 inside chunks; the backward pass about 2.5
     times the forward one. Inside a block of b tokens, all of them are seen: 2 b (r + value_dim) operations where b is
     at most 256 or e / 2; longer blocks cost what a call that is not causal costs, and in memory the sums after each
-    block. With `local`, what is not causal, or by blocks of several chunks, costs 8 e (value_dim + 1) and
-    2 chunk (head_dim + value_dim) a token: sums of the chunks before and of those after are read one by one, for a
-    chunk subtracted from the sum of all would lose the far tokens to rounding. Memory beyond inputs and outputs does
-    not grow with the length.
+    block. With `local`, what is not causal, or by blocks of several chunks, costs 8 e (value_dim + 1) and 2 chunk
+    (head_dim + value_dim): the sums of the chunks before and of those after are read one by one, for a chunk subtracted
+    from the sum of all would lose the far tokens to rounding. Memory beyond inputs and outputs does not grow with the
+    length.
     """
     tensors = (query_features, key_features, value)
     options: dict[str, Any] = {

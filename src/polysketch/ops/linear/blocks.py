@@ -84,8 +84,8 @@ def _through(cut: Cut, own: Tensor, initial: Tensor | None) -> Tensor:
 def _with_later_chunks(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     """Local chunks, several to a block: what comes before a chunk, the chunk unmasked, and later chunks of its block.
 
-    For backends that do not take long blocks themselves. They are added up; a chunk subtracted from the sum of
-    all would lose the far tokens to rounding.
+    For backends that do not take long blocks themselves. They are added up; a chunk subtracted from the sum of all
+    would lose the far tokens to rounding.
     """
     length, dtype, block = inputs.query.shape[2], inputs.value.dtype, plan.diagonal
     # Numerators before their division leave the range of float16.
