@@ -18,13 +18,15 @@ SELECTIVE_COPYING = TaskStudy(
     judged="polysketch",
     sizes={
         "smoke": TaskSettings(task={"length": 32, "content": 4, "minimum_gap": 8}, nearby=4, **FEW),
+        # Minutes of one thread. Eight tokens out of 128 were learned several times as slowly, step for step.
         "cpu": TaskSettings(
-            task={"length": 1024, "minimum_gap": 128},
-            nearby=64,
-            steps=4000,
-            batch_size=8,
-            evaluations=40,
-            test_rows=256,
+            task={"length": 96, "content": 4, "minimum_gap": 32},
+            nearby=8,
+            steps=2_500,
+            batch_size=16,
+            evaluations=50,
+            validation_rows=128,
+            lengths=(192, 384),
         ),
         "gpu": TaskSettings(task={"length": 4096}, nearby=64, steps=20_000, batch_size=64, evaluations=100),
         "long": TaskSettings(
