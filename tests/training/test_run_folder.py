@@ -67,3 +67,26 @@ def test_checkpoints_may_be_on_another_disk(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "others")
     RunFolder(tmp_path / "run").require_own()
+
+
+def test_one_changed_number_in_a_configuration_is_found(tmp_path):
+    run = RunFolder(tmp_path)
+    run.write_config(CONFIG)
+    assert run.read_config() == CONFIG
+    content = run.config.read_text()
+    run.config.write_text(content.replace('"context": 8', '"context": 9'))
+    with pytest.raises(ValueError, match=r"config\.json: expected the content that its own sha256 states"):
+        run.read_config()
+
+
+def test_every_flipped_bit_of_a_configuration_is_found_or_changes_nothing(tmp_path):
+    run = RunFolder(tmp_path)
+    run.write_config(CONFIG)
+    content = run.config.read_bytes()
+    for place in range(len(content)):
+        run.config.write_bytes(content[:place] + bytes([content[place] ^ 2]) + content[place + 1 :])
+        try:
+            found = run.read_config()
+        except ValueError:
+            continue
+        assert {name: found[name] for name in CONFIG} == CONFIG

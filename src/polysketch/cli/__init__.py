@@ -21,6 +21,7 @@ from typing import Any
 
 from polysketch import __version__
 from polysketch.cli.help import asks_for_help, help_of
+from polysketch.cli.terminal import visible
 from polysketch.distributed.watch import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
 
@@ -95,10 +96,15 @@ def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
         return _leave_broken_pipe()
     except ToldByAnother:
         return 1
-    except KNOWN_FAILURES as error:
-        if traceback:
+    except Exception as error:
+        if traceback or not _is_known(error):
             raise
         return _fail(_describe(error), status=1)
+
+
+def _is_known(error: Exception) -> bool:
+    """Whether bad input explains it; a damaged file of weights raises an error of a library that may not be loaded."""
+    return isinstance(error, KNOWN_FAILURES) or type(error).__name__ == "SafetensorError"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,7 +150,14 @@ def _defaults(verb: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _describe(error: BaseException) -> str:
-    """Return one line that says what went wrong and, where that is known, what to do about it."""
+    """Return one line that says what went wrong and, where that is known, what to do about it.
+
+    What a stranger's file put into it cannot steer the terminal: control characters are shown escaped.
+    """
+    return visible(_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in EXTRA_OF:
         return how_to_install(error.name or "")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polysketch.cli.terminal import write_visible
+
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
     from polysketch.generation import GenerationResult
@@ -144,11 +146,11 @@ def _continue_on_screen(
 ) -> None:
     alone = len(prompts) == 1
     if alone:
-        _write(prompts[0])
+        write_visible(prompts[0])
     result, texts = _continued(flags, model, tokenizer, prompts, shown=alone)
     if not alone:
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
-            print(f"--- {number} ---\n{prompt}{text}")
+            write_visible(f"--- {number} ---\n{prompt}{text}\n")
     else:
         print()
     _say_figures(result)
@@ -199,7 +201,7 @@ def _continued(
     def take(row: int, text: str) -> None:
         texts[row] += text
         if shown:
-            _write(text)
+            write_visible(text)
 
     result = generate(
         model,
@@ -217,12 +219,6 @@ def _continued(
 def _encode(tokenizer: TokenizerLike, text: str) -> list[int]:
     """Return the ids of a prompt; of an empty one the end-of-text id, which is what a new text follows."""
     return tokenizer.encode(text) or [tokenizer.end_of_text]
-
-
-def _write(text: str) -> None:
-    """Write to the screen now, not when the line is full."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _say(line: str) -> None:

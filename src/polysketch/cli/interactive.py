@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from polysketch.cli.terminal import write_visible
 from polysketch.data import TokenizerLike
 from polysketch.generation import TextStream, generate
 from polysketch.models import TransformerLM
@@ -50,14 +51,14 @@ class Conversation:
 
                 def show(row: int, token: int, stream: TextStream = stream, ended: list[bool] = interrupted) -> bool:
                     ended_here = stream.add(token)
-                    _write(stream.take())
+                    write_visible(stream.take())
                     return ended_here or bool(ended)
 
                 end = self.tokenizer.end_of_text
                 result = generate(
                     self.model, [unread], state=state, seed=self.seed + turn, stop=end, on_token=show, **self.settings
                 )
-            _write(stream.finish() + "\n")
+            write_visible(stream.finish() + "\n")
             tokens += result.tokens[0]
 
 
@@ -81,9 +82,3 @@ def _interruptible() -> Iterator[list[bool]]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _write(text: str) -> None:
-    """Write to the screen now, not when the line is full."""
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -12,9 +12,10 @@ from polysketch.data.prepared import read_description, split_in
 from polysketch.integrations.transformers_folder import require_model
 from polysketch.models.former import FORMAT, attention_of_format
 from polysketch.storage import disk
+from polysketch.storage.sealed import unsealed
 from polysketch.training.checkpoint import list_checkpoints
-from polysketch.training.options import as_json, check_changes
-from polysketch.training.run_folder import LoopFolder
+from polysketch.training.options import as_json, check_changes, identity_of
+from polysketch.training.run_folder import IDENTITY, LoopFolder
 
 _BLOCK = 2**22
 
@@ -45,7 +46,7 @@ class ConversionFolder(LoopFolder):
             ValueError: it is not a conversion's.
         """
         try:
-            config = json.loads(self.config.read_bytes())
+            config = unsealed(json.loads(self.config.read_bytes()), str(self.config))
             options, sources = dict(config["conversion"]), dict(config["sources"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
@@ -98,7 +99,8 @@ def claim(folder: ConversionFolder, config: ConversionConfig, say: Callable[[str
     new = {"conversion": as_json(config), "sources": _sources(config)}
     _require_claimable(folder, config)
     if not list_checkpoints(folder.checkpoints):
-        folder.write_config({"format": FORMAT, **new})
+        identity = identity_of(new["conversion"], ConversionConfig, new["sources"])
+        folder.write_config({"format": FORMAT, IDENTITY: identity, **new})
         return
     old = folder.read_config()
     for note in check_changes(ConversionConfig, old["conversion"], new["conversion"]):

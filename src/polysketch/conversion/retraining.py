@@ -72,7 +72,11 @@ def train_back(
 def _begin(folder: ConversionFolder, task: ConversionTask, loop: Loop, reporter: Reporter) -> None:
     """Measure the model, replace its attention and measure again; then begin, or go back to the last checkpoint."""
     start = next(reversed(list_checkpoints(folder.checkpoints)), None)
-    reporter.metrics.drop_after(-1 if start is None else checkpoint_step(start))
+    damaged = reporter.metrics.drop_after(-1 if start is None else checkpoint_step(start))
+    if damaged:
+        reporter.say(
+            f"note: {damaged} damaged lines of {folder.metrics} were left out; the file as it was is beside it"
+        )
     task.replace_and_measure()
     if start is None:
         task.enter(step=0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+LARGEST_FILE = 2**30  # bytes of a file that is read whole
 _READ_AT_A_TIME = 2**18  # bytes
 
 
@@ -25,6 +26,7 @@ def open_bytes(path: Path, on_read: Callable[[int], None] | None = None) -> Iter
         FileNotFoundError, PermissionError: The file cannot be opened.
         ValueError: It should be a gzip file and is none, or is cut short.
     """
+    _require_file(path)
     try:
         with contextlib.ExitStack() as opened:
             file: Any = opened.enter_context(path.open("rb") if on_read is None else _counted(path, on_read))
@@ -33,6 +35,12 @@ def open_bytes(path: Path, on_read: Callable[[int], None] | None = None) -> Iter
             yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"expected a whole gzip file, found a truncated or damaged one: {path}: {error}") from error
+
+
+def _require_file(path: Path) -> None:
+    """Refuse a pipe or a device: nobody may ever write to it."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"expected a file, found a pipe or a device: {path}: write what it gives to a file first")
 
 
 def _counted(path: Path, on_read: Callable[[int], None]) -> io.BufferedReader:
@@ -58,9 +66,21 @@ class _Counted(io.FileIO):
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a file; errors as in ``open_bytes``."""
+    """The contents of a file of at most a gigabyte; errors as in ``open_bytes``."""
     with open_bytes(path) as file:
-        return file.read()
+        return read_bounded(file, LARGEST_FILE, str(path))
+
+
+def read_bounded(file: BinaryIO, most: int, origin: str) -> bytes:
+    """All of an open file, which may be a thousand times larger than on the disk.
+
+    Raises:
+        ValueError: There are more than ``most`` bytes.
+    """
+    contents = file.read(most + 1)
+    if len(contents) > most:
+        raise ValueError(f"expected at most {most:,} bytes, uncompressed, found more in {origin}")
+    return contents
 
 
 def plain_name(path: Path) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polysketch.storage.sealed import sealed, unsealed
+
 if TYPE_CHECKING:
     from polysketch.data.tokenization.base import TokenizerLike
 
@@ -170,7 +172,7 @@ class DataDescription:
             origin: Where it was read, for messages.
 
         Raises:
-            ValueError: It is not a description, is of another version, or lacks something.
+            ValueError: It is not a description, is of another version, lacks something, or its sha256 is of another.
         """
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"expected a description of prepared data in {origin}, found other JSON")
@@ -179,6 +181,7 @@ class DataDescription:
                 f"expected version {' or '.join(map(str, READABLE_VERSIONS))} of prepared data in {origin}, found "
                 f"{values.get('version')}: it was written by another version of polysketch; prepare again"
             )
+        values = unsealed(values, origin)
         fields = {key: value for key, value in values.items() if key not in ("format", "version")}
         try:
             fields["tokenizer"] = TokenizerDescription(**fields["tokenizer"])
@@ -197,8 +200,13 @@ class DataDescription:
                 raise ValueError(f"expected the plain name of a file beside {origin} in it, found {name!r}")
 
     def encoded(self) -> bytes:
-        """As indented JSON."""
-        return json.dumps(self.to_dict(), indent=2).encode() + b"\n"
+        """As indented JSON, with a sha256 of itself."""
+        return json.dumps(sealed(self.to_dict()), indent=2).encode() + b"\n"
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of what it says."""
+        return hashlib.sha256(json.dumps(self.to_dict(), indent=2).encode() + b"\n").hexdigest()
 
     def write(self, path: Path) -> None:
         """Write as indented JSON."""

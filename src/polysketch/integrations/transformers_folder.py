@@ -76,7 +76,9 @@ def read_model(
             return load_replaced(folder, dtype=dtype).to(device).eval()
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     return model.to(device).eval()
 
 
@@ -104,7 +106,7 @@ def read_tokenizer(folder: str | Path) -> Any:
     with quiet():
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def tokens_of(text: str, folder: str | Path) -> np.ndarray:
@@ -125,6 +127,23 @@ def require_model(folder: str | Path) -> None:
     _require_transformers()
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
+    require_plain_indexes(folder)
+
+
+def require_plain_indexes(folder: Path) -> None:
+    """Refuse an index of weights that names files outside the folder, which may come from a stranger.
+
+    Raises:
+        ValueError: names the file.
+    """
+    for path in sorted(folder.glob("*.index.json")):
+        try:
+            names = set(json.loads(path.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected an index of weights in {path}, found something else: {error}") from error
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name:
+                raise ValueError(f"expected plain names of files in {path}, found {name!r}")
 
 
 def check_export(run: str | Path, folder: str | Path, *, checkpoint: str = "latest") -> None:

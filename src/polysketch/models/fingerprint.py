@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from polysketch.models.transformer_lm import TransformerLM
+from polysketch.ops.native import fingerprint
 
-__all__ = ["model_sha256", "tensors_sha256", "weights_sha256"]
+__all__ = ["model_sha256", "programs_fingerprint", "tensors_sha256", "weights_sha256"]
 
 
 def weights_sha256(model: nn.Module) -> str:
@@ -24,6 +25,11 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
         digest.update(name.encode() + str(tensor.dtype).encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def programs_fingerprint() -> str:
+    """Which native programs compute a model on this machine's CPU: their sha256, shortened, or "none"."""
+    return fingerprint()
 
 
 def model_sha256(model: TransformerLM) -> str:

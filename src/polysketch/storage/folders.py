@@ -12,7 +12,7 @@ from polysketch.storage.lock import FolderLock
 
 SUFFIX = ".partial"
 LOCK_FILE = ".polysketch-lock"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def whole_folder(out: Path, *, record: str | None = None) -> Iterator[Path]:
             kept = _is_recorded(temporary, record)
             if not kept:
                 shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise OSError(error.errno, _disk_full(out, temporary if kept else None)) from error
             raise
     for path in [out / name for name in (record, LOCK_FILE) if name is not None]:

@@ -301,6 +301,28 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def require_bound(path: Path, state: Mapping[str, Any], identity: str | None) -> None:
+    """Refuse a checkpoint of another run, which somebody copied here.
+
+    Args:
+        path: its folder.
+        state: its JSON state.
+        identity: of the run in whose folder it lies, see `LoopFolder.identity`.
+
+    Raises:
+        ValueError: the checkpoint says another one.
+    """
+    if state.get("run") != identity:
+        raise ValueError(
+            f"{path}: expected a checkpoint of the run in this folder ({_short(identity)}), found one of another "
+            f"({_short(state.get('run'))}): it was copied here; for its weights alone give its run as --init-from"
+        )
+
+
+def _short(identity: Any) -> str:
+    return str(identity)[:8] if identity is not None else "none"
+
+
 def load_checkpoint(path: Path) -> Checkpoint:
     """Everything in the checkpoint folder `path`, on the CPU, every byte verified.
 

@@ -10,6 +10,7 @@ import numpy
 import torch
 
 import polysketch
+from polysketch.models.fingerprint import programs_fingerprint
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": _device_name(device),
         "threads": torch.get_num_threads(),
+        **({"native programs": programs_fingerprint()} if device.type == "cpu" else {}),
     }
 
 

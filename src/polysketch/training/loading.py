@@ -1,18 +1,20 @@
 """The trained model in the folder of a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from polysketch.data import TokenizerLike, load_tokenizer
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.models.answering import AnsweringConfig
 from polysketch.models.base import TokenModel
-from polysketch.training.checkpoint import checkpoint_step, load_model_tensors
-from polysketch.training.run_folder import RunFolder, find_run, require_text, task_of_run
+from polysketch.training.checkpoint import checkpoint_step, load_model_tensors, load_state, require_bound
+from polysketch.training.run_folder import IDENTITY, RunFolder, find_run, require_text, task_of_run
 from polysketch.training.tensors import load_weights
 
 
@@ -57,10 +59,10 @@ def load_model(
         FileNotFoundError: no run, or no such checkpoint; the message lists those that exist.
         ValueError: the checkpoint is truncated, altered or of another configuration.
     """
-    config, path = find_run(run_dir, checkpoint)
+    config, path, tensors = _read(run_dir, checkpoint)
     require_text(run_dir, config)
     model = TransformerLM(ModelConfig.from_dict(config["model"]))
-    load_weights(model, load_model_tensors(path), str(path))
+    load_weights(model, tensors, str(path))
     return model.to(device).eval(), _described(Path(run_dir), path, config)
 
 
@@ -76,13 +78,43 @@ def load_answering_model(
         FileNotFoundError: no run, or no such checkpoint; the message lists those that exist.
         ValueError: the run learned text, or the checkpoint is truncated, altered or of another configuration.
     """
-    config, path = find_run(run_dir, checkpoint)
+    config, path, tensors = _read(run_dir, checkpoint)
     if task_of_run(config) is None:
         raise ValueError(f"{run_dir}: expected a run that learned a task, found one that learned text")
     sizes = AnsweringConfig.from_dict(config["model"])
     model = sizes.build()
-    load_weights(model, load_model_tensors(path), str(path))
+    load_weights(model, tensors, str(path))
     return model.to(device).eval(), sizes, _described(Path(run_dir), path, config)
+
+
+def _read(run_dir: str | Path, checkpoint: str) -> tuple[dict[str, Any], Path, dict[str, Tensor]]:
+    """The configuration of a run, and one of its checkpoints with its weights, verified.
+
+    While a run goes on, the latest checkpoint can be deleted as it is read; then there is a later one.
+    """
+    while True:
+        config, path = find_run(run_dir, checkpoint)
+        try:
+            require_bound(path, load_state(path), config.get(IDENTITY))
+            tensors = load_model_tensors(path)
+            _require_layers(config["model"], tensors, path)
+            return config, path, tensors
+        except (FileNotFoundError, ValueError):
+            if checkpoint != "latest" or path.is_dir():
+                raise
+
+
+def _require_layers(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse more layers than there can be weights for, before any is built or looked at."""
+    for each in sizes.values():
+        if isinstance(each, Mapping):
+            _require_layers(each, tensors, path)
+    count = sizes.get("num_layers", 0)
+    if isinstance(count, int | float) and count > len(tensors):
+        raise ValueError(
+            f"{path} belongs to another model configuration: expected weights of {count:,} layers, found "
+            f"{len(tensors)} tensors"
+        )
 
 
 def _described(run_dir: Path, checkpoint: Path, config: dict[str, Any]) -> RunDescription:

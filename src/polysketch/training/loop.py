@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polysketch.data import DocumentLanes, DocumentRows, TrainingWindows
 from polysketch.distributed.processes import Processes
+from polysketch.storage.folders import DISK_FULL
 from polysketch.tasks import TaskRows
 from polysketch.training.checkpoint import (
     Checkpoint,
@@ -22,6 +23,7 @@ from polysketch.training.checkpoint import (
     load_carried,
     load_checkpoint,
     load_shared_checkpoint,
+    require_bound,
 )
 from polysketch.training.options import RunOptions
 from polysketch.training.reporting import Reporter
@@ -112,6 +114,7 @@ class Loop:
         self._rows, self._reporter = rows, reporter
         self._processes = processes or Processes()
         self._saver = Saver(folder.checkpoints, options.keep, self._processes)
+        self._identity: str | None = None  # known once config.json is written
         self._logged = (0, 0.0)  # tokens and seconds of the last line of metrics of this process
 
     def run(self, stop: "StopRequests", deadline: float) -> str:
@@ -206,17 +209,24 @@ class Loop:
             model=self._task.tensors(),
             optimizer=optimizer_tensors(updater.model, updater.optimizer),
             random=random_tensors(),
-            state={"step": self.step, "tokens": self.tokens, "seconds": self.seconds},
+            state={"step": self.step, "tokens": self.tokens, "seconds": self.seconds, **self._run()},
             carried=updater.carried.tensors() if isinstance(self._rows, DocumentLanes) else None,
         )
+
+    def _run(self) -> dict[str, str]:
+        """What binds a checkpoint to its run."""
+        if self._identity is None:
+            self._identity = self._folder.identity() if self._folder.has_run() else None
+        return {} if self._identity is None else {"run": self._identity}
 
     def load(self, path: Path) -> None:
         """Go back to the checkpoint in the folder `path`.
 
         Raises:
-            FileNotFoundError, ValueError: it is incomplete, altered, or of another configuration.
+            FileNotFoundError, ValueError: it is incomplete, altered, of another configuration, or of another run.
         """
         checkpoint = self._read(path)
+        require_bound(path, checkpoint.state, self._run().get("run"))
         step = checkpoint.state["step"]
         self._task.load(step, checkpoint.model, str(path))
         updater = self._task.updater
@@ -263,9 +273,10 @@ class Loop:
     def _unwritten(self, error: OSError) -> str:
         there = list_checkpoints(self._folder.checkpoints)
         safe = f"the run is safe up to {there[-1].name}" if there else "the run has no checkpoint yet"
+        mend = "free disk space" if error.errno in DISK_FULL else "mend that"
         return (
             f"the checkpoint of step {self._saver.step} could not be written: {error.strerror or error} "
-            f"({error.filename}); {safe}: free disk space, then give the same command with --resume"
+            f"({error.filename}); {safe}: {mend}, then give the same command with --resume"
         )
 
 

@@ -7,7 +7,7 @@ from polysketch.tasks import Task
 from polysketch.tasks.masked import MaskedTokens, TextInputs
 from polysketch.training.answers_goal import AnswersGoal
 from polysketch.training.config import TrainingConfig
-from polysketch.training.requirements import check_data, check_masked_text, tokenizer_of_data
+from polysketch.training.requirements import check_data, check_masked_text, tokenizer_of_data, verify_at_start
 from polysketch.training.run_folder import RunFolder
 
 
@@ -34,8 +34,8 @@ class MaskedTextGoal(AnswersGoal):
         return {"description_sha256": self.data.sha256, "tokenizer": self.data.tokenizer.name, **named}
 
     def verify(self) -> None:
-        """As `PreparedData.verify`."""
-        self.data.verify()
+        """As `verify_at_start`."""
+        verify_at_start(self.data)
 
     def lay_out(self, run: RunFolder) -> None:
         """The description and the tokenizer of the data, so that the run can be used without the data."""

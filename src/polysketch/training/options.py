@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -163,6 +164,21 @@ def as_json(options: RunOptions) -> dict[str, Any]:
 
 def _json_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else json.loads(json.dumps(value, default=dict))
+
+
+def identity_of(options: Mapping[str, Any], kind: type[RunOptions], *facts: Mapping[str, Any]) -> str:
+    """What tells a run from others: sha256 of all that its result depends on, wherever its folder and its data lie.
+
+    Args:
+        options: as `as_json` gives them.
+        kind: their class, whose fields say what depends on them.
+        facts: what else counts; JSON values.
+    """
+    deciding = {
+        f.name: options[f.name] for f in dataclasses.fields(kind) if f.metadata["on_resume"] is OnResume.REFUSED
+    }
+    others = [{name: value for name, value in each.items() if name != "folder"} for each in facts]
+    return hashlib.sha256(json.dumps([deciding, *others], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def check_changes(kind: type[RunOptions], old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -87,7 +87,7 @@ class MetricsFile:
     """The metrics of a run.
 
     Lines are appended unbuffered: a killed process loses none that `append` has returned from, and at worst leaves a
-    torn last line, which reading and `drop_after` ignore.
+    torn last line, which reading and `drop_after` ignore. A damaged line costs no other.
 
     Args:
         path: the file; need not exist.
@@ -106,27 +106,40 @@ class MetricsFile:
             disk.sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines in order, up to the first torn or damaged one (a kill or a power cut may leave such an end)."""
-        return [values for _, values in self._lines()]
+        """The lines in order; torn and damaged ones are left out."""
+        return [values for _, values in self._lines() if values is not None]
 
-    def drop_after(self, step: int) -> None:
-        """Drop, in one atomic replacement, the lines of later steps than `step` and a torn or damaged end."""
+    def drop_after(self, step: int) -> int:
+        """Drop, in one atomic replacement, the lines of later steps than `step`, and torn and damaged ones.
+
+        Returns:
+            How many lines were damaged that had whole ones of earlier steps after them: no kill leaves such. Where
+            there is one, the file as it was is kept as `metrics-damaged.jsonl` beside it.
+        """
         if not self.path.exists():
-            return
-        kept = b"".join(line + b"\n" for line, values in self._lines() if values["step"] <= step)
-        if kept != self.path.read_bytes():
+            return 0
+        lines = list(self._lines())
+        earlier = [values is not None and values["step"] <= step for _, values in lines]
+        last = max((place for place, kept in enumerate(earlier) if kept), default=0)
+        damaged = sum(values is None for _, values in lines[:last])
+        content = self.path.read_bytes()
+        if damaged:
+            disk.replace_file(self.path.with_name(f"{self.path.stem}-damaged{self.path.suffix}"), content)
+        kept = b"".join(line + b"\n" for (line, _), stays in zip(lines, earlier, strict=True) if stays)
+        if kept != content:
             disk.replace_file(self.path, kept)
+        return damaged
 
-    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+        """Every line that has its line break, which is written last; None for what is no line of metrics."""
         content = self.path.read_bytes() if self.path.exists() else b""
-        for line in content.split(b"\n")[:-1]:  # a line is whole only with its line break, which is written last
+        for line in content.split(b"\n")[:-1]:
             try:
                 values = json.loads(line)
             except ValueError:
-                return
-            if not isinstance(values, dict) or not isinstance(values.get("step"), int):
-                return
-            yield line, values
+                values = None
+            well_formed = isinstance(values, dict) and isinstance(values.get("step"), int)
+            yield line, values if well_formed else None
 
 
 class Progress:

@@ -44,6 +44,21 @@ def check_requirements(config: TrainingConfig) -> None:
         find_run(config.init_from)
 
 
+VERIFIED_AT_START = 2**36
+"""Bytes of text up to which every start of a run reads and verifies all of it: minutes, from a fast disk."""
+
+
+def verify_at_start(data: PreparedData) -> None:
+    """Compare the sha256 of what a run reads, training and validation; of more than 64 GiB, which take long, nothing.
+
+    Raises:
+        ValueError: a file was altered; it is named.
+    """
+    names = [name for name in data.description.splits if name != "test"]
+    if sum(data.description.splits[name].bytes for name in names) <= VERIFIED_AT_START:
+        data.verify(*names)
+
+
 def tokenizer_of_data(config: TrainingConfig) -> TokenizerLike | None:
     """What made the ids of token files that polysketch did not prepare; None for a prepared folder.
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from polysketch.models.former import FORMAT, model_of_format, training_of_format
 from polysketch.storage import disk
+from polysketch.storage.sealed import sealed, unsealed
 from polysketch.training.checkpoint import find_checkpoint
+
+IDENTITY = "identity"
+"""In config.json: what tells the run from others; see `options.identity_of`. Its checkpoints say the same."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,12 @@ class LoopFolder:
             )
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.json atomically."""
-        disk.replace_file(self.config, json.dumps(config, indent=2).encode() + b"\n")
+        """Write config.json atomically, with a sha256 of itself."""
+        disk.replace_file(self.config, json.dumps(sealed(config), indent=2).encode() + b"\n")
+
+    def identity(self) -> str | None:
+        """What tells this run from others; None where an earlier version began it."""
+        return json.loads(self.config.read_bytes()).get(IDENTITY)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,8 @@ class RunFolder(LoopFolder):
             raise ValueError(
                 f"{self.config}: expected JSON, found something else ({error}): altered by hand?"
             ) from error
+        if isinstance(config, dict):
+            config = unsealed(config, str(self.config))
         missing = list(_missing_entries(config))
         if missing and isinstance(config, dict) and "model_type" in config:
             raise ValueError(f"{self.path}: expected the folder of a training run, found a model of transformers")

@@ -20,10 +20,10 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 from polysketch.training.goal import Goal, facts_of
 from polysketch.training.masked_goal import MaskedTextGoal
-from polysketch.training.options import as_json, check_changes, flag
+from polysketch.training.options import as_json, check_changes, flag, identity_of
 from polysketch.training.reporting import MetricsFile
 from polysketch.training.requirements import starting_checkpoint
-from polysketch.training.run_folder import RunFolder
+from polysketch.training.run_folder import IDENTITY, RunFolder
 from polysketch.training.text_goal import PACKED_BEFORE, TextGoal
 
 Say = Callable[[str], None]
@@ -155,7 +155,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
 
 def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
     new = plan.to_dict()
-    _check_data(saved["data"], new["data"], plan.goal)
+    _check_data(saved["data"], new["data"])
     notes = check_changes(TrainingConfig, {"pack": PACKED_BEFORE, **saved["training"]}, new["training"])
     notes += _environment_changes(saved["environment"], new["environment"])
     if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
@@ -169,11 +169,11 @@ def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
         say(f"note: {note}")
 
 
-def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], goal: Goal) -> None:
-    """Refuse to go on with other data than the run was started with; a copy in another place is read and verified.
+def _check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data than the run was started with.
 
     Raises:
-        ValueError: the sha256 of the data's description differs, or that of a file in another place.
+        ValueError: the sha256 of the data's description differs.
     """
     if old["description_sha256"] != new["description_sha256"]:
         raise ValueError(
@@ -181,8 +181,6 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], goal: Goal) -> N
             f"{old['description_sha256'][:12]}..., at the time in {old['folder']}), found {new['folder']} with "
             f"{new['description_sha256'][:12]}...: it was prepared again or is another folder"
         )
-    if old["folder"] != new["folder"]:
-        goal.verify()
 
 
 def _environment_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -209,7 +207,9 @@ def lay_out(run: RunFolder, plan: Plan, start: Path | None, say: Say) -> None:
     step = -1 if start is None else checkpoint_step(start)
     for path in set_aside_after(run.checkpoints, step) if start is not None else []:
         say(f"note: later checkpoint set aside as {path}")
-    MetricsFile(run.metrics).drop_after(step)
+    damaged = MetricsFile(run.metrics).drop_after(step)
+    if damaged:
+        say(f"note: {damaged} damaged lines of {run.metrics} were left out; the file as it was is beside it")
 
 
 def _write_config(run: RunFolder, plan: Plan) -> None:
@@ -218,6 +218,10 @@ def _write_config(run: RunFolder, plan: Plan) -> None:
     if run.has_run():
         saved = run.read_config()
         config["environment"] = saved["environment"]
+        if IDENTITY in saved:
+            config[IDENTITY] = saved[IDENTITY]
         if config == saved:
             return
+    else:
+        config[IDENTITY] = identity_of(as_json(plan.config), TrainingConfig, config["model"], config["data"])
     run.write_config(config)

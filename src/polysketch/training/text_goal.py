@@ -18,7 +18,7 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk, measure
 from polysketch.training.goal import Goal
 from polysketch.training.loading import load_model
-from polysketch.training.requirements import check_data, tokenizer_of_data
+from polysketch.training.requirements import check_data, tokenizer_of_data, verify_at_start
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.step import precision
 from polysketch.training.tensors import load_weights
@@ -63,8 +63,8 @@ class TextGoal(Goal):
         return {"description_sha256": self.data.sha256, "tokenizer": self.data.tokenizer.name}
 
     def verify(self) -> None:
-        """As `PreparedData.verify`."""
-        self.data.verify()
+        """As `verify_at_start`."""
+        verify_at_start(self.data)
 
     def check_layers(self, model: Any, processes: Processes) -> None:
         """Refuse a layer that cannot be computed of rows which processes share, or that cannot carry its state."""

@@ -70,6 +70,14 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
             return _train_locked(run, plan, stop, progress, processes)
 
 
+def _plot(reporter: Reporter, path: Path) -> None:
+    """Draw the loss; a run that is finished and saved does not fail for a picture."""
+    try:
+        plot_loss(reporter.metrics.read(), path)
+    except OSError as error:
+        reporter.say(f"note: no plot of the loss in {path}: {error.strerror or error}")
+
+
 @contextlib.contextmanager
 def _locked(run: RunFolder, processes: Processes) -> Iterator[None]:
     """Hold the run folder for all processes."""
@@ -83,6 +91,7 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool, pr
     config = plan.config
     reporter = _reporter(run, config, show, processes)
     start = _start(run, plan, reporter.say, processes)
+    processes.first(plan.goal.verify)
     rows = plan.goal.rows()
     seed_everything(config.seed)
     task = TrainingTask(plan, processes, begins=start is None)
@@ -98,7 +107,7 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool, pr
         reporter.say(note)
     reason = loop.run(stop, deadline(config))
     if processes.is_first:
-        plot_loss(reporter.metrics.read(), run.plot)
+        _plot(reporter, run.plot)
     return TrainingResult(run.path, loop.step, reason, stop.signal_number)
 
 

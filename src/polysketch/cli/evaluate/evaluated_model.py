@@ -89,7 +89,7 @@ class EvaluatedModel:
         require_same_tokenizer(
             self.tokenizer, data.tokenizer, owner=f"the run {self.path}", other=f"the data folder {data.folder}"
         )
-        return data
+        return _verified(data)
 
     def _open_text_for_transformers(self, folder: Path | None) -> PreparedData:
         if folder is None:
@@ -103,7 +103,13 @@ class EvaluatedModel:
                 f"expected text prepared with the tokenizer of {self.path}, found {data.tokenizer.name} in {folder}: "
                 f"prepare it again with --tokenizer {self.path / 'tokenizer.json'}"
             )
-        return data
+        return _verified(data)
+
+
+def _verified(data: PreparedData) -> PreparedData:
+    """Data of which every byte was compared with its sha256."""
+    data.verify()
+    return data
 
 
 def open_model(path: Path, *, device: str, checkpoint: str) -> EvaluatedModel:

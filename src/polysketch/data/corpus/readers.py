@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from polysketch.data.compressed import open_bytes, plain_name
+from polysketch.data.compressed import open_bytes, plain_name, read_bounded
 from polysketch.data.corpus.cutting import pieces_of_file
 from polysketch.data.corpus.document import ReadOptions, decoded, text_of_row
 from polysketch.extras import require
@@ -34,6 +34,8 @@ Reader = Callable[[BinaryIO, str, ReadOptions], Iterator[RawDocument]]
 PARQUET_ROWS = 256
 # A line of JSON is in memory about five times at once.
 LONGEST_LINE = 64_000_000  # bytes
+# A text that is kept whole is too.
+LONGEST_TEXT = 256_000_000  # bytes
 
 TEXT_SUFFIXES = (
     *(".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".xml", ".css", ".srt", ".org", ".adoc"),
@@ -46,7 +48,7 @@ TEXT_SUFFIXES = (
 def read_text(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
     """A plain text file: one document, or pieces of about ``options.cut_text`` bytes that end with a line."""
     if not options.cut_text:
-        yield origin, file.read()
+        yield origin, read_bounded(file, LONGEST_TEXT, f"{origin}: cut it, with --cut-text 1000000 for instance")
         return
     pieces = pieces_of_file(file, options.cut_text)
     yield origin, next(pieces, b"")  # an empty file is a document, to be counted

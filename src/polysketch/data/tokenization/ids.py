@@ -11,6 +11,9 @@ from typing import Self
 from polysketch.data.compressed import read_bytes
 from polysketch.data.tokenization.base import TokenizerLike
 
+MOST_IDS = 2**24
+"""Many times the largest vocabulary in use; each id takes some memory."""
+
 
 class TokenIds(TokenizerLike):
     """Ids whose text nobody knows: they can be trained on and evaluated; text can neither be encoded nor decoded."""
@@ -31,6 +34,8 @@ class TokenIds(TokenizerLike):
         """
         if vocab_size < 2:
             raise ValueError(f"expected a vocabulary of at least 2 ids, found {vocab_size}")
+        if vocab_size > MOST_IDS:
+            raise ValueError(f"expected a vocabulary of at most {MOST_IDS:,} ids, found {vocab_size:,}")
         if end_of_text is not None and not 0 <= end_of_text < vocab_size:
             raise ValueError(f"expected an end of text from 0 to {vocab_size - 1}, found {end_of_text}")
         end = vocab_size if end_of_text is None else end_of_text

@@ -67,7 +67,13 @@ def load_replaced(folder: str | Path, **options: Any) -> Any:
     variant = VARIANT if any(folder.glob(f"model*.{VARIANT}.*")) else None
     with _silent():
         loaded: Any = _class_of(folder).from_pretrained(
-            folder, variant=variant, output_loading_info=True, local_files_only=True, **options
+            folder,
+            variant=variant,
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **options,
         )
     model, info = loaded
     for group in groups:
