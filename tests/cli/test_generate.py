@@ -53,7 +53,7 @@ def test_a_character_of_several_bytes_is_written_once_it_is_whole(monkeypatch, c
     text = "é 10 € 日本 🙂!"
     stand_in_run(ScriptedModel(text))
     pieces = []
-    monkeypatch.setattr("polysketch.cli.generate._write", pieces.append)
+    monkeypatch.setattr("polysketch.cli.generate.write_visible", pieces.append)
     assert main(["generate", "run", "--prompt", "x", "--temperature", "0", "--json"]) == 0
     assert "".join(pieces[1:]) == text
     assert "�" not in "".join(pieces)
@@ -69,7 +69,7 @@ def test_bytes_that_are_no_text_are_shown_as_such(monkeypatch, stand_in_run):
     model._script = [ord("a"), 0xE2, 256]
     stand_in_run(model)
     pieces = []
-    monkeypatch.setattr("polysketch.cli.generate._write", pieces.append)
+    monkeypatch.setattr("polysketch.cli.generate.write_visible", pieces.append)
     assert main(["generate", "run", "--prompt", "x", "--temperature", "0"]) == 0
     assert "".join(pieces) == "xa�"
 
