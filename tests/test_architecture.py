@@ -67,6 +67,8 @@ OWNERS = {
     "sentencepiece": {"data"},
     "tokenizers": {"data", "integrations"},
     "lm_eval": {"integrations"},
+    "onnx": {"integrations"},
+    "onnx_ir": {"integrations"},
     "peft": {"integrations"},
     "transformers": {"integrations"},
     "vllm": {"integrations"},

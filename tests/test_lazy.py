@@ -80,6 +80,8 @@ WRONG_PLACES = [
     ("export absent new", "absent/config.json is missing: expected a run folder made by `polysketch train`"),
     ("export run new --checkpoint step-1", "no checkpoint 'step-1' in run/checkpoints: found step-00000007"),
     ("export run full", "expected a new or empty folder for --out, found full with contents"),
+    ("export absent new --format onnx", "absent/config.json is missing: expected a run folder made by"),
+    ("export run full --format torch-export", "expected a new or empty folder for --out, found full with contents"),
     ("import absent new", "expected a folder that `polysketch export` wrote, found no config.json in absent"),
     ("import run new", "run is the folder of a run already: evaluate or generate from it, or export it"),
     ("import model new", "expected a model of type polysketch in model, found 'gpt2'"),

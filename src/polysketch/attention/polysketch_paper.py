@@ -223,6 +223,8 @@ def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     A thread that wakes takes longer than the rest of a decoding step together. Not in half precision, in which
     PyTorch's computes with float32 inside: a fourth power quadruples what small operations in half would lose.
     """
+    if torch.compiler.is_exporting():  # one graph for few rows and many
+        return norm(x)
     few = x.device.type == "cpu" and x.numel() <= _FEW_NUMBERS and x.dtype == norm.weight.dtype
     if not few or torch.is_grad_enabled() or torch.finfo(x.dtype).bits < 32:
         return norm(x)

@@ -94,7 +94,7 @@ class LearnedSketch(FeatureMap):
         """Both in one call where they are few, as in decoding: then calls cost more than they compute."""
         if self.num_maps > 1 or query.shape[:1] + query.shape[2:] != key.shape[:1] + key.shape[2:]:
             return super().map_both(query, key)
-        if query[..., 0].numel() > _FEW_ROWS:
+        if torch.compiler.is_exporting() or query[..., 0].numel() > _FEW_ROWS:
             return super().map_both(query, key)
         features = self.map(torch.cat([query, key], 1))
         return features[:, : query.shape[1]], features[:, query.shape[1] :]
@@ -105,4 +105,6 @@ class LearnedSketch(FeatureMap):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         weights = [weight for network in self.networks for weight in cast(SketchNetwork, network).weights()]
-        return learned_sketch(x.to(dtype), weights, self.degree // 2)
+        # Graphs that leave this library have PyTorch's operators alone.
+        backend = "reference" if torch.compiler.is_exporting() else "auto"
+        return learned_sketch(x.to(dtype), weights, self.degree // 2, backend=backend)
