@@ -109,6 +109,23 @@ def test_the_next_turn_reads_what_is_new(client, server):
     assert second.usage.prompt_tokens_details.cached_tokens == len(text) + 9
 
 
+def test_a_turn_of_a_chat_reads_what_is_new_however_long_the_chat_is(client, server):
+    """The client sends all messages, as OpenAI's interface has it; the server has read those before."""
+    messages, read = [], []
+    for turn in range(4):
+        messages.append({"role": "user", "content": f"Question {turn}: {'and so on ' * 5}"})
+        answer = client.chat.completions.create(model="small", messages=messages, max_tokens=12, temperature=0)
+        text = answer.choices[0].message.content
+        assert text == server.greedy(
+            "".join(f"{each['role']}: {each['content']}\n" for each in messages) + "assistant: ", 12
+        )
+        messages.append({"role": "assistant", "content": text})
+        read.append(answer.usage.prompt_tokens - answer.usage.prompt_tokens_details.cached_tokens)
+    new = f"x\nuser: {messages[0]['content']}\nassistant: "  # the last token of an answer is not fed
+    assert read[1:] == [len(new)] * 3
+    assert answer.usage.prompt_tokens > 4 * len(new)
+
+
 def test_the_model_is_listed(client):
     (model,) = client.models.list().data
     assert model.id == client.models.retrieve("small").id == "small"

@@ -64,8 +64,9 @@ class ServeFlags:
     """Most tokens that a request may ask for."""
     max_body: int = 16
     """Megabytes of the largest request."""
-    chunk: int = 512
-    """Tokens of waiting prompts that are read between two steps of the others."""
+    chunk: int = 128
+    """Tokens of waiting prompts that are read between two steps of the others: more reads prompts faster, and makes the
+    others wait longer for their next token."""
     grace: float = 60.0
     """Seconds that running requests are given to finish when the server is stopped."""
 
