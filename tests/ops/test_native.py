@@ -174,7 +174,7 @@ def test_small_features_keep_their_relative_precision():
 FORWARD, SHARED, BACKWARD = "linear_attention.cpp", "linear_attention.h", "linear_attention_backward.cpp"
 MUTANTS = {
     "prefix zeroed": (FORWARD, "if (sums_.empty()) {", "if (true) {"),
-    "first chunk never folded": (SHARED, "if (!is_folded(head, chunk)) return;", "if (chunk.start == 0) return;"),
+    "first chunk never folded": (SHARED, "if (!chunk.folded) return;", "if (chunk.start == 0) return;"),
     "denominator dropped": (FORWARD, "mass = mass_[t] +", "mass = 0 * mass_[t] +"),
     "inside counted twice": (FORWARD, "store(row + v * kLanes, weight);", "store(row + v * kLanes, weight + weight);"),
     "pairs counted once": (FORWARD, "sums_.read(query_, 2.0f,", "sums_.read(query_, 1.0f,"),

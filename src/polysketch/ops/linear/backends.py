@@ -52,6 +52,7 @@ class Backend:
         name: by which a caller asks for it.
         why_not: (query, value or None) -> why it cannot take tensors like these, None where it can.
         compute_chunk: tokens worked on at once.
+        plain_chunk: the same, causal, for features that stand for themselves (power and factors 1); None for no other.
         pieces: (feature_dim, power, factors) -> how many pieces of the sums of a head are worked on independently.
         forward: aligned inputs -> outputs.
         backward: (inputs, plan, outputs, gradients of the outputs) -> gradients by the names of `Inputs`, of those
@@ -65,11 +66,17 @@ class Backend:
     name: str
     why_not: Callable[[Tensor, Tensor | None], str | None] = _runs_anywhere
     compute_chunk: ComputeChunk = _PLAIN
+    plain_chunk: ComputeChunk | None = None
     pieces: Callable[[int, int, int], int] = _one_piece
     forward: Callable[[Inputs, Plan], Outputs] = _takes_whole_calls
     backward: Callable[[Inputs, Plan, Outputs, Outputs], dict[str, Tensor]] = _takes_whole_calls
     long_blocks: bool = False
     whole: Whole | None = None
+
+    def chunk_of(self, length: int, plan: Plan) -> int:
+        """Tokens of a chunk worked on at once, in a sequence of so many."""
+        plain = self.plain_chunk if plan.causal and plan.power == plan.factors == 1 else None
+        return (plain or self.compute_chunk).of(length)
 
 
 BACKENDS = {
@@ -81,10 +88,12 @@ BACKENDS = {
             "native",
             native.why_not,
             ComputeChunk(128, 512),
+            # Scores inside a chunk are as wide as its sums are high: few of them.
+            ComputeChunk(32, 512),
             forward=native.forward,
             backward=native.backward,
             long_blocks=True,
         ),
-        Backend("triton", triton.why_not, ComputeChunk(256, 256), triton.pieces, triton.forward, triton.backward),
+        Backend("triton", triton.why_not, ComputeChunk(256, 256), None, triton.pieces, triton.forward, triton.backward),
     )
 }

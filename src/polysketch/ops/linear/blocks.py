@@ -23,7 +23,7 @@ def with_chunk(inputs: Inputs, plan: Plan, backend: Backend) -> Plan:
     blocks of fewer tokens than half the numbers that a feature vector stands for are one chunk.
     """
     length, block = inputs.query.shape[2], plan.diagonal
-    chunk = plan.chunk or backend.compute_chunk.of(length)
+    chunk = plan.chunk or backend.chunk_of(length, plan)
     if block == Diagonal.CAUSAL or inputs.local_key is not None or chunk >= length:
         return plan._replace(chunk=chunk)
     most = max(_MOST_IN_A_CHUNK, expanded_size(inputs.key.shape[3], plan.power, plan.factors) // 2)

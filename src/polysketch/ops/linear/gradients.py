@@ -27,7 +27,8 @@ def linear_attention_gradients(
         sums: of a state.
     """
     inputs, backend = Inputs(query, key, value), BACKENDS[_picked(query, key, value, factors)]
-    plan = _plan(factors)._replace(chunk=backend.compute_chunk.of(query.shape[2]))
+    plan = _plan(factors)
+    plan = plan._replace(chunk=backend.chunk_of(query.shape[2], plan))
     if sums is not None:
         inputs = inputs._replace(sums=sums, normalizer=sums.new_zeros(sums.shape[:3]))
     outputs = Outputs.empty(inputs, plan)  # read only where a call divides by its masses

@@ -6,8 +6,8 @@ namespace {
 class Forward {
  public:
   Forward(const LinearAttentionCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width), chunk_(head_),
-        folder_(head_), query_(call.features * kBlock), inner_query_(head_.factors * head_.inner_width * kBlock),
+      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
+        in_columns_(!head_.local && head_.chunk <= kFoldTokens), chunk_(head_, in_columns_), folder_(head_), query_(call.features * kBlock), inner_query_(head_.inner_width * kBlock),
         weights_(head_.factors * kScores), output_(kBlock * head_.row) {}
 
   void run() {
@@ -45,6 +45,7 @@ class Forward {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
       chunk_.read(head_, start, head_.folded);
+      if (in_columns_) folder_.read_keys(chunk_, 0);
       for (int64_t shared = 0; shared < head_.shared; shared++)
         for (int64_t first = 0; first < chunk_.size; first += kBlock) {
           read(shared, start + first, std::min(kBlock, chunk_.size - first), chunk_.decay.read() + first);
@@ -52,7 +53,7 @@ class Forward {
           if (call.diagonal != kNone) inside(shared, first);
           write(shared, start + first, std::min(kBlock, chunk_.size - first));
         }
-      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(chunk_, folder_, sums_);
+      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(chunk_, folder_, sums_, in_columns_);
     }
   }
 
@@ -79,12 +80,13 @@ class Forward {
 
   // What the sums give to `count` queries, times their decay.
   void read(int64_t shared, int64_t token, int64_t count, const float* decay) {
+    if (!sums_.empty() || !head_.local)
+      read_columns(head_.of_query(head_.call.query, shared, token), count, head_.call.features, query_, kBlock);
     if (sums_.empty()) {
       zero(output_, kBlock * head_.row);
       zero(mass_, kBlock);
       return;
     }
-    read_columns(head_.of_query(head_.call.query, shared, token), count, head_.call.features, query_, kBlock);
     sums_.read(query_, 2.0f, output_, mass_);
     if (!decay || !chunk_.decay.any()) return;
     for (int64_t t = 0; t < kBlock; t++) {
@@ -96,18 +98,27 @@ class Forward {
   // What the chunk itself gives to the queries from `first` on.
   void inside(int64_t shared, int64_t first) {
     const int64_t count = std::min(kBlock, chunk_.size - first), visible = head_.visible(first + kBlock, chunk_.size);
-    const Rows queries = head_.of_query(head_.inner_query(), shared, chunk_.start + first);
-    read_columns(queries, count, head_.factors * head_.inner_width, inner_query_, kBlock);
+    const float* queries = query_;  // as `read` has left them
+    if (head_.local) {
+      read_columns(head_.of_query(head_.call.local_query, shared, chunk_.start + first), count, head_.inner_width,
+                   inner_query_, kBlock);
+      queries = inner_query_;
+    }
     for (int64_t key = 0; key < visible; key += kKeys) {
       const int64_t keys = std::min(kKeys, visible - key);
       for (int64_t f = 0; f < head_.factors; f++)
-        product(keys, kBlock, head_.inner_width,
-                {chunk_.inner_keys + f * chunk_.part + key * head_.inner_row, head_.inner_row, 1},
-                {inner_query_ + f * head_.inner_width * kBlock, kBlock}, {weights_ + f * kScores, kBlock}, false);
+        product(keys, kBlock, head_.inner_width, inner_keys(f, key),
+                {queries + f * head_.inner_width * kBlock, kBlock}, {weights_ + f * kScores, kBlock}, false);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock);
       product(kBlock, head_.row, keys, {weights_, 1, kBlock}, {chunk_.values + key * head_.row, head_.row},
               {output_, head_.row}, true);
     }
+  }
+
+  // One part of the chunk's keys from `key` on.
+  Left inner_keys(int64_t factor, int64_t key) {
+    if (in_columns_) return {folder_.x() + factor * head_.inner_width * folder_.tokens + key, 1, folder_.tokens};
+    return {chunk_.inner_keys + factor * chunk_.part + key * head_.inner_row, head_.inner_row, 1};
   }
 
   // Scores of one key -> its weights, also added to the masses.
@@ -138,6 +149,7 @@ class Forward {
   Head head_;
   Expansion expansion_;
   Sums sums_;
+  bool in_columns_;  // the chunk's keys are in the folder, tokens innermost, and nowhere else
   Chunk chunk_;
   Folder folder_;
   Buffer query_, inner_query_, weights_, output_;

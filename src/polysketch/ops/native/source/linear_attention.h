@@ -109,18 +109,18 @@ class ChunkDecay {
   bool any_ = false;
 };
 
-// The keys and values of one chunk; keys part after part.
+// The keys and values of one chunk; keys part after part, unless `without_keys`.
 struct Chunk {
-  explicit Chunk(const Head& head)
-      : part(head.chunk * head.inner_row), values(head.chunk * head.row), inner_keys(head.factors * part),
-        decay(head.chunk) {}
+  explicit Chunk(const Head& head, bool without_keys = false)
+      : part(without_keys ? 0 : head.chunk * head.inner_row), values(head.chunk * head.row),
+        inner_keys(head.factors * part), decay(head.chunk) {}
 
   // Tokens before `stop` are folded.
   void read(const Head& head, int64_t from, int64_t stop) {
     start = from;
     size = std::min(head.call.chunk, head.call.keys - from);
     read_rows(head.of_key(head.call.value, start), size, head.call.value_width, values, head.row);
-    for (int64_t f = 0; f < head.factors; f++)
+    for (int64_t f = 0; f < head.factors && part; f++)
       read_rows(head.part(head.of_key(head.inner_key(), start), f), size, head.inner_width, inner_keys + f * part,
                 head.inner_row);
     folded = std::clamp<int64_t>(stop - start, 0, size);
@@ -136,21 +136,35 @@ struct Chunk {
 class Folder {
  public:
   explicit Folder(const Head& head)
-      : head_(head), x_(head.call.features * kFoldTokens), values_(kFoldTokens * head.row) {}
+      : tokens(std::min(kFoldTokens, round_up(head.chunk, kBlock))), head_(head), x_(head.call.features * tokens),
+        values_(tokens * head.row) {}
 
   void fold_keys(const Chunk& chunk, Sums& sums) {
-    for (int64_t first = 0; first < chunk.folded; first += kFoldTokens) {
-      const int64_t count = std::min(kFoldTokens, chunk.size - first), start = chunk.start + first;
-      const float* factor = chunk.decay.fold() + first;
-      const Rows values{chunk.values + first * head_.row, head_.row};
-      read_columns(head_.of_key(head_.call.key, start), count, head_.call.features, x_, kFoldTokens);
-      read_rows(values, count, head_.row, values_, head_.row, factor);
-      std::copy(factor, factor + count, masses_);
-      zero(masses_ + count, kFoldTokens - count);
-      sums.fold(x_, kFoldTokens, count, values_, masses_, 1.0f);
+    for (int64_t first = 0; first < chunk.folded; first += tokens) {
+      read_keys(chunk, first);
+      fold_read_keys(chunk, first, sums);
     }
   }
 
+  // The features of at most `tokens` keys from `first` on into x().
+  void read_keys(const Chunk& chunk, int64_t first) {
+    read_columns(head_.of_key(head_.call.key, chunk.start + first), std::min(tokens, chunk.size - first),
+                 head_.call.features, x_, tokens);
+  }
+
+  void fold_read_keys(const Chunk& chunk, int64_t first, Sums& sums) {
+    const int64_t count = std::min(tokens, chunk.size - first);
+    const float *factor = chunk.decay.fold() + first, *values = chunk.values + first * head_.row;
+    std::copy(factor, factor + count, masses_);
+    zero(masses_ + count, tokens - count);
+    if (chunk.decay.any() || chunk.folded < chunk.size) {
+      read_rows({const_cast<float*>(values), head_.row}, count, head_.row, values_, head_.row, factor);
+      values = values_;
+    }
+    sums.fold(x_, tokens, count, values, masses_, 1.0f);
+  }
+
+  const int64_t tokens;  // folded at once
   float* x() { return x_; }
   float* values() { return values_; }
   float* masses() { return masses_; }
@@ -161,10 +175,15 @@ class Folder {
   float masses_[kFoldTokens];
 };
 
-static inline void fold_chunk(const Chunk& chunk, Folder& folder, Sums& sums) {
+// `has_read`: the chunk's keys are in the folder, all of them.
+static inline void fold_chunk(const Chunk& chunk, Folder& folder, Sums& sums, bool has_read = false) {
   if (!chunk.folded) return;
   if (chunk.decay.any() && !sums.empty()) sums.scale(chunk.decay.carried());
-  folder.fold_keys(chunk, sums);
+  if (has_read) {
+    folder.fold_read_keys(chunk, 0, sums);
+  } else {
+    folder.fold_keys(chunk, sums);
+  }
 }
 
 static inline void start_sums(const Head& head, const Expansion& expansion, Sums& sums) {

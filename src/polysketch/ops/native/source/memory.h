@@ -64,22 +64,40 @@ static inline void read_rows(Rows from, int64_t count, int64_t width, float* to,
   }
 }
 
+// A square of numbers, its rows `from_row` apart, and its columns, `to_row` apart; `add` adds to what is there.
+static inline void turn_square(const float* from, int64_t from_row, float* to, int64_t to_row, bool add) {
+  Vector rows[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) rows[i] = load(from + i * from_row);
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) store(to + i * to_row, add ? load(to + i * to_row) + rows[i] : rows[i]);
+}
+
+// to[i * to_row + t] = from[t * from_row + i] for t < count, i < width.
+static inline void turn(const float* from, int64_t from_row, int64_t count, int64_t width, float* to, int64_t to_row,
+                        bool add) {
+  const int64_t whole = count / kLanes * kLanes, whole_width = width / kLanes * kLanes;
+  for (int64_t t = 0; t < whole; t += kLanes)
+    for (int64_t i = 0; i < whole_width; i += kLanes)
+      turn_square(from + t * from_row + i, from_row, to + i * to_row + t, to_row, add);
+  for (int64_t t = 0; t < count; t++)
+    for (int64_t i = t < whole ? whole_width : 0; i < width; i++) {
+      float& target = to[i * to_row + t];
+      target = from[t * from_row + i] + (add ? target : 0.0f);
+    }
+}
+
 // (count, width) -> to[i * stride + t]: tokens innermost, zeros up to `stride`.
 static inline void read_columns(Rows from, int64_t count, int64_t width, float* to, int64_t stride) {
-  for (int64_t t = 0; t < count; t++) {
-    const float* source = from.at(t);
-    for (int64_t i = 0; i < width; i++) to[i * stride + t] = source[i];
-  }
+  turn(from.data, from.token, count, width, to, stride, false);
   if (count < stride)
     for (int64_t i = 0; i < width; i++) zero(to + i * stride + count, stride - count);
 }
 
 // The inverse of `read_columns`; `add` adds to what is there.
 static inline void write_columns(const float* from, int64_t stride, int64_t count, int64_t width, Rows to, bool add) {
-  for (int64_t t = 0; t < count; t++) {
-    float* target = to.at(t);
-    for (int64_t i = 0; i < width; i++) target[i] = from[i * stride + t] + (add ? target[i] : 0.0f);
-  }
+  turn(from, stride, width, count, to.data, to.token, add);
 }
 
 static inline void write_rows(const float* from, int64_t row, int64_t count, int64_t width, Rows to, bool add) {

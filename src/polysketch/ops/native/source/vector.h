@@ -36,6 +36,31 @@ static inline Vector reciprocal(Vector x) {
 #endif
 }
 
+// The rows of a square of numbers become its columns: rows i and i + half are interleaved, log2(kLanes) times.
+template <int kTimes = kLanes>
+static inline void transpose(Vector (&rows)[kLanes]) {
+  if constexpr (kTimes > 1) {
+    Vector mixed[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; i++) {
+      const Vector a = rows[i], b = rows[i + kLanes / 2];
+#if defined(__AVX512F__)
+      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX__)
+      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+    }
+    transpose<kTimes / 2>(mixed);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++) rows[i] = mixed[i];
+  }
+}
+
 static inline Integers lane_numbers() {
   Integers numbers;
   for (int lane = 0; lane < kLanes; lane++) numbers[lane] = lane;
