@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polysketch import __version__
+from polysketch.cli.bounds import check_numbers
 from polysketch.cli.help import asks_for_help, help_of
 from polysketch.cli.terminal import visible
 from polysketch.distributed.watch import ToldByAnother
@@ -140,6 +141,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
 
     with contextlib.nullcontext() if _tells() else contextlib.redirect_stderr(None):
         flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, **_defaults(verb, arguments))
+    check_numbers(flags)
     return run(flags)
 
 
