@@ -192,7 +192,7 @@ MUTANTS = {
     ),
     "polysketch: decoding writes what a new sequence would": Mutant(
         polysketch_module._answers,
-        "factors=2, state=before)",
+        "factors=2, state=state)",
         "factors=2)",
         (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 1, 1, 1, 1]),),
     ),

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from polysketch.data import DocumentRows, PreparedData, prepare
+from polysketch.data.prepared import sha256_of
 from polysketch.evaluation import evaluate
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import MODEL_FILE, load_checkpoint
@@ -249,10 +251,19 @@ def test_a_run_begun_before_there_was_a_choice_goes_on_with_windows(make_packed,
     assert "padding_share" not in metrics_of(windows)[-1]
 
 
+def only_ends(folder: Path, split: str) -> None:
+    """Make every token of a split an end of text, in a folder that is whole."""
+    file, about = folder / f"{split}.bin", folder / "description.json"
+    file.write_bytes(b"\x00\x01" * (file.stat().st_size // 2))
+    described = json.loads(about.read_text())
+    del described["sha256"]  # the description's own
+    described["splits"][split]["sha256"] = sha256_of(file)
+    about.write_text(json.dumps(described))
+
+
 def test_text_in_which_nothing_can_be_predicted_is_refused_before_a_run_is_begun(make_packed, tmp_path, monkeypatch):
     folder = shutil.copytree(make_packed().data, tmp_path / "ends")
-    tokens = (folder / "train.bin").stat().st_size // 2
-    (folder / "train.bin").write_bytes(b"\x00\x01" * tokens)
+    only_ends(folder, "train")
     config = make_packed(data=folder)
     with pytest.raises(ValueError, match="expected a document of at least 2 tokens, found none"):
         train(config, progress=False)
@@ -313,8 +324,7 @@ def test_a_run_begun_when_validation_was_on_windows_keeps_to_them(make_packed, t
 
 def test_a_validation_split_in_which_nothing_can_be_predicted_is_refused(make_packed, tmp_path):
     folder = shutil.copytree(make_packed().data, tmp_path / "ends")
-    tokens = (folder / "validation.bin").stat().st_size // 2
-    (folder / "validation.bin").write_bytes(b"\x00\x01" * tokens)
+    only_ends(folder, "validation")
     config = make_packed(data=folder)
     with pytest.raises(ValueError, match="--eval-tokens: expected a document of at least 2 tokens among the first 101"):
         train(config, progress=False)

@@ -60,7 +60,7 @@ def defaults(arguments: Sequence[str]) -> TrainFlags | None:
 
     begun = _options_in(value_of("--out", arguments)) if "--resume" in arguments else None
     if begun is not None:
-        return TrainFlags(**flag_values(TrainFlags, begun), resume=True)
+        return TrainFlags(**{"data": tyro.MISSING, "out": tyro.MISSING, **flag_values(TrainFlags, begun)}, resume=True)
     named = _options_in(value_of("--init-from", arguments))
     if named is None:
         return None

@@ -19,7 +19,8 @@ TURNS = [
 ]
 """A text in parts: of one token by the step, of more by the prefill. Chunks and windows are of 8 tokens."""
 
-FAST = [pytest.param(kind, marks=[] if number < 3 else [pytest.mark.full]) for number, kind in enumerate(KINDS)]
+BOUND = 1e-5  # of the error of logits, relative to their size; ten times tighter than what is promised
+FAST = [pytest.param(kind, marks=[] if number < 1 else [pytest.mark.full]) for number, kind in enumerate(KINDS)]
 
 
 def logits_by_graphs(made, ids, sizes, broken=lambda state: state) -> list[np.ndarray]:
@@ -45,7 +46,7 @@ def error(made, ids, sizes, **options) -> float:
 def test_logits_are_the_models_wherever_the_text_is_cut(exported, kind):
     made, ids = exported(kind), torch.tensor(prompts(LENGTH))
     for sizes in TURNS:
-        assert error(made, ids, sizes) < 1e-4
+        assert error(made, ids, sizes) < BOUND
 
 
 @pytest.mark.parametrize("kind", FAST)
@@ -78,16 +79,19 @@ def test_greedy_tokens_are_those_of_generate(exported, kind):
 
 @pytest.mark.parametrize("kind", FAST)
 def test_a_part_of_the_state_that_is_lost_or_in_anothers_place_is_seen(exported, kind):
-    """Mutants: every output dropped once, and every two of one shape exchanged."""
+    """Mutants: every output dropped once, and every two of one shape exchanged, are beyond the bound on logits."""
     made, ids, sizes = exported(kind), torch.tensor(prompts(LENGTH)), [21, 1, 1, 20, 17]
     parts = {part["input"]: tuple(part["shape"]) for part in made.manifest["state"]}
     unread = {name for name in parts if name.endswith("normalizer") and kind in ("means", "sketches")}
     for name in parts.keys() - unread:
-        assert error(made, ids, sizes, broken=lambda state, name=name: state | {name: 0 * state[name]}) > 1e-3, name
+        assert error(made, ids, sizes, broken=lambda state, name=name: state | {name: 0 * state[name]}) > BOUND, name
     names = sorted(parts.keys() - unread)
     pairs = [(a, b) for a in names for b in names if a < b and parts[a] == parts[b]]
     for a, b in pairs:
-        assert error(made, ids, sizes, broken=lambda state, a=a, b=b: state | {a: state[b], b: state[a]}) > 1e-3, (a, b)
+        assert error(made, ids, sizes, broken=lambda state, a=a, b=b: state | {a: state[b], b: state[a]}) > BOUND, (
+            a,
+            b,
+        )
 
 
 def test_sums_are_nodes_of_the_operator_where_nothing_is_exact_beside_them(exported):
