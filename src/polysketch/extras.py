@@ -12,6 +12,7 @@ EXTRA_OF = {
     "lm_eval": "eval",
     "matplotlib": "plot",
     "onnx": "onnx",
+    "onnx_ir": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "peft": "hf",
