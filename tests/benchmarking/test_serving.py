@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -31,6 +34,26 @@ def test_a_run_of_random_weights_is_loaded_as_it_was_made(run):
     made = never_ending(build_model("softmax", "tiny", Sizes()))
     assert all(torch.equal(found, made.state_dict()[name]) for name, found in model.state_dict().items())
     assert described.tokenizer.decode([ord("a")]) == "a"
+
+
+ASKS = """
+import sys, time
+from polysketch.benchmarking.server_process import serving
+from pathlib import Path
+with serving(Path(sys.argv[1]), threads=1) as server:
+    print(server.process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells which processes run")
+def test_sigterm_leaves_no_server_behind(run):
+    with subprocess.Popen([sys.executable, "-c", ASKS, str(run)], stdout=subprocess.PIPE, text=True) as asking:
+        server = int(asking.stdout.readline())
+        assert os.path.exists(f"/proc/{server}")
+        asking.terminate()
+        assert asking.wait(60) == 128 + signal.SIGTERM
+    assert not os.path.exists(f"/proc/{server}")
 
 
 @pytest.mark.timeout(600)  # three servers are started

@@ -1,19 +1,28 @@
 """A batch that cannot fit is refused before anything is computed, and one that can fit never is."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
 from polysketch.attention import MECHANISMS
-from polysketch.models import TransformerLM, preset
+from polysketch.models import (
+    EncoderConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+    TransformerEncoderDecoder,
+    TransformerLM,
+    preset,
+)
 from polysketch.training import memory, train
 from polysketch.training.memory import check_memory, least_bytes_of_a_token
 
 CAUSAL = [name for name, kind in MECHANISMS.items() if kind.is_causal]
 
 
-def kept_for_backward(model: TransformerLM, tokens: int) -> float:
-    """Bytes of a token that autograd keeps, weights apart."""
-    ids = torch.randint(0, model.config.vocab_size, (2, tokens + 1))
+def kept_by(model: nn.Module, compute: Callable[[], torch.Tensor]) -> int:
+    """Bytes that autograd keeps of a computation, weights apart."""
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -23,9 +32,15 @@ def kept_for_backward(model: TransformerLM, tokens: int) -> float:
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        loss = compute()
     assert loss.requires_grad
-    return sum(size for place, size in kept.items() if place not in weights) / (2 * tokens)
+    return sum(size for place, size in kept.items() if place not in weights)
+
+
+def kept_for_backward(model: TransformerLM, tokens: int) -> float:
+    """Bytes of a token that autograd keeps, weights apart."""
+    ids = torch.randint(0, model.config.vocab_size, (2, tokens + 1))
+    return kept_by(model, lambda: model.loss(ids[:, :-1], ids[:, 1:])) / (2 * tokens)
 
 
 @pytest.mark.parametrize("attention", CAUSAL)
@@ -33,6 +48,14 @@ def test_the_estimate_is_below_what_is_kept_but_not_far(attention):
     model = TransformerLM(preset("tiny", vocab_size=300, attention=attention))
     least = least_bytes_of_a_token(model, 4)
     assert least < kept_for_backward(model, 256) < 10 * least
+
+
+def test_it_is_below_what_a_model_keeps_whose_decoder_writes_little():
+    sizes = {"vocab_size": 300, "num_layers": 2, "hidden_size": 64, "num_heads": 2}
+    model = TransformerEncoderDecoder(EncoderDecoderConfig(EncoderConfig(**sizes), ModelConfig(**sizes)))
+    source, target = torch.randint(300, (2, 256)), torch.randint(300, (2, 9))
+    kept = kept_by(model, lambda: model.loss(source, target[:, :-1], target[:, 1:]))
+    assert least_bytes_of_a_token(model, 4) < kept / source.numel()
 
 
 def test_with_checkpointing_it_is_below_what_is_kept_too():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def serving(
     token: str | None = None,
     program: Sequence[str] = ("-m", "polysketch"),
 ) -> Iterator[ServerProcess]:
-    """`polysketch serve RUN` on a free port; it is stopped at the end, if it still runs.
+    """`polysketch serve RUN` on a free port; it is stopped at the end, also by SIGTERM, if it still runs.
 
     Args:
         run: folder of a run.
@@ -110,7 +111,8 @@ def serving(
                 env=_environment(threads, token),
             )
         try:
-            yield ServerProcess(_address(process, log), process, log)
+            with _ended_by_sigterm():
+                yield ServerProcess(_address(process, log), process, log)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -150,6 +152,23 @@ def never_ending(model: TransformerLM) -> TransformerLM:
         model.output_bias.fill_(-1e4)
         model.output_bias[ord("a") : ord("z") + 1] = 0.0
     return model
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as an exception does, so that it leaves no server behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread alone
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _environment(threads: int | None, token: str | None) -> dict[str, str]:

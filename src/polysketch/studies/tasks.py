@@ -18,7 +18,7 @@ SELECTIVE_COPYING = TaskStudy(
     judged="polysketch",
     sizes={
         "smoke": TaskSettings(task={"length": 32, "content": 4, "minimum_gap": 8}, nearby=4, **FEW),
-        # Minutes of one thread. Eight tokens out of 128 were learned several times as slowly, step for step.
+        # Minutes of one thread. Eight tokens out of 128 were learned more slowly in short trials.
         "cpu": TaskSettings(
             task={"length": 96, "content": 4, "minimum_gap": 32},
             nearby=8,

@@ -11,16 +11,17 @@ from torch import nn
 from polysketch.nn import GatedLinearUnit
 from polysketch.training.config import TrainingConfig
 
-_BYTES_OF_A_WEIGHT = 16  # float32: the weight, its gradient, and two moments of AdamW
+_BYTES_OF_A_WEIGHT = 12  # float32: its gradient and two moments of AdamW; the weight itself is there already
 _BYTES_OF_AN_ID = 8
-_MORE_THAN_LEAST = 3  # times the least estimate, what a step takes of the mechanisms that take much
+_MORE_THAN_LEAST = 6  # times the least estimate, what a step takes of the mechanisms that take much
 
 
 def least_bytes_of_a_token(model: nn.Module, itemsize: int, *, checkpointing: bool = False) -> int:
     """Bytes of a token that are kept from the forward for the backward pass, at least.
 
-    What a matrix of a block gives is kept: queries, keys, values, gates, what is added to the residual stream. About as
-    much again is kept by norms and activations, and more by mechanisms, which is not counted.
+    What a matrix of a block gives is kept: queries, keys, values, gates, what is added to the residual stream. What
+    norms, activations and mechanisms keep is not counted. It makes up for the matrices of a decoder, which keep less
+    where its texts are shorter than the encoder's.
 
     Args:
         model: of blocks with a gated linear unit each.
@@ -33,7 +34,7 @@ def least_bytes_of_a_token(model: nn.Module, itemsize: int, *, checkpointing: bo
     tables = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
     matrices = [one for one in model.parameters() if one.dim() == 2 and id(one) not in tables]
     given = sum(one.shape[0] for one in matrices if widths and widths[0] in one.shape)
-    return _BYTES_OF_AN_ID + 2 * itemsize * given
+    return _BYTES_OF_AN_ID + itemsize * given
 
 
 def free_bytes(device: torch.device) -> int | None:
