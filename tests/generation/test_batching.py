@@ -198,6 +198,55 @@ def test_a_long_prompt_keeps_nobody_waiting(model):
     assert [event.ticket for event in engine.step()] == [1, long]
 
 
+def busy(model: TransformerLM, count: int, chunk: int) -> tuple[Engine, list[int]]:
+    """An engine with so many requests that run for long, and a snapshot of these 32 tokens."""
+    beginning = prompt_of(32, 40)
+    engine = Engine(model, slots=16, chunk=chunk, snapshots=Snapshots(1 << 24))
+    engine.add(Request([*beginning, 1], 1, GREEDY))
+    for seed in range(count):
+        engine.add(Request(prompt_of(1, seed), 60, GREEDY))
+    while engine.num_waiting:
+        engine.step()
+    return engine, beginning
+
+
+@pytest.mark.parametrize(("rest", "running", "passes"), [(6, 6, 0), (6, 5, 1), (16, 14, 1), (3, 14, 0)])
+def test_few_tokens_of_a_prompt_are_fed_by_the_steps_of_many_others(model, monkeypatch, rest, running, passes):
+    """The same tokens at every step, and no pass over the prompt, once as many requests run as it has tokens left."""
+    read, lengths = Engine._read_span, []
+    monkeypatch.setattr(Engine, "_read_span", lambda self, *given: lengths.append(given[1]) or read(self, *given))
+    engine, beginning = busy(model, running, 32)
+    lengths.clear()
+    request = Request(beginning + prompt_of(rest, 50 + rest), 5, GREEDY)
+    ticket = engine.add(request)
+    events = [event for _ in range(rest + 6) for event in engine.step()]
+    assert len(lengths) == passes
+    assert [event.token for event in events if event.ticket == ticket] == alone(model, request)
+    assert {event.reused for event in events if event.ticket == ticket} == {32}
+    others = [event.ticket for event in events if event.ticket != ticket]
+    assert {others.count(each) for each in set(others)} == {rest + 6}
+
+
+def test_steps_that_feed_a_prompt_keep_its_snapshots(model):
+    engine, beginning = busy(model, 8, 4)
+    request = Request(beginning + prompt_of(7, 51), 5, GREEDY)
+    ticket = engine.add(request)
+    assert drain(engine)[ticket] == alone(model, request)
+    assert engine.snapshots.longest(request.prompt)[0] == 36
+
+
+def test_a_request_may_leave_while_steps_feed_its_prompt(model):
+    engine, beginning = busy(model, 12, 32)
+    left, stays = (Request(beginning + prompt_of(8, seed), 5, GREEDY) for seed in (52, 53))
+    tickets = [engine.add(left), engine.add(stays)]
+    for _ in range(4):
+        engine.step()
+    assert engine.cancel(tickets[0])
+    made = drain(engine)
+    assert tickets[0] not in made
+    assert made[tickets[1]] == alone(model, stays)
+
+
 def test_more_requests_than_slots_wait_in_their_order(model):
     engine = Engine(model, slots=2, chunk=512)
     for length in (3, 5, 2):

@@ -2,7 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,14 +17,19 @@ from polysketch.models import ModelState, TransformerLM
 
 __all__ = ["Engine"]
 
+_FEW = 16
+"""Tokens of a prompt that steps may feed one by one. A pass of their own costs as much as a step of many rows."""
+
 
 class Engine:
     """Continues the prompts of many requests together.
 
     Each `step` moves every request in a slot on by one token, and reads at most `chunk` tokens of waiting prompts, in
-    the order of their coming: so nobody waits longer than that for a long prompt. A request's tokens are those that
-    `generate` gives for its prompt alone with its settings, whatever else is in the batch. (Rounding may differ, and
-    so, very rarely, may a token.)
+    the order of their coming: so nobody waits longer than that for a long prompt. The last few tokens of a prompt are
+    fed by the steps themselves where many requests run and a snapshot has what is before.
+
+    A request's tokens are those that `generate` gives for its prompt alone with its settings, whatever else is in the
+    batch. (Rounding may differ, and so, very rarely, may a token.)
 
     The number of slots bounds memory where a state has the same size at every position. One more state is that of the
     prompt that is being read; snapshots have a bound of their own. Layers that keep keys and values (softmax, for one)
@@ -152,14 +158,16 @@ class Engine:
     def _decode(self) -> list[Event]:
         if not self._running:
             return []
-        ids = torch.tensor([[each.last] for each in self._running], device=self._device)
+        ids = torch.tensor([[each.next_fed] for each in self._running], device=self._device)
         logits, _ = self._model.extend(ids, self.slots.state)
-        for each in self._running:
+        for slot, each in enumerate(self._running):
             each.position += 1
-        events = _chosen(logits[:, -1], self._running)
-        for slot in reversed(range(len(events))):
-            if events[slot].finish is not None:
-                self._end(slot, events[slot].finish)
+            self._keep(each, partial(self.slots.copy, slot))
+        read = [slot for slot, each in enumerate(self._running) if each.is_read]
+        events = _chosen(logits[read, -1], [self._running[slot] for slot in read])
+        for slot, event in reversed(list(zip(read, events, strict=True))):
+            if event.finish is not None:
+                self._end(slot, event.finish)
         return events
 
     def _read(self) -> Iterator[Event]:
@@ -169,12 +177,24 @@ class Engine:
                 return
             sequence = self._reading
             assert sequence is not None
+            if self._is_fed_by_steps(sequence):
+                budget -= min(sequence.left, budget)
+                self._reading = None
+                self._take_slot(sequence)
+                continue
             length = sequence.next_span(self._chunk, budget)
             logits = self._read_span(sequence, length)
             budget -= length
             if sequence.is_read:
                 self._reading = None
                 yield self._first_token(sequence, logits)
+
+    def _is_fed_by_steps(self, sequence: "_Sequence") -> bool:
+        """Whether steps feed the rest of its prompt: a pass would keep all who run waiting longer than they keep it.
+
+        A state that has read nothing has no tensors yet to put into a slot.
+        """
+        return sequence.position > 0 and sequence.left <= min(len(self._running), _FEW)
 
     def _begin(self) -> bool:
         """Take the next prompt, where one waits, and a slot and the memory of its state will be free for it."""
@@ -205,16 +225,23 @@ class Engine:
         ids = torch.tensor([sequence.prompt[start:end]], device=self._device)
         hidden, _ = self._model.extend_hidden(ids, sequence.state)
         sequence.position = end
-        if _is_kept(end, len(sequence.prompt), self._chunk):
-            self.snapshots.keep(sequence.prompt[:end], sequence.state.clone())
+        self._keep(sequence, sequence.state.clone)
         return self._model.logits(hidden[:, -1:])[:, 0]
 
-    def _first_token(self, sequence: "_Sequence", logits: Tensor) -> Event:
-        (event,) = _chosen(logits, [sequence])
+    def _keep(self, sequence: "_Sequence", state: Callable[[], ModelState]) -> None:
+        """A snapshot, where one is taken of this prompt."""
+        if _is_kept(sequence.position, len(sequence.prompt), self._chunk):
+            self.snapshots.keep(sequence.prompt[: sequence.position], state())
+
+    def _take_slot(self, sequence: "_Sequence") -> None:
         assert sequence.state is not None
         self.slots.put(sequence.state)
         sequence.state = None
         self._running.append(sequence)
+
+    def _first_token(self, sequence: "_Sequence", logits: Tensor) -> Event:
+        (event,) = _chosen(logits, [sequence])
+        self._take_slot(sequence)
         if event.finish is not None:
             self._end(len(self._running) - 1, event.finish)
         return event
@@ -246,7 +273,7 @@ class _Sequence:
         most_tokens: that its state will have read at its end.
         position: tokens in its state.
         reused: prompt tokens that came from a snapshot.
-        state: while the prompt is read; then it is in a slot.
+        state: while the prompt is read by passes of its own; then it is in a slot.
     """
 
     def __init__(self, ticket: int, request: Request) -> None:
@@ -266,9 +293,14 @@ class _Sequence:
         return self.prompt + self._made
 
     @property
-    def last(self) -> int:
-        """The token to feed next."""
-        return self._made[-1]
+    def next_fed(self) -> int:
+        """The token that its state has not read yet: of the prompt, or the last one chosen."""
+        return self._made[-1] if self.is_read else self.prompt[self.position]
+
+    @property
+    def left(self) -> int:
+        """Tokens of the prompt to read."""
+        return len(self.prompt) - self.position
 
     @property
     def sampler(self) -> Sampler:
@@ -323,7 +355,7 @@ def _chosen(logits: Tensor, sequences: Sequence[_Sequence]) -> list[Event]:
 def _is_kept(position: int, prompt: int, chunk: int) -> bool:
     """Whether a snapshot is taken here: at 1, 2, 4, 8 ... chunks, and at the last whole one before the prompt's end."""
     chunks, rest = divmod(position, chunk)
-    if rest or not chunks:
+    if rest or not chunks or position > prompt:
         return False
     return chunks & (chunks - 1) == 0 or position + chunk >= prompt
 
