@@ -59,6 +59,7 @@ class Case:
 CASES = [
     Case(length=1, window=1, beside=True),
     Case(length=1, window=300, earlier=290, heads=4, masked=True, beside=True),
+    Case(length=1, window=40, earlier=75),
     Case(length=3, window=8, earlier=7, masked=True),
     Case(length=40, window=9, earlier=75),  # the first keys are seen by none
     Case(length=33, window=1, masked=True),
@@ -71,6 +72,7 @@ CASES = [
     Case(length=450, window=140, heads=1, key_heads=1, masked=True, beside=True),  # rows of keys are moved in memory
     Case(length=700, window=40, causal=False, heads=2, key_heads=1, earlier=0, value_dim=70, beside=True),
     Case(length=120, window=50, size=25.0, beside=True),  # logits of up to 80, and beyond
+    Case(length=1, window=500, earlier=77, heads=6, head_dim=19, value_dim=35, size=2.0, masked=True, beside=True),
 ]
 
 
@@ -194,6 +196,23 @@ def test_what_stands_at_masked_tokens_is_not_read():
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("place", [2, 39])
+def test_one_query_reads_nothing_at_a_masked_token_and_hides_no_nan(place):
+    query, key, value = torch.randn(3, 1, 2, 40, 20, generator=torch.Generator().manual_seed(0)).unbind()
+    mask = torch.ones(1, 40, dtype=torch.bool)
+    options = {"window": 37, "backend": "native"}
+    seen = ops.sliding_window_attention_with_cache(query[:, :, -1:], key, value, **options)
+    value[0, 0, place], key[0, 1, place] = torch.nan, torch.nan
+    spoiled = ops.sliding_window_attention_with_cache(query[:, :, -1:], key, value, **options)
+    assert spoiled.isnan().all() if place == 39 else torch.equal(spoiled, seen)
+    mask[0, place] = False
+    hidden = ops.sliding_window_attention_with_cache(query[:, :, -1:], key, value, key_mask=mask, **options)
+    key[0, :, place] = value[0, :, place] = 0.0
+    expected = ops.sliding_window_attention_with_cache(query[:, :, -1:], key, value, key_mask=mask, **options)
+    assert hidden.isfinite().all()
+    assert torch.equal(hidden, expected)
+
+
 def test_a_query_without_a_key_gets_zeros_and_a_gradient_of_zeros():
     case = Case(masked=True, beside=True)
     tensors, mask = make(case)
@@ -245,7 +264,7 @@ def test_decoding_one_token_at_a_time_gives_the_rows_of_the_whole():
             torch.testing.assert_close(found[:, :, 0], whole[:, :, last - 1])
 
 
-HEADER, FORWARD, BACKWARD = (f"window_attention{name}" for name in (".h", ".cpp", "_backward.cpp"))
+HEADER, FORWARD, ONE, BACKWARD = (f"window_attention{name}" for name in (".h", ".cpp", "_one.cpp", "_backward.cpp"))
 MUTANTS = {
     "one token too many": (
         HEADER,
@@ -269,6 +288,16 @@ MUTANTS = {
         "std::copy_n(span_.of_query(call.beside_value",
         "if (false) std::copy_n(span_.of_query(call.beside_value",
     ),
+    "one query sees all keys": (ONE, "std::max<int64_t>(call.keys - 1 - call.behind, 0)", "0"),
+    "one query forgets the mask": (ONE, "          span_.is_real(key) ? dot", "          true ? dot"),
+    "one query forgets its scale": (ONE, "query[i] * call.scale", "query[i]"),
+    "one query has no mass of the key beside": (ONE, "weigh(peak) + beside_", "weigh(peak)"),
+    "one query has no value of the key beside": (ONE, "if (is_beside) add_scaled", "if (false) add_scaled"),
+    "one query counts what is behind the last key": (
+        ONE,
+        "padded(seen_.count()), kHidden);",
+        "padded(seen_.count()), 0.0f);",
+    ),
     "weights are not normalised": (BACKWARD, "(load(changes_ + i) - mean)", "load(changes_ + i)"),
     "no scale in the gradient of queries": (BACKWARD, "query_gradient_[i] *= call.scale", "query_gradient_[i] *= 1.0f"),
     "no scale in the gradient of keys": (
@@ -290,12 +319,17 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     monkeypatch.setattr(native, "_num_spans", lambda *_: 2)
-    cases = [case for case in CASES if case.length > 90]
-    assert_all_agree(cases)
     file, old, new = MUTANTS[name]
+    cases = [case for case in CASES if (case.length == 1 if file == ONE else case.length > 90)]
+    assert_all_agree(cases)
     source = tmp_path / "source"
     source.mkdir()
-    for path in (*SOURCE.glob("*.h"), SOURCE / FORWARD, SOURCE / BACKWARD):  # the other programs take longer to compile
+    for path in (
+        *SOURCE.glob("*.h"),
+        SOURCE / FORWARD,
+        SOURCE / ONE,
+        SOURCE / BACKWARD,
+    ):  # the other programs take longer to compile
         shutil.copy(path, source)
     text = (source / file).read_text()
     assert text.count(old) == 1

@@ -1,7 +1,8 @@
 """The native backend: a window of softmax as a program in C++ (`ops/native/source`), float32 on a CPU.
 
-32 queries at a time look at the keys that any of them sees. Every thread works through spans of queries of its own: all
-queries of a key head, or a part of them where there are fewer key heads than threads.
+32 queries at a time look at the keys that any of them sees; one query, as in decoding, has a program of its own. Every
+thread works through spans of queries of its own: all queries of a key head, or a part of them where there are fewer key
+heads than threads.
 """
 
 import ctypes
@@ -49,7 +50,8 @@ def forward(inputs: Inputs, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
     peak, mass = (query.new_empty(query.shape[:3]) for _ in range(2))
     call = _Arguments(inputs, plan)
     call.rows(output=output, peak=peak, mass=mass)
-    call.run(library().window_attention_forward)
+    programs = library()
+    call.run(programs.window_attention_one if query.shape[2] == 1 else programs.window_attention_forward)
     return output, peak, mass
 
 
