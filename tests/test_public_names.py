@@ -29,6 +29,7 @@ PUBLIC_NAMES = {
         "centred_convolution",
         "combine",
         "delta_attention",
+        "delta_attention_extend_",
         "delta_writes",
         "delta_writes_backend",
         "depthwise_convolution_2d",

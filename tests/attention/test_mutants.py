@@ -33,7 +33,7 @@ from ops import test_hyper_sort_lsh as hashing
 from ops import test_landmark as landmarks
 from ops import test_linear_backends as linear_backends
 from ops import test_squared_polynomial as squares
-from polysketch import attention
+from polysketch import attention, ops
 from polysketch.attention import (
     PolynomialAttention,
     PolysketchAttention,
@@ -191,10 +191,10 @@ MUTANTS = {
         (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, HEADS),),
     ),
     "polysketch: decoding writes what a new sequence would": Mutant(
-        polysketch_module._answers,
-        "factors=2, state=state)",
-        "factors=2)",
-        (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 1, 1, 1, 1]),),
+        ops.delta_attention_extend_,
+        "factors=factors, state=state)",
+        "factors=factors)",
+        (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 2, 2]),),
     ),
     "polysketch: a query does not see whether to trust what it recalls": Mutant(
         PolysketchAttention._recall,

@@ -115,6 +115,46 @@ def answers_one_by_one(query: Tensor, key: Tensor, value: Tensor, strength: Tens
 
 
 # Lanes of vectors are 4, 8 or 16; the last column travels by itself where the width is one more.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factors", [1, 2])
+@pytest.mark.parametrize("split", [[1] * 40, [3, 1, 1, 20, 1]])
+def test_decoding_gives_the_answers_of_the_whole(dtype: torch.dtype, factors: int, split: list[int]):
+    """In steps of any length, by heads that share sums; the state then is that of sums over what was written."""
+    key, value, strength = inputs(sum(split), factors)
+    query, last = queries(sum(split), factors), split[-1]
+    whole = ops.delta_attention(query, key, value, strength, factors=factors, backend="reference")
+    state = ops.LinearAttentionState.init(BATCH, HEADS, FEATURES, WIDTH, factors=factors, dtype=dtype)
+    sums, parts = state.sums.data_ptr(), []
+    for tokens in zip(*(x.to(dtype).split(split, 2) for x in (query, key, value, strength)), strict=True):
+        parts.append(ops.delta_attention_extend_(*tokens, state, factors=factors))
+    torch.testing.assert_close(torch.cat(parts, 2).double(), whole, **tolerance(dtype))
+    written = ops.delta_writes(key, value, strength, factors=factors, backend="reference")
+    expected = ops.LinearAttentionState.init(BATCH, HEADS, FEATURES, WIDTH, factors=factors, dtype=torch.float64)
+    ops.linear_attention_extend_(key, key, written, expected, factors=factors, normalize=False)
+    torch.testing.assert_close(state.sums.double(), expected.sums, **tolerance(dtype))
+    torch.testing.assert_close(state.normalizer.double(), expected.normalizer, **tolerance(dtype))
+    assert state.sums.data_ptr() == sums
+    assert state.position.tolist() == [sum(split)] * BATCH
+    assert parts[-1].shape == (BATCH, QUERY_HEADS, last, WIDTH)
+
+
+def test_a_step_reads_tensors_of_any_strides_and_refuses_what_does_not_fit():
+    key, value, strength = inputs(1, 2, torch.float32)
+    query = queries(1, 2, torch.float32)
+    answers = []
+    for turn in (False, True):
+        state = state_of(2, torch.float32)
+        tokens = [x.mT.contiguous().mT if turn and x.dim() == 4 else x for x in (query, key, value, strength)]
+        answers.append(ops.delta_attention_extend_(*tokens, state, factors=2))
+    assert torch.equal(*answers)
+    with pytest.raises(ValueError, match="the state does not fit"):
+        ops.delta_attention_extend_(query, key, value[..., :3], strength, state, factors=2)
+    with pytest.raises(ValueError, match="query_features must be"):
+        ops.delta_attention_extend_(query[..., :4], key, value, strength, state, factors=2)
+    with pytest.raises(ValueError, match="must agree"):
+        ops.delta_attention_extend_(query, key, value, strength[:, :2], state, factors=2)
+
+
 @pytest.mark.parametrize("width", [1, 5, 16, 17, 33])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("factors", [1, 2])

@@ -133,11 +133,9 @@ def _answers(
     strength: Tensor,
     state: ops.LinearAttentionState | Following | None,
 ) -> Tensor:
-    """What the sums answer each query once its token is written, in one pass; from a state in two."""
+    """What the sums answer each query once its token is written."""
     if state is None:
         return ops.delta_attention(query_features, key_features, value, strength, factors=2)
     if isinstance(state, Following):
         return state.recall(query_features, key_features, value, strength, factors=2)
-    written = ops.delta_writes(key_features, value, strength, factors=2, state=state)
-    options: dict[str, Any] = {"factors": 2, "normalize": False}
-    return ops.linear_attention_extend_(query_features, key_features, written, state, **options).output
+    return ops.delta_attention_extend_(query_features, key_features, value, strength, state, factors=2)

@@ -1,7 +1,7 @@
 """What is computed: parameter-free functions on tensors (batch, heads, length, width)."""
 
 from polysketch.ops.convolution import causal_convolution, centred_convolution, depthwise_convolution_2d
-from polysketch.ops.delta import delta_attention, delta_writes, delta_writes_backend
+from polysketch.ops.delta import delta_attention, delta_attention_extend_, delta_writes, delta_writes_backend
 from polysketch.ops.hadamard import hadamard_transform
 from polysketch.ops.heavy import heavy_correction, line_codes
 from polysketch.ops.hyper import gray_rank, hash_codes, hyper_attention
@@ -46,6 +46,7 @@ __all__ = [
     "centred_convolution",
     "combine",
     "delta_attention",
+    "delta_attention_extend_",
     "delta_writes",
     "delta_writes_backend",
     "depthwise_convolution_2d",

@@ -1,4 +1,4 @@
-"""`delta_writes` and `delta_attention`: the public functions, their checks and the choice of backend."""
+"""The delta rule's public functions, their checks and the choice of backend."""
 
 from typing import Any
 
@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_devices
+from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.delta import operator, reference
 from polysketch.ops.delta.self_check import programs_agree
 from polysketch.ops.delta.types import Inputs
-from polysketch.ops.linear import LinearAttentionState, linear_attention
+from polysketch.ops.linear import LinearAttentionState, linear_attention, linear_attention_extend_, native
+from polysketch.ops.linear.checks import checked
 from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.triton.availability import AUTO_DEVICES
@@ -127,6 +129,59 @@ def delta_attention(
         return operator.attention(query, inputs, factors)
     written = delta_writes(*inputs[:3], **given)
     return linear_attention(query, inputs.key, written, causal=True, normalize=False, **given).output
+
+
+@torch.no_grad()
+def delta_attention_extend_(
+    query_features: Tensor,
+    key_features: Tensor,
+    value: Tensor,
+    strength: Tensor,
+    state: LinearAttentionState,
+    *,
+    factors: int = 1,
+) -> Tensor:
+    """`delta_attention` of the next tokens; `state` moves on in place, at the same addresses.
+
+    Args:
+        query_features, key_features, value, strength, factors: as for `delta_attention`.
+        state: of the tokens before, of power 1 and without a local part.
+
+    Returns:
+        (batch, heads, length, value_dim), in float32 or, of float64 inputs, in that. Nothing is differentiated.
+
+    Raises:
+        ValueError, TypeError: as `delta_writes` and `linear_attention_extend_` do.
+
+    Cost of one token by the native program, a key head: `state.sums` are read and written once. Other backends read
+    them three times.
+    """
+    inputs = _inputs(key_features, value, strength, factors, state)
+    _require_floating(query_features=query_features)
+    query = query_features.to(inputs.key.dtype)
+    _check_query(query, inputs.key)
+    if inputs.key.shape[2] == 1 and native.can_extend(query, state):
+        refuse_tangents("delta_attention_extend_", query, *inputs[:3])
+        given, plan = checked(
+            query,
+            inputs.key,
+            inputs.value,
+            power=1,
+            factors=factors,
+            causal=True,
+            block_size=None,
+            offset=0.0,
+            normalize=False,
+            local=None,
+            log_decay=None,
+            key_mask=None,
+            state=state,
+            return_state=True,
+            compute_chunk=None,
+        )
+        return native.extend_one_(given, plan, state, inputs.strength)[0]
+    written = delta_writes(*inputs[:3], factors=factors, state=state)
+    return linear_attention_extend_(query, inputs.key, written, state, factors=factors, normalize=False).output
 
 
 def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:

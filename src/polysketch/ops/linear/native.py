@@ -52,7 +52,7 @@ class _ExtendCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in _STEP_SIZES + _STEP_OPTIONS),
         ("offset", ctypes.c_float),
-        *((name, TensorPointer) for name in (*_INPUTS, "output", "denominator")),
+        *((name, TensorPointer) for name in (*_INPUTS, "output", "denominator", "strength")),
         *((f"state_{name}", ctypes.c_void_p) for name in _STATE),
     )
 
@@ -120,16 +120,23 @@ def can_extend(query: Tensor, state: LinearAttentionState) -> bool:
     return all(tensor.is_contiguous() for tensor in state.tensors().values())
 
 
-def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tuple[Tensor, Tensor]:
+def extend_one_(
+    inputs: Inputs, plan: Plan, state: LinearAttentionState, strength: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Output and denominator of one token, already checked, features and value float32; the state moves on.
 
     A decay may come in another dtype: the program reads everything as float32.
+
+    Args:
+        inputs, plan, state: of the call.
+        strength: (batch, key_heads, 1), by which the delta rule writes the value; None to add the value as it is. At
+            power 1, without a local part and without decay.
     """
     query, key, value, local_query, local_key, log_decay, *_ = inputs
     (batch, heads, _, features), key_heads, width = query.shape, key.shape[1], value.shape[3]
     output, denominator = value.new_empty(batch, heads, 1, width), value.new_empty(batch, heads, 1)
     chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
-    rows = [query, key, value, local_query, local_key, log_decay, output, denominator]
+    rows = [query, key, value, local_query, local_key, log_decay, output, denominator, strength]
     kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
     call = _ExtendCall(
         *(heads, key_heads, features, width, local_width),

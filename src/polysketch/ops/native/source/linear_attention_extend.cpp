@@ -11,6 +11,7 @@ struct ExtendCall {
   int64_t heads, key_heads, features, value_width, local_width, power, factors, normalize, degree, chunk, expanded;
   float offset;
   Tensor query, key, value, local_query, local_key, log_decay, output, denominator;
+  Tensor strength;  // of writing by the delta rule; absent where sums take values as they are
   float *sums, *normalizer, *log_decay_total, *open_features, *open_value, *open_key, *open_log_decay;
   const int64_t* position;
 };
@@ -84,14 +85,26 @@ class Step {
   // Folds the token into the sums, decayed first: where there is no local part.
   void fold_token(float log_decay) {
     const float decay = std::exp(log_decay);
-    const float* value = call_.value.at(batch_, head_, 0);
     load_features(call_.key.at(batch_, head_, 0));
+    const float* value = call_.strength ? written() : call_.value.at(batch_, head_, 0);
     for_expansion(1.0f, [&](int64_t row, float weight) {
       float* sums = sums_ + row * call_.value_width;
       for (int64_t i = 0; i < call_.value_width; i++) sums[i] = sums[i] * decay + weight * value[i];
       normalizer_[row] = normalizer_[row] * decay + weight;
     });
     call_.log_decay_total[unit_] += log_decay;
+  }
+
+  // By the delta rule: the share `strength` of what the sums do not answer the key with yet.
+  const float* written() {
+    const float* value = call_.value.at(batch_, head_, 0);
+    const float strength = *call_.strength.at(batch_, head_, 0);
+    std::fill(numerator_.begin(), numerator_.end(), 0.0f);
+    for_expansion(1.0f, [&](int64_t row, float weight) {
+      add_scaled(weight, sums_ + row * call_.value_width, numerator_.data(), call_.value_width);
+    });
+    for (int64_t i = 0; i < call_.value_width; i++) numerator_[i] = strength * (value[i] - numerator_[i]);
+    return numerator_.data();
   }
 
   // Folds the whole open chunk and empties it.
