@@ -53,6 +53,15 @@ def linear_attention(
     (offset + sum = 0) gives zeros.
     PolySketchFormer (Kacham, Mirrokni, Zhong, ICML 2024), sections 2.2 to 3.2.
 
+    Rounding, in units u = 2^-24 of float32, or 2^-53 for float64 inputs: a sum over tokens before a chunk is wrong by
+    at most (t + 3) u of the sum of the sizes of its terms, t = 1,024 or the tokens of a local chunk, however many
+    tokens there are; token by token (`linear_attention_extend_`) the bound is another. That holds of the native and the
+    chunked backend. At power 2, sums hold products of both signs, which cancel where a query is nearly orthogonal to
+    all keys. A mass that is less than 2^-12 (float64: 2^-41) of what the squares of the features alone hold cannot be
+    told from rounding; it is taken for so much, and what it lacks is given to the mean of the values by squares. So a
+    normalized output is in the range of the values, up to r 2^-11 of the largest. The gradient takes what was given for
+    a constant, and the triton backend does not give it.
+
     Chunk boundaries and positions count from each row's first real token (`key_mask`), across calls when a state is
     passed on; what stands at padding before it is ignored and gives zeros. Masked tokens after it keep their position
     but have no weight and no decay.

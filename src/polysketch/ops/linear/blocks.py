@@ -90,12 +90,14 @@ def _with_later_chunks(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     length, dtype, block = inputs.query.shape[2], inputs.value.dtype, plan.diagonal
     # Numerators before their division leave the range of float16.
     inputs = inputs._replace(value=inputs.value.float() if dtype == torch.float16 else inputs.value)
-    one_way = plan._replace(offset=0.0, normalize=False)
+    one_way = plan._replace(offset=0.0)  # divided, where that is asked for, so that each way resolves its masses
     before = run_in_spans(inputs, one_way._replace(diagonal=Diagonal.FULL), backend)
     cut = Cut(-(-length // block), block, -length % block)
     turned = Inputs(*(cut.split(x).flip(2) for x in (inputs.query, inputs.key, inputs.value)))
     later = run(turned, one_way._replace(diagonal=Diagonal.NONE, return_sums=False), backend)
     output, mass = (cut.join(x.flip(2))[:, :, :length] for x in (later.output, later.denominator))
+    if plan.normalize:
+        output, before = output * mass[..., None], before._replace(output=before.output * before.denominator[..., None])
     output, mass = before.output + output, plan.offset + before.denominator + mass
     if plan.normalize:
         output = quotient(output, mass)

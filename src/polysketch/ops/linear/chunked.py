@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polysketch.ops.linear.packing import halves
 from polysketch.ops.linear.piece import Group, Piece, shares
+from polysketch.ops.linear.resolution import missing_mass
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan, Stretch
 from polysketch.ops.parallel import run_in_parallel
@@ -55,7 +56,8 @@ def _forward_all(piece: Piece, outputs: Outputs) -> None:
     for chunk in piece.chunks():
         piece.fold(sums, chunk)
     for rows in piece.queries():
-        _write_rows(piece, outputs, rows, *sums.read(piece.query(rows)))
+        numerator, denominator = sums.read(piece.query(rows))
+        _write_rows(piece, outputs, rows, *_resolved(piece, sums, rows, None, numerator, denominator))
     if piece.plan.return_sums:
         piece.write_sums(outputs.sums, outputs.normalizer, sums.packed())
 
@@ -72,16 +74,33 @@ def _forward_causal(piece: Piece, outputs: Outputs) -> None:
 
 
 def _chunk_rows(piece: Piece, sums: Sums, chunk: Stretch, rows: Stretch) -> tuple[Tensor, Tensor]:
-    """Numerator (G, R, h) and denominator (G, R) of some queries of a chunk: from the sums and from inside it."""
+    """Numerator (G, R, h) and denominator (G, R) of some queries of a chunk: from the sums, from inside it, offset."""
     numerator, denominator = sums.read(piece.query(rows))
     factor = piece.read_factor(chunk, rows)
     if factor is not None:
         numerator, denominator = numerator.mul_(factor[..., None]), denominator.mul_(factor)
-    if piece.plan.diagonal == Diagonal.NONE:
+    if piece.plan.diagonal != Diagonal.NONE:
+        keys = piece.visible(chunk, rows)
+        weights = _weights(piece, keys, rows)
+        numerator.baddbmm_(weights, piece.value(keys))
+        denominator.add_(weights.sum(-1))
+    return _resolved(piece, sums, rows, factor, numerator, denominator)
+
+
+def _resolved(
+    piece: Piece, sums: Sums, rows: Stretch, factor: Tensor | None, numerator: Tensor, denominator: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator with the offset, and with the mass that the sums cannot resolve (`resolution.py`)."""
+    denominator = denominator.add_(piece.plan.offset)
+    if not piece.plan.normalize or piece.plan.power != 2 or sums.empty:
         return numerator, denominator
-    keys = piece.visible(chunk, rows)
-    weights = _weights(piece, keys, rows)
-    return numerator.baddbmm_(weights, piece.value(keys)), denominator.add_(weights.sum(-1))
+    query = piece.query(rows)
+    squares = sums.read_squares(query)
+    missing = missing_mass(denominator, squares if factor is None else squares * factor)
+    if missing is None:
+        return numerator, denominator
+    by = torch.where(missing > 0, missing / squares, 0.0)
+    return sums.add_squares(query, by, numerator), denominator.add_(missing)
 
 
 def _weights(piece: Piece, keys: Stretch, rows: Stretch) -> Tensor:
@@ -102,7 +121,6 @@ def _weights(piece: Piece, keys: Stretch, rows: Stretch) -> Tensor:
 
 
 def _write_rows(piece: Piece, outputs: Outputs, rows: Stretch, numerator: Tensor, denominator: Tensor) -> None:
-    denominator = denominator.add_(piece.plan.offset)
     if piece.plan.normalize:
         numerator = numerator.mul_(piece.reciprocal(denominator)[..., None])
     piece.write_queries(outputs.output, rows, numerator)

@@ -7,13 +7,14 @@ up: then a mass E(q) . z is the small product left(q) z, times right(q), and no 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from polysketch.ops.linear import packing
-from polysketch.ops.linear.packing_rows import Rows, Triangle, strip_rows, triangle_size, weights
+from polysketch.ops.linear.packing_rows import Rows, Triangle, square_rows, strip_rows, triangle_size, weights
 from polysketch.ops.workspace import Workspace
 
 Pair = tuple[Tensor, Tensor]
@@ -27,11 +28,13 @@ class Expansion(ABC):
         rows: e, as it is kept here.
         normalizer_shape: of z, without G.
         weights: (e, 1), with which products count on the query's side; None where each counts once.
+        squares: at power 2, the rows of the squares of the features.
     """
 
     rows: int
     normalizer_shape: tuple[int, ...]
     weights: Tensor | None = None
+    squares: Sequence[int] = ()
 
     @abstractmethod
     def expanded(self, x: Tensor) -> Tensor:
@@ -50,8 +53,8 @@ class Expansion(ABC):
         """The gradient of `mass` with respect to x, to be broadcast to (G, T, r)."""
 
     @abstractmethod
-    def add_mass(self, normalizer: Tensor, x: Tensor, scaled: Tensor) -> None:
-        """Add E(x) of all tokens to the normalizer; each token counts as often as `scaled` is x."""
+    def mass_of(self, x: Tensor, scaled: Tensor) -> Tensor:
+        """E(x) of all tokens added up, in the form of z; each token counts as often as `scaled` is x."""
 
     def load(self, sums: Tensor, normalizer: Tensor) -> Pair:
         """From the public layout."""
@@ -92,9 +95,9 @@ class Features(Expansion):
         """As `Expansion.mass_gradient`."""
         return normalizer[:, None]
 
-    def add_mass(self, normalizer: Tensor, x: Tensor, scaled: Tensor) -> None:
-        """As `Expansion.add_mass`."""
-        normalizer.add_(scaled.sum(1))
+    def mass_of(self, x: Tensor, scaled: Tensor) -> Tensor:
+        """As `Expansion.mass_of`."""
+        return scaled.sum(1)
 
 
 class Squares(Expansion):
@@ -104,6 +107,7 @@ class Squares(Expansion):
         padded = feature_dim + -feature_dim % packing.TILE
         self.rows, self.normalizer_shape = triangle_size(padded), (padded, padded)
         self.weights = self._weights = weights(padded, like)
+        self.squares = square_rows(padded)
         self._feature_dim, self._workspace = feature_dim, workspace
 
     def expanded(self, x: Tensor) -> Tensor:
@@ -124,9 +128,9 @@ class Squares(Expansion):
         """As `Expansion.mass_gradient`."""
         return torch.bmm(x, normalizer + normalizer.mT)
 
-    def add_mass(self, normalizer: Tensor, x: Tensor, scaled: Tensor) -> None:
-        """As `Expansion.add_mass`."""
-        normalizer.baddbmm_(scaled.mT, x)
+    def mass_of(self, x: Tensor, scaled: Tensor) -> Tensor:
+        """As `Expansion.mass_of`."""
+        return torch.bmm(scaled.mT, x)
 
     def load(self, sums: Tensor, normalizer: Tensor) -> Pair:
         """As `Expansion.load`."""
@@ -195,9 +199,9 @@ class Products(Expansion):
         first, second = x.chunk(2, -1)
         return torch.cat([torch.bmm(second, normalizer.mT), torch.bmm(first, normalizer)], -1)
 
-    def add_mass(self, normalizer: Tensor, x: Tensor, scaled: Tensor) -> None:
-        """As `Expansion.add_mass`."""
-        normalizer.baddbmm_(scaled[..., : self._width].mT, x[..., self._width :])
+    def mass_of(self, x: Tensor, scaled: Tensor) -> Tensor:
+        """As `Expansion.mass_of`."""
+        return torch.bmm(scaled[..., : self._width].mT, x[..., self._width :])
 
     def _memory(self, name: str, x: Tensor) -> Tensor:
         return self._workspace.take(name, (x.shape[0], self.rows, x.shape[1]), x)

@@ -88,6 +88,12 @@ def _strip_pairs(feature_dim: int) -> list[tuple[int, int]]:
     return [(first + a, b) for first in strips for a in range(STRIP) for b in range(first, feature_dim)]
 
 
+@cache
+def square_rows(feature_dim: int) -> list[int]:
+    """Where the chunked backend has the squares of `feature_dim` features, a multiple of 4."""
+    return [row for row, (a, b) in enumerate(_strip_pairs(feature_dim)) if a == b]
+
+
 def triangle_size(feature_dim: int) -> int:
     """Rows of the chunked backend for `feature_dim` features, a multiple of 4."""
     return sum(STRIP * (feature_dim - first) for first in range(0, feature_dim, STRIP))

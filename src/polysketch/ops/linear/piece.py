@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.packing import TILE
-from polysketch.ops.linear.state import state_dtype
+from polysketch.ops.linear.state import adding_dtype, state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan, Stretch
 from polysketch.ops.parallel import deal, num_workers
@@ -241,7 +241,8 @@ class Piece:
         since = (decay if folded is None else decay * folded).cumsum(1)
         # Differences, never ratios of exponentials: at most zero, so nothing overflows.
         factor = (since[:, -1:] - since).clamp_(max=0).exp_()
-        return factor if folded is None else factor * folded, since[:, -1].exp()
+        carried = since[:, -1].to(adding_dtype(since)).exp()  # its rounding would add up, chunk after chunk
+        return factor if folded is None else factor * folded, carried
 
     def read_factor(self, chunk: Stretch, rows: Stretch) -> Tensor | None:
         """(G, R): the decay from the start of a chunk to its queries; None for 1."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.packing import expand, halves, symmetrize
+from polysketch.ops.linear.resolution import resolve
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Plan
 
@@ -57,7 +58,12 @@ def linear_attention(
         denominator = denominator + (expanded @ of_group(state.normalizer)[..., None])[..., 0]
 
     # 3. Output. Rows without any mass and padding give zeros.
-    output, denominator = numerator, plan.offset + denominator
+    denominator = plan.offset + denominator
+    if state is not None and plan.normalize and plan.power == 2:  # exact weights have nothing to resolve, sums have
+        decay = of_group(keys.total_decay)[..., -length:].exp()
+        held = of_group(state.sums), of_group(state.normalizer)
+        numerator, denominator = resolve(query, *held, decay, numerator, denominator)
+    output = numerator
     if plan.normalize:
         mass = denominator[..., None]
         output = torch.where(mass == 0, 0.0, numerator / mass.masked_fill(mass == 0, 1.0))

@@ -289,6 +289,11 @@ def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> Linea
     )
 
 
+def adding_dtype(like: Tensor) -> torch.dtype:
+    """The dtype in which many sums are added to a sum in the dtype of `like`: float64 where the device has it."""
+    return like.dtype if like.device.type == "mps" else torch.float64
+
+
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums are kept for inputs of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32

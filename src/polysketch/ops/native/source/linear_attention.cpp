@@ -33,6 +33,7 @@ class Forward {
         for (int64_t first = 0; first < chunk_.size; first += kBlock) {
           const int64_t count = std::min(kBlock, chunk_.size - first);
           read(shared, start + first, count, nullptr);
+          resolve(count, 0.0f, nullptr);
           write_rows(output_, head_.row, count, head_.call.value_width, head_.of_query(head_.call.output, shared, start + first), false);
           write_columns(mass_, kBlock, count, 1, head_.of_query(head_.call.denominator, shared, start + first), false);
         }
@@ -51,6 +52,7 @@ class Forward {
           read(shared, start + first, std::min(kBlock, chunk_.size - first), chunk_.decay.read() + first);
           if (head_.reads_later_chunks()) add_later(shared, start + first, std::min(kBlock, chunk_.size - first));
           if (call.diagonal != kNone) inside(shared, first);
+          resolve(std::min(kBlock, chunk_.size - first), call.offset, chunk_.decay.any() ? chunk_.decay.read() + first : nullptr);
           write(shared, start + first, std::min(kBlock, chunk_.size - first));
         }
       if (start + call.chunk < call.keys || call.return_sums) fold_chunk(chunk_, folder_, sums_, in_columns_);
@@ -74,6 +76,7 @@ class Forward {
       for (int64_t first = 0; first < head_.call.queries; first += kBlock) {
         const int64_t count = std::min(kBlock, head_.call.queries - first);
         read(shared, first, count, nullptr);
+        resolve(count, head_.call.offset, nullptr);
         write(shared, first, count);
       }
   }
@@ -132,6 +135,21 @@ class Forward {
       if (from > query) weight = keep(weight, at_least(query, from));
       store(row + v * kLanes, weight);
       store(mass_ + v * kLanes, load(mass_ + v * kLanes) + weight);
+    }
+  }
+
+  // Where a mass at power 2 is less than rounding can hide in the sums, products of both signs having cancelled, what is
+  // missing to that is given to the mean of the values by squares alone, whose weights are not negative: a quotient of
+  // noise by noise would leave the range of the values. `decay` is that of each query since the sums.
+  void resolve(int64_t count, float offset, const float* decay) {
+    if (!head_.call.normalize || head_.call.power != 2 || sums_.empty()) return;
+    float squares[kBlock];
+    sums_.read_squares(query_, squares);
+    for (int64_t t = 0; t < count; t++) {
+      const float least = kResolved * squares[t] * (decay ? decay[t] : 1.0f), mass = offset + mass_[t];
+      if (!(mass < least)) continue;
+      sums_.add_squares(query_ + t, (least - mass) / squares[t], output_ + t * head_.row);
+      mass_[t] = least - offset;
     }
   }
 

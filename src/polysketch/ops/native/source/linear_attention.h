@@ -82,18 +82,18 @@ class ChunkDecay {
   // Of the first `folded` tokens alone in `fold` and `carried`.
   void of(const Head& head, int64_t start, int64_t size, int64_t folded) {
     any_ = static_cast<bool>(head.call.log_decay);
-    float total = 0, folded_total = 0;
+    double total = 0, folded_total = 0;
     for (int64_t t = 0; t < size && any_; t++) {
-      since_[t] = total += head.of_key(head.call.log_decay, start + t).data[0];
-      read_[t] = std::exp(total);
+      since_[t] = static_cast<float>(total += head.of_key(head.call.log_decay, start + t).data[0]);
+      read_[t] = std::exp(since_[t]);
       if (t < folded) folded_total = total;
     }
     for (int64_t t = 0; t < size; t++) {
-      fold_[t] = t >= folded ? 0.0f : any_ ? std::exp(std::min(0.0f, folded_total - since_[t])) : 1.0f;
+      fold_[t] = t >= folded ? 0.0f : any_ ? std::exp(std::min(0.0f, static_cast<float>(folded_total) - since_[t])) : 1.0f;
     }
-    carried_ = any_ ? std::exp(folded_total) : 1.0f;
+    carried_ = any_ ? std::exp(folded_total) : 1.0;
     std::fill(fold_.begin() + size, fold_.end(), 0.0f);
-    if (any_) std::fill(since_.begin() + size, since_.end(), total);
+    if (any_) std::fill(since_.begin() + size, since_.end(), static_cast<float>(total));
     if (any_) std::fill(read_.begin() + size, read_.end(), 0.0f);
   }
 
@@ -101,11 +101,11 @@ class ChunkDecay {
   const float* read() const { return read_.data(); }    // from the start of the chunk to each token
   const float* fold() const { return fold_.data(); }    // from each token to the end; 0 where it is not folded
   const float* since() const { return since_.data(); }  // log of `read`
-  float carried() const { return carried_; }            // from the start to the end
+  double carried() const { return carried_; }           // from the start to the end
 
  private:
   std::vector<float> read_, fold_, since_;
-  float carried_ = 1.0f;
+  double carried_ = 1.0;
   bool any_ = false;
 };
 

@@ -76,10 +76,29 @@ class Step {
       mass += weight;
     }
     mass += call_.offset;
+    if (call_.normalize && call_.power == 2) mass = resolve(mass, decay);
     const float factor = !call_.normalize ? 1.0f : mass == 0.0f ? 0.0f : 1.0f / mass;
     float* output = call_.output.at(batch_, head, 0);
     for (int64_t i = 0; i < call_.value_width; i++) output[i] = numerator_[i] * factor;
     *call_.denominator.at(batch_, head, 0) = mass;
+  }
+
+  // A mass that the sums cannot resolve, with what it lacks, and the values of that (see linear_attention.cpp).
+  float resolve(float mass, float decay) {
+    float squares = 0;
+    for (int64_t a = 0; a < call_.features; a++) squares += x_[a] * x_[a] * normalizer_[square(a)];
+    const float least = kResolved * squares * decay;
+    if (!(mass < least)) return mass;
+    const float by = (least - mass) / squares;
+    for (int64_t a = 0; a < call_.features; a++)
+      add_scaled(by * x_[a] * x_[a], sums_ + square(a) * call_.value_width, numerator_.data(), call_.value_width);
+    return least;
+  }
+
+  // The row of the square of a feature, in the public layout: the tile (I, I) comes after those of earlier rows.
+  int64_t square(int64_t a) const {
+    const int64_t tiles = padded_ / kTile, i = a / kTile, pair = i * tiles - i * (i - 1) / 2;
+    return (pair * kTile + a % kTile) * kTile + a % kTile;
   }
 
   // Folds the token into the sums, decayed first: where there is no local part.

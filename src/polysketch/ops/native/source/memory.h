@@ -7,6 +7,10 @@
 
 #include "vector.h"
 
+// A mass at power 2 that is less than so much of what the squares x_a^2 y_a^2 alone hold, rounding may have made.
+// Mirrored in polysketch/ops/linear/resolution.py.
+constexpr float kResolved = 0x1p-12f;
+
 static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 static inline int64_t padded(int64_t width) { return round_up(width, kLanes); }
 

@@ -4,6 +4,9 @@
 //
 // a may lie in any order: a[m][k] is a[m * a_row + k * a_step]. Each entry of a is spread over a vector, so that only b
 // and c need to be contiguous; sums of a tile stay in registers.
+//
+// With `lost`, of the layout of c, the whole sum over k is added to c at once, and what that addition rounds off is kept
+// in `lost` and goes into the next one (Kahan's summation): the error of c does not grow with the number of products.
 #pragma once
 
 #include "vector.h"
@@ -21,7 +24,14 @@ struct Right {
 struct Result {
   float* data;
   int64_t row;
+  float* lost = nullptr;
 };
+
+static inline void add_compensated(float* total, float* lost, Vector x) {
+  const Vector more = x + load(lost), before = load(total), after = before + more;
+  store(total, after);
+  store(lost, more - (after - before));
+}
 
 template <int kRows, int kColumns>
 static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
@@ -29,7 +39,7 @@ static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 4
-    for (int n = 0; n < kColumns; n++) sums[m][n] = add ? load(c.data + m * c.row + n * kLanes) : Vector{};
+    for (int n = 0; n < kColumns; n++) sums[m][n] = add && !c.lost ? load(c.data + m * c.row + n * kLanes) : Vector{};
   const float* left = a.data;
   const float* right = b.data;
   for (int64_t k = 0; k < depth; k++, left += a.step, right += b.step) {
@@ -41,6 +51,14 @@ static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
 #pragma GCC unroll 4
       for (int n = 0; n < kColumns; n++) sums[m][n] += left[m * a.row] * row[n];
   }
+  if (c.lost) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; n++)
+        add_compensated(c.data + m * c.row + n * kLanes, c.lost + m * c.row + n * kLanes, sums[m][n]);
+    return;
+  }
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 4
@@ -51,15 +69,16 @@ template <int kColumns>
 static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
   int64_t m = 0;
   auto left = [&](int64_t m) { return Left{a.data + m * a.row, a.row, a.step}; };
-  auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row}; };
+  auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row, c.lost ? c.lost + m * c.row : nullptr}; };
   for (; m + kTileRows <= rows; m += kTileRows) tile<kTileRows, kColumns>(depth, left(m), b, result(m), add);
   for (; m + 4 <= rows; m += 4) tile<4, kColumns>(depth, left(m), b, result(m), add);
   for (; m < rows; m++) tile<1, kColumns>(depth, left(m), b, result(m), add);
 }
 
 static void product(int64_t rows, int64_t width, int64_t depth, Left a, Right b, Result c, bool add) {
+  auto result = [&](int64_t n) { return Result{c.data + n, c.row, c.lost ? c.lost + n : nullptr}; };
   int64_t n = 0;
   for (; n + 2 * kLanes <= width; n += 2 * kLanes)
-    columns<2>(rows, depth, a, {b.data + n, b.step}, {c.data + n, c.row}, add);
-  for (; n < width; n += kLanes) columns<1>(rows, depth, a, {b.data + n, b.step}, {c.data + n, c.row}, add);
+    columns<2>(rows, depth, a, {b.data + n, b.step}, result(n), add);
+  for (; n < width; n += kLanes) columns<1>(rows, depth, a, {b.data + n, b.step}, result(n), add);
 }

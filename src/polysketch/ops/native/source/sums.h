@@ -7,6 +7,9 @@
 //
 // At power 1 the expansion is x itself; with two factors the products a_i b_j of its halves a and b, each once, i major.
 // Tokens are innermost throughout: x[i][token].
+//
+// Beside every sum stands what its additions have rounded off so far, `lost`; a state that leaves or comes in is the
+// sums alone.
 #pragma once
 
 #include <vector>
@@ -61,6 +64,9 @@ class Expansion {
     }
   }
 
+  // The row of the square of feature a, at power 2.
+  int64_t square(int64_t a) const { return a * features - a * (a - 1) / 2; }
+
   int64_t features, size;
 
  private:
@@ -74,13 +80,15 @@ class Sums {
  public:
   Sums(const Expansion& expansion, int64_t width)
       : expansion_(expansion), width_(width), row_(padded(width)), sums_(expansion.size * row_),
-        normalizer_(expansion.size), scratch_(kStripFloats), gradient_(kStripFloats) {
+        normalizer_(expansion.size), lost_(expansion.size * row_), lost_mass_(expansion.size), scratch_(kStripFloats),
+        gradient_(kStripFloats) {
     clear();
   }
 
   void clear() {
     zero(sums_, expansion_.size * row_);
     zero(normalizer_, expansion_.size);
+    forget_lost();
     empty_ = true;
   }
 
@@ -90,6 +98,7 @@ class Sums {
     for (int64_t k = 0; k < expansion_.size; k++)
       std::copy(sums + k * width_, sums + (k + 1) * width_, sums_ + k * row_);
     std::copy(normalizer, normalizer + expansion_.size, static_cast<float*>(normalizer_));
+    forget_lost();
     empty_ = false;
   }
 
@@ -99,9 +108,9 @@ class Sums {
     std::copy(static_cast<float*>(normalizer_), normalizer_ + expansion_.size, normalizer);
   }
 
-  void scale(float factor) {
-    for (int64_t i = 0; i < expansion_.size * row_; i++) sums_[i] *= factor;
-    for (int64_t k = 0; k < expansion_.size; k++) normalizer_[k] *= factor;
+  void scale(double factor) {
+    scale(sums_, lost_, expansion_.size * row_, factor);
+    scale(normalizer_, lost_mass_, expansion_.size, factor);
   }
 
   // Add `count` tokens, at most kFoldTokens: x[features][tokens], zeros from `count` on; values[count][row],
@@ -109,8 +118,14 @@ class Sums {
   void fold(const float* x, int64_t tokens, int64_t count, const float* values, const float* masses, float pairs) {
     for_strips(tokens, [&](int64_t first, int64_t last) {
       const float* rows = expansion_.expand(x, tokens, first, last, pairs, scratch_);
-      product(last - first, row_, count, {rows, tokens, 1}, {values, row_}, {sums_ + first * row_, row_}, true);
-      for (int64_t k = first; k < last; k++) normalizer_[k] += dot(rows + (k - first) * tokens, masses, tokens);
+      product(last - first, row_, count, {rows, tokens, 1}, {values, row_},
+              {sums_ + first * row_, row_, lost_ + first * row_}, true);
+      for (int64_t k = first; k < last; k++) {
+        const float more = dot(rows + (k - first) * tokens, masses, tokens) + lost_mass_[k];
+        const float before = normalizer_[k];
+        normalizer_[k] = before + more;
+        lost_mass_[k] = more - (normalizer_[k] - before);
+      }
     });
     empty_ = false;
   }
@@ -126,6 +141,24 @@ class Sums {
           masses[v] += load(rows + (k - first) * kBlock + v * kLanes) * normalizer_[k];
     });
     for (int v = 0; v < kBlockVectors; v++) store(mass + v * kLanes, masses[v]);
+  }
+
+  // At power 2, what the squares of the features alone give to the mass of kBlock tokens x[features][kBlock].
+  void read_squares(const float* x, float* mass) const {
+    for (int v = 0; v < kBlockVectors; v++) {
+      Vector total{};
+      for (int64_t a = 0; a < expansion_.features; a++) {
+        const Vector entry = load(x + a * kBlock + v * kLanes);
+        total += entry * entry * normalizer_[expansion_.square(a)];
+      }
+      store(mass + v * kLanes, total);
+    }
+  }
+
+  // What the squares alone give to the output of one of these tokens, times `by`, added.
+  void add_squares(const float* x, float by, float* output) const {
+    for (int64_t a = 0; a < expansion_.features; a++)
+      add_scaled(by * x[a * kBlock] * x[a * kBlock], sums_ + expansion_.square(a) * row_, output, width_);
   }
 
   // The adjoint of `read` with respect to x, added to dx[features][kBlock]; gradients of output, [width][kBlock], and
@@ -144,6 +177,21 @@ class Sums {
   }
 
  private:
+  void forget_lost() {
+    zero(lost_, expansion_.size * row_);
+    zero(lost_mass_, expansion_.size);
+  }
+
+  // The factor is the sum of two floats, and what a product rounds off is known where products and sums are fused.
+  static void scale(float* sums, float* lost, int64_t count, double factor) {
+    const float by = static_cast<float>(factor), rest = static_cast<float>(factor - by);
+    for (int64_t i = 0; i < count; i++) {
+      const float scaled = sums[i] * by;
+      lost[i] = lost[i] * by + (product_error(sums[i], by, scaled) + sums[i] * rest);
+      sums[i] = scaled;
+    }
+  }
+
   template <class Work>
   void for_strips(int64_t tokens, Work work) const {
     const int64_t rows = std::max<int64_t>(kTileRows, kStripFloats / tokens);
@@ -152,6 +200,6 @@ class Sums {
 
   const Expansion& expansion_;
   int64_t width_, row_;
-  Buffer sums_, normalizer_, scratch_, gradient_;
+  Buffer sums_, normalizer_, lost_, lost_mass_, scratch_, gradient_;
   bool empty_ = true;
 };

@@ -92,6 +92,15 @@ static inline void add_scaled(float by, const float* __restrict from, float* __r
   for (int64_t i = 0; i < count; i++) to[i] += by * from[i];
 }
 
+// a b - rounded, exactly, where `rounded` is a b.
+static inline float product_error(float a, float b, float rounded) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(a, b, -rounded);
+#else
+  return static_cast<float>(static_cast<double>(a) * b - rounded);
+#endif
+}
+
 // x where the mask is set (all bits), else 0: also where x is not finite.
 static inline Vector keep(Vector x, Integers mask) { return (Vector)((Integers)x & mask); }
 
