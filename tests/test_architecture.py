@@ -77,7 +77,7 @@ OWNERS = {
     "tensorboard": {"training"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},
-    "jinja2": {"serving"},
+    "jinja2": {"integrations"},
     "safetensors": {"ops", "models", "distributed", "generation", "training", "integrations", "conversion"},
     "timm": {"integrations"},
     "matplotlib": {""},  # polysketch/plotting.py

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polysketch.cli.chat_template import require_template
 from polysketch.cli.terminal import write_visible
 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
     from polysketch.generation import GenerationResult
+    from polysketch.integrations.chat import Chat
     from polysketch.models import TransformerLM
 
 __all__ = ["GenerateFlags", "run"]
@@ -34,6 +36,7 @@ class GenerateFlags:
       polysketch generate runs/own --interactive --stop "\\n\\n"
       polysketch generate runs/own --prompts prompts.jsonl --out continued.jsonl
       polysketch generate exported --prompt "Once upon a time"
+      polysketch generate converted --chat --prompt "Which animals bark?"
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -50,6 +53,11 @@ class GenerateFlags:
     """Prompts of --prompts that are continued together."""
     interactive: bool = False
     """Reply to lines that you type, after --prompt if there is one. The model remembers the conversation."""
+    chat: bool = False
+    """Prompts and lines are messages of a chat, written as the tokenizer's chat template says. Answers alone are
+    printed. --interactive answers --prompt first, if there is one."""
+    chat_template: Path | None = None
+    """File with a Jinja template that makes a prompt of a chat, in place of the tokenizer's own. It asks for --chat."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text that ends a continuation, and is not part of it. May be given several times."""
     num_samples: int = 1
@@ -81,15 +89,38 @@ def run(flags: GenerateFlags) -> int:
     if of_transformers and flags.checkpoint != "latest":
         raise ValueError(f"--checkpoint: expected a run, found a model of transformers in {flags.run}, which has none")
     model, tokenizer, prompts = (_open_transformers if of_transformers else _open_run)(flags)
+    chat = _chat(flags, tokenizer)
     if flags.interactive:
-        from polysketch.cli.interactive import Conversation
-
-        Conversation(model, tokenizer, flags.stop, _settings(flags), flags.seed).hold(prompts[0])
+        _converse(flags, model, tokenizer, chat, prompts[0])
     elif flags.prompts is not None:
-        _continue_file(flags, model, tokenizer, prompts)
+        _continue_file(flags, model, tokenizer, chat, prompts)
     else:
-        _continue_on_screen(flags, model, tokenizer, prompts)
+        _continue_on_screen(flags, model, tokenizer, chat, prompts)
     return 0
+
+
+def _is_chat(flags: GenerateFlags) -> bool:
+    return flags.chat or flags.chat_template is not None
+
+
+def _chat(flags: GenerateFlags, tokenizer: TokenizerLike) -> Chat | None:
+    """How the model takes part in a chat, where one is asked for."""
+    if not _is_chat(flags):
+        return None
+    from polysketch.integrations.chat import load_chat
+
+    return load_chat(flags.run, tokenizer, flags.chat_template)
+
+
+def _converse(
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, chat: Chat | None, prompt: str
+) -> None:
+    from polysketch.cli.interactive import ChatTurns, Conversation, TextTurns
+
+    turns = TextTurns(tokenizer, prompt) if chat is None else ChatTurns(chat.render)
+    ends = _ends(tokenizer, chat)
+    conversation = Conversation(model, tokenizer, turns, flags.stop, ends, _settings(flags), flags.seed)
+    conversation.hold([prompt] if chat is not None and prompt else [])
 
 
 def _open_run(flags: GenerateFlags) -> tuple[Any, TokenizerLike, list[str]]:
@@ -124,6 +155,9 @@ def _check(flags: GenerateFlags) -> None:
         raise ValueError("expected --interactive with at most one --prompt that is a text, and without --json")
     if flags.num_samples < 1 or flags.prompt.count("-") > 1 or not all(flags.stop):
         raise ValueError("expected at least one sample, one --prompt - at most, and no empty --stop")
+    if _is_chat(flags) and not (flags.prompt or flags.prompts or flags.interactive):
+        raise ValueError("expected a --prompt, --prompts or --interactive with --chat, found none")
+    require_template(flags.chat_template)
 
 
 def _read_prompts(flags: GenerateFlags) -> list[str]:
@@ -142,14 +176,15 @@ def _settings(flags: GenerateFlags) -> dict[str, Any]:
 
 
 def _continue_on_screen(
-    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str]
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, chat: Chat | None, prompts: Sequence[str]
 ) -> None:
     alone = len(prompts) == 1
+    before = prompts if chat is None else [""] * len(prompts)
     if alone:
-        write_visible(prompts[0])
-    result, texts = _continued(flags, model, tokenizer, prompts, shown=alone)
+        write_visible(before[0])
+    result, texts = _continued(flags, model, tokenizer, chat, prompts, shown=alone)
     if not alone:
-        for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), start=1):
+        for number, (prompt, text) in enumerate(zip(before, texts, strict=True), start=1):
             write_visible(f"--- {number} ---\n{prompt}{text}\n")
     else:
         print()
@@ -159,15 +194,17 @@ def _continue_on_screen(
 
 
 def _continue_file(
-    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str]
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, chat: Chat | None, prompts: Sequence[str]
 ) -> None:
     from polysketch.data.prompt_files import Continuations
 
     assert flags.out is not None
     described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": _digest(model)}
+    if chat is not None:
+        described["chat"] = _encode(tokenizer, chat, "?")  # another template writes other tokens
 
     def continued(batch: Sequence[str]) -> list[Mapping[str, Any]]:
-        result, texts = _continued(flags, model, tokenizer, batch, shown=False)
+        result, texts = _continued(flags, model, tokenizer, chat, batch, shown=False)
         return [
             {"text": text, "tokens": len(tokens), "stopped": stopped}
             for text, tokens, stopped in zip(texts, result.tokens, result.stopped, strict=True)
@@ -185,7 +222,13 @@ def _digest(model: Any) -> str:
 
 
 def _continued(
-    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, prompts: Sequence[str], *, shown: bool
+    flags: GenerateFlags,
+    model: TransformerLM,
+    tokenizer: TokenizerLike,
+    chat: Chat | None,
+    prompts: Sequence[str],
+    *,
+    shown: bool,
 ) -> tuple[GenerationResult, list[str]]:
     """Continue prompts together; the text of the only one is shown as it comes."""
     from polysketch.generation import TextStream, generate
@@ -205,9 +248,9 @@ def _continued(
 
     result = generate(
         model,
-        [_encode(tokenizer, text) for text in prompts],
+        [_encode(tokenizer, chat, text) for text in prompts],
         seed=flags.seed,
-        stop=tokenizer.end_of_text,
+        stop=_ends(tokenizer, chat),
         on_token=on_token,
         **_settings(flags),
     )
@@ -216,8 +259,15 @@ def _continued(
     return result, texts
 
 
-def _encode(tokenizer: TokenizerLike, text: str) -> list[int]:
+def _ends(tokenizer: TokenizerLike, chat: Chat | None) -> set[int]:
+    """Token ids that end a text, or an answer."""
+    return {tokenizer.end_of_text, *(() if chat is None else chat.ends)}
+
+
+def _encode(tokenizer: TokenizerLike, chat: Chat | None, text: str) -> list[int]:
     """Return the ids of a prompt; of an empty one the end-of-text id, which is what a new text follows."""
+    if chat is not None:
+        return chat.render([{"role": "user", "content": text}])
     return tokenizer.encode(text) or [tokenizer.end_of_text]
 
 

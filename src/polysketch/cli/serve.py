@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from polysketch.cli.chat_template import require_template
+
 if TYPE_CHECKING:
     from polysketch.serving.served_model import ServedModel
 
@@ -95,8 +97,7 @@ def _require_model(flags: ServeFlags, exported: bool) -> None:
         require_text(flags.model, find_run(flags.model, flags.checkpoint)[0])
     if not 0 <= flags.port < 2**16:
         raise ValueError(f"--port: expected a number from 0 to {2**16 - 1}, found {flags.port}")
-    if flags.chat_template is not None and not flags.chat_template.is_file():
-        raise FileNotFoundError(f"--chat-template: expected a file, found none at {flags.chat_template}")
+    require_template(flags.chat_template)
 
 
 def _has_vllm() -> bool:

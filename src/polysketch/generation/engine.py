@@ -1,7 +1,7 @@
 """Continue prompts with a language model whose state does not grow. Token ids in, token ids out: no text here."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -26,8 +26,8 @@ class GenerationResult:
     """What `generate` made.
 
     Attributes:
-        tokens: for every prompt the new token ids, without the prompt and without the stop id.
-        stopped: for every prompt whether the stop id or `on_token` ended it, rather than max_new_tokens.
+        tokens: for every prompt the new token ids, without the prompt and without a stop id.
+        stopped: for every prompt whether a stop id or `on_token` ended it, rather than max_new_tokens.
         tokens_per_second: new tokens of all prompts together, over the seconds from the end of the prompts on.
         prefill_seconds: time to read the prompts.
         state_bytes: size of the state carried from token to token, all prompts together.
@@ -52,7 +52,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    stop: int | None = None,
+    stop: int | Collection[int] | None = None,
     on_token: Callable[[int, int], bool | None] | None = None,
     state: ModelState | None = None,
     span: int = 512,
@@ -75,8 +75,8 @@ def generate(
         top_k: see `Sampler`.
         top_p: see `Sampler`.
         seed: of the random draws.
-        stop: a token id that ends its row, for instance end of text. Default: none.
-        on_token: called as (row, token id) for every new token as soon as it is known, not for the stop id. Where it
+        stop: a token id that ends its row, for instance end of text, or several. Default: none.
+        on_token: called as (row, token id) for every new token as soon as it is known, not for a stop id. Where it
             returns True the row ends, with that token.
         state: what to go on from, moved on in place; its rows are those of the prompts. It has then read the prompts
             and every new token but the last: `state.position` counts them. Default: nothing was read.
@@ -112,16 +112,21 @@ def generate(
 class _Rows:
     """The tokens of every row so far, and which rows have ended."""
 
-    def __init__(self, num_rows: int, stop: int | None, on_token: Callable[[int, int], bool | None] | None) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        stop: int | Collection[int] | None,
+        on_token: Callable[[int, int], bool | None] | None,
+    ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_rows)]
         self.stopped = [False] * num_rows
-        self._stop = stop
+        self._stop = () if stop is None else (stop,) if isinstance(stop, int) else frozenset(stop)
         self._on_token = on_token
 
     def add(self, chosen: list[int]) -> None:
         """Append one token to every row that has not ended; a row that has ended goes on in the batch, unheard."""
         for row, token in enumerate(chosen):
-            self.stopped[row] = self.stopped[row] or token == self._stop
+            self.stopped[row] = self.stopped[row] or token in self._stop
             if self.stopped[row]:
                 continue
             self.tokens[row].append(token)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polysketch.integrations.chat import Messages, renderer
 from polysketch.serving.errors import ApiError
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedModel", "load_served"]
 
-Messages = list[dict[str, str]]
-
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -28,7 +27,8 @@ class ServedModel:
         name: by which clients ask for it.
         model: in evaluation mode.
         tokenizer: of its texts.
-        render: the token ids of a chat, up to where the answer begins; None where there is no chat template.
+        render: the token ids of a chat, up to where the answer begins, or ValueError; None where there is no chat
+            template.
     """
 
     name: str
@@ -57,7 +57,10 @@ class ServedModel:
                 param="messages",
                 code="no_chat_template",
             )
-        return self.render(asked)
+        try:
+            return self.render(asked)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from None
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What these tokens stand for; ids that the model has beyond its tokenizer's stand for nothing."""
@@ -109,7 +112,7 @@ def load_served(
     if template is not None:
         from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 
-        render = _renderer(to_fast_tokenizer(description.tokenizer), template)
+        render = renderer(to_fast_tokenizer(description.tokenizer), template)
     return ServedModel(name, model, description.tokenizer, render)
 
 
@@ -121,24 +124,4 @@ def _exported(folder: Path, name: str, device: torch.device | str, template: str
     wrapped = read_model(folder, device=device)
     known = (wrapped.config.training_run or {}).get("tokenizer")
     tokenizer = find_tokenizer(folder, known)
-    fast = read_tokenizer(folder)
-    template = fast.chat_template if template is None else template
-    render = None if template is None else _renderer(fast, template)
-    return ServedModel(name, wrapped.inner, tokenizer, render)
-
-
-def _renderer(tokenizer: Any, template: str) -> Callable[[Messages], list[int]]:
-    """A chat's ids by a tokenizer of transformers, whose sandbox runs the template."""
-    from jinja2 import TemplateError
-
-    def render(messages: Messages) -> list[int]:
-        try:
-            found = tokenizer.apply_chat_template(
-                messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=True
-            )
-        except (TemplateError, ValueError, TypeError) as error:
-            message = f"the chat template refuses these messages: {' '.join(str(error).split())}"
-            raise ApiError(400, message, param="messages") from None
-        return list(found["input_ids"])
-
-    return render
+    return ServedModel(name, wrapped.inner, tokenizer, renderer(read_tokenizer(folder), template))

@@ -1,0 +1,103 @@
+"""A chat as the token ids that a model was taught to answer: by the template of Jinja that its tokenizer has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polysketch.integrations.transformers_folder import is_transformers_folder, read_tokenizer
+
+if TYPE_CHECKING:
+    from polysketch.data import TokenizerLike
+
+__all__ = ["Chat", "Messages", "load_chat", "renderer"]
+
+Messages = list[dict[str, str]]
+"""What was said: of each message the `role` and the `content`."""
+
+_GENERATION_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Chat:
+    """How a model takes part in a chat.
+
+    Attributes:
+        render: the token ids of messages, up to where the answer begins; ValueError where the template refuses them.
+        ends: token ids that end an answer, beside the end of a text.
+    """
+
+    render: Callable[[Messages], list[int]]
+    ends: frozenset[int] = frozenset()
+
+
+def load_chat(folder: str | Path, tokenizer: TokenizerLike, template_file: Path | None = None) -> Chat:
+    """Load the chat template of a model.
+
+    Args:
+        folder: of a run, or of a model of transformers.
+        tokenizer: of the run.
+        template_file: with a template of Jinja, in place of the tokenizer's own. A run has none of its own.
+
+    Raises:
+        ValueError: there is no template.
+        ImportError: the extra `hf` is missing.
+    """
+    folder = Path(folder)
+    template = None if template_file is None else template_file.read_text(encoding="utf-8")
+    if is_transformers_folder(folder):
+        fast = read_tokenizer(folder)
+        render, ends = renderer(fast, template), _ends(folder, fast)
+    else:
+        render, ends = _renderer_of_run(tokenizer, template), frozenset[int]()
+    if render is None:
+        raise ValueError(
+            f"{folder} has no chat template, so that nobody knows what it was taught to answer: give one by "
+            "--chat-template FILE, or leave --chat out"
+        )
+    return Chat(render, ends)
+
+
+def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages], list[int]] | None:
+    """What makes token ids of messages, by a tokenizer of transformers, whose sandbox runs the template.
+
+    Args:
+        tokenizer: of transformers.
+        template: of Jinja. Default: the tokenizer's own.
+
+    Returns:
+        A function that raises ValueError where the template refuses messages. None where there is no template.
+    """
+    if template is None and not tokenizer.chat_template:
+        return None
+    from jinja2 import TemplateError
+
+    def render(messages: Messages) -> list[int]:
+        try:
+            found = tokenizer.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            raise ValueError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from None
+        return list(found["input_ids"])
+
+    return render
+
+
+def _renderer_of_run(tokenizer: TokenizerLike, template: str | None) -> Callable[[Messages], list[int]] | None:
+    if template is None:
+        return None
+    from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
+
+    return renderer(to_fast_tokenizer(tokenizer), template)
+
+
+def _ends(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """What the tokenizer and the settings for generation call the end."""
+    file = folder / _GENERATION_FILE
+    declared = json.loads(file.read_bytes()).get("eos_token_id") if file.is_file() else None
+    ends = declared if isinstance(declared, list) else [declared]
+    return frozenset(each for each in [*ends, tokenizer.eos_token_id] if each is not None)
