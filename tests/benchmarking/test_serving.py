@@ -1,5 +1,6 @@
 """The benchmark of serving measures a server as users start it, and any other one by its address."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 from polysketch.benchmarking import serving as serving_file
 from polysketch.benchmarking.models import build_model
 from polysketch.benchmarking.server_process import never_ending, serving, write_run
+from polysketch.benchmarking.settings import ServingSettings
 from polysketch.benchmarking.way_names import Sizes
 from polysketch.cli import main
 from polysketch.training import load_model
@@ -54,6 +56,24 @@ def test_sigterm_leaves_no_server_behind(run):
         asking.terminate()
         assert asking.wait(60) == 128 + signal.SIGTERM
     assert not os.path.exists(f"/proc/{server}")
+
+
+def test_all_prompts_go_on_from_the_end_of_the_first_request():
+    """There the server keeps a snapshot, so that each user's prompt has a few tokens left to read."""
+    prompts: list[list[int]] = []
+
+    class Site:
+        process = None
+
+        async def ask(self, prompt, new_tokens):
+            prompts.append(list(prompt))
+            return [0.0, *(1.0 + number for number in range(new_tokens))]
+
+    asyncio.run(serving_file._loaded(Site(), 3, 100, ServingSettings(requests=2)))
+    first, *others = prompts
+    assert [len(prompt) for prompt in others] == [100] * 6
+    assert all(prompt[:96] == first for prompt in others)
+    assert len({tuple(prompt) for prompt in others}) == 6
 
 
 @pytest.mark.timeout(600)  # three servers are started
