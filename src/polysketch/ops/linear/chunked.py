@@ -97,7 +97,7 @@ def _resolved(
     query = piece.query(rows)
     squares = sums.read_squares(query)
     missing = missing_mass(denominator, squares if factor is None else squares * factor)
-    if missing is None:
+    if missing.device.type == "cpu" and not bool(missing.any()):  # a device would have to be waited for
         return numerator, denominator
     by = torch.where(missing > 0, missing / squares, 0.0)
     return sums.add_squares(query, by, numerator), denominator.add_(missing)

@@ -26,13 +26,10 @@ def resolution(dtype: torch.dtype) -> float:
     return _UNITS * torch.finfo(dtype).eps
 
 
-def missing_mass(mass: Tensor, squares: Tensor) -> Tensor | None:
-    """What each mass lacks to the least one, given those of the squares; None where, on a CPU, none lacks anything."""
+def missing_mass(mass: Tensor, squares: Tensor) -> Tensor:
+    """What each mass lacks to the least one, given those of the squares; zero where it lacks nothing."""
     least = squares * resolution(mass.dtype)
-    lacks = mass < least
-    if mass.device.type == "cpu" and not bool(lacks.any()):
-        return None
-    return torch.where(lacks, least - mass, 0.0)
+    return torch.where(mass < least, least - mass, 0.0)
 
 
 def resolve(
@@ -49,8 +46,6 @@ def resolve(
     rows, weights = _square_rows(query.shape[-1], query.device), query.square()
     squares = (weights @ normalizer[..., rows, None])[..., 0]
     missing = missing_mass(mass, squares if factor is None else squares * factor)
-    if missing is None:
-        return numerator, mass
     by = torch.where(missing > 0, missing / squares, 0.0)
     return numerator + (weights * by[..., None]) @ sums[..., rows, :], mass + missing
 
