@@ -45,8 +45,8 @@ def resolve(
     """
     rows, weights = _square_rows(query.shape[-1], query.device), query.square()
     squares = (weights @ normalizer[..., rows, None])[..., 0]
-    missing = missing_mass(mass, squares if factor is None else squares * factor)
-    by = torch.where(missing > 0, missing / squares, 0.0)
+    missing = missing_mass(mass, squares if factor is None else squares * factor).detach()
+    by = missing / squares.detach().masked_fill(missing == 0, 1.0)
     return numerator + (weights * by[..., None]) @ sums[..., rows, :], mass + missing
 
 
