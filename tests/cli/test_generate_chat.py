@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ pytest.importorskip("transformers")
 
 from integrations.huggingface.runs import make_run_in
 from polysketch.cli import main
+from polysketch.integrations.chat import load_chat
 
 TEMPLATE = "{% for each in messages %}<|turn|>{{ each.role }}:{{ each.content }}<|done|>{% endfor %}<|turn|>assistant:"
 CHANGING = TEMPLATE.replace("each.content", "each.content | upper")
@@ -184,3 +186,25 @@ def test_what_makes_no_chat_is_told_in_one_line(folders, arguments, message, mon
     assert main(["generate", *arguments]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[" * 10**5, "cannot be read as JSON"),
+        ("\udcff".encode("utf-8", "surrogateescape"), "cannot be read as JSON"),
+        ("[5]", "must be an object whose eos_token_id"),
+        ('{"eos_token_id": "</s>"}', "must be an object whose eos_token_id"),
+        ('{"eos_token_id": [1, true]}', "must be an object whose eos_token_id"),
+        ('{"eos_token_id": -1}', "must be an object whose eos_token_id"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_malformed_settings_for_generation_are_told_in_one_line(folders, settings, message, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(folders / "llama", folder)
+    (folder / "generation_config.json").write_bytes(settings if isinstance(settings, bytes) else settings.encode())
+    with pytest.raises(ValueError, match=message) as caught:
+        load_chat(folder, None)
+    assert "\n" not in str(caught.value)

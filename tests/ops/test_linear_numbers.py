@@ -1,10 +1,14 @@
 """What float32 does to linear attention: outputs stay in the range of values, sums do not drift with the length."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.ops import native
 from polysketch.ops.linear.aligned_op import fold
 from polysketch.ops.linear.backends import BACKENDS
 from polysketch.ops.linear.resolution import resolution
@@ -124,3 +128,9 @@ def test_a_state_of_float64_keeps_what_tokens_of_float32_add():
     for _ in range(tokens):
         ops.linear_attention_extend_(*(torch.ones(1, 1, 1, 2) for _ in range(3)), state)
     assert (state.sums == 2.0**30 + tokens).all()
+
+
+def test_native_programs_resolve_what_pytorch_does():
+    source = (Path(native.__file__).parent / "source" / "memory.h").read_text()
+    (written,) = re.findall(r"kResolved = (\S+)f;", source)
+    assert float.fromhex(written) == resolution(torch.float32)

@@ -43,7 +43,7 @@ def load_chat(folder: str | Path, tokenizer: TokenizerLike, template_file: Path 
         template_file: with a template of Jinja, in place of the tokenizer's own. A run has none of its own.
 
     Raises:
-        ValueError: there is no template.
+        ValueError: there is no template, or the settings for generation in the folder are malformed.
         ImportError: the extra `hf` is missing.
     """
     folder = Path(folder)
@@ -76,6 +76,7 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
     from jinja2 import TemplateError
 
     def render(messages: Messages) -> list[int]:
+        """The token ids of messages."""
         try:
             found = tokenizer.apply_chat_template(
                 messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=True
@@ -98,6 +99,18 @@ def _renderer_of_run(tokenizer: TokenizerLike, template: str | None) -> Callable
 def _ends(folder: Path, tokenizer: Any) -> frozenset[int]:
     """What the tokenizer and the settings for generation call the end."""
     file = folder / _GENERATION_FILE
-    declared = json.loads(file.read_bytes()).get("eos_token_id") if file.is_file() else None
-    ends = declared if isinstance(declared, list) else [declared]
-    return frozenset(each for each in [*ends, tokenizer.eos_token_id] if each is not None)
+    declared = _declared_ends(file) if file.is_file() else []
+    return frozenset([*declared, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])])
+
+
+def _declared_ends(file: Path) -> list[int]:
+    """`eos_token_id`: absent, an id, or a list of ids."""
+    try:
+        settings = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read as JSON: {' '.join(str(error).split())}") from None
+    declared = settings.get("eos_token_id") if isinstance(settings, dict) else None
+    ends = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not isinstance(settings, dict) or any(type(each) is not int or each < 0 for each in ends):
+        raise ValueError(f"{file} must be an object whose eos_token_id, if any, is a token id or a list of them")
+    return ends

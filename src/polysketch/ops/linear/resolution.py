@@ -18,7 +18,7 @@ from torch import Tensor
 from polysketch.ops.linear.packing import TILE, tile_pairs
 
 _UNITS = 2048.0
-"""Of rounding, eps: 2^-12 in float32, mirrored as kResolved in ops/native/source/sums.h."""
+"""Of rounding, eps: 2^-12 in float32, mirrored as kResolved in ops/native/source/memory.h."""
 
 
 def resolution(dtype: torch.dtype) -> float:
