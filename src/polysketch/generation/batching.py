@@ -20,6 +20,8 @@ __all__ = ["Engine"]
 _FEW = 16
 """Tokens of a prompt that steps may feed one by one. A pass of their own costs as much as a step of many rows."""
 
+_NOT_DRAWN = torch.zeros(1, dtype=torch.float64)
+
 
 class Engine:
     """Continues the prompts of many requests together.
@@ -317,8 +319,8 @@ class _Sequence:
         return min(chunk - self.position % chunk, len(self.prompt) - self.position, budget)
 
     def next_uniform(self) -> Tensor:
-        """float64 (1,) in [0, 1)."""
-        return self._uniforms.next()
+        """float64 (1,) in [0, 1); not drawn where the most probable token is taken."""
+        return self._uniforms.next() if self.sampler.temperature else _NOT_DRAWN
 
     def take(self, token: int) -> Event:
         """Note the next token and say what that means."""

@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ __all__ = ["PromptUniforms", "RowUniforms"]
 class PromptUniforms:
     """The stream of uniform numbers of one sample of a prompt. Drawn on the CPU, the same for every device.
 
+    A stream that is never drawn from costs nothing.
+
     Args:
         prompt: token ids.
         seed: of the draws.
@@ -20,11 +23,15 @@ class PromptUniforms:
     """
 
     def __init__(self, prompt: Sequence[int], seed: int, sample: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed(_mix(seed, sample, tuple(prompt)))
+        self._seed, self._sample, self._prompt = seed, sample, prompt
 
     def next(self) -> Tensor:
         """Return the next number: float64 (1,) in [0, 1)."""
         return torch.rand(1, dtype=torch.float64, generator=self._generator)
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(_mix(self._seed, self._sample, tuple(self._prompt)))
 
 
 class RowUniforms:

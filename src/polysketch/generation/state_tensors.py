@@ -92,5 +92,5 @@ def _grows(value: Any) -> bool:
 
 
 def _is_state(value: Any) -> bool:
-    """States say how many bytes they have, and tensors do too."""
-    return hasattr(value, "nbytes") and not isinstance(value, Tensor) and not _grows(value)
+    """States say how many bytes they have, and tensors do too; the type is asked, for states count when they are."""
+    return hasattr(type(value), "nbytes") and not isinstance(value, Tensor) and not _grows(value)

@@ -189,7 +189,7 @@ def _between(name: str, value: Any, least: int, most: int | None) -> int:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int
 
 
 def _is_number(value: Any) -> bool:
@@ -197,7 +197,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are(value: Any, check: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and bool(value) and all(check(each) for each in value)
+    return isinstance(value, list) and bool(value) and all(map(check, value))
 
 
 _KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
