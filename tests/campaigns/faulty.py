@@ -4,6 +4,7 @@ import sys
 
 from polysketch.cli import main
 from polysketch.generation.slots import Slots
+from polysketch.generation.state_tensors import growing_parts
 from polysketch.serving.worker import Worker
 
 KEPT = []
@@ -21,11 +22,15 @@ def leak() -> None:
 
 
 def slot() -> None:
-    """The last request's state does not move into the slot that is free."""
+    """The last request's sums do not move into the slot that is free."""
 
     def free(self, slot):
+        last = len(self) - 1
         self._settle()
-        self._used = self._first(len(self) - 1)
+        for rows in growing_parts(self._all).values():
+            rows.rows[slot] = rows.rows[last]
+            rows.rows.pop()
+        self._used = self._first(last)
 
     Slots.free = free
 

@@ -74,7 +74,7 @@ def test_greedy_tokens_are_those_of_generate(exported, kind):
         found.append(int(outputs["logits"][0].argmax()))
         outputs = run(sessions["step"], torch.tensor([[found[-1]]]), made.inputs_of(outputs))
     assert found == expected
-    assert kind == "linear-and-window" or len(set(found)) > 4  # which repeats itself
+    assert kind == "linear-and-window" or len(set(found)) >= 4  # which repeats itself
 
 
 @pytest.mark.parametrize("kind", FAST)
