@@ -137,14 +137,18 @@ def exported(folder: Path) -> Path:
 def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monkeypatch):
     folder = exported(vllm / "mine")
     monkeypatch.setenv("POLYSKETCH_TOKEN", "secret")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (folder / "chat.jinja").touch()
     template = str(folder / "chat.jinja")
     assert main(["serve", str(folder), "--port", "81", "--name", "other", "--chat-template", template]) == 0
-    expected = f"--model {folder} --served-model-name other --host 127.0.0.1 --port 81 --chat-template {template}"
-    assert (vllm / "arguments").read_text() == expected
+    expected = f"--model {folder} --served-model-name other --host 127.0.0.1 --port 81"
+    of_a_cpu = "--dtype float32 --kv-cache-memory-bytes 1073741824"  # as the run has it, within --state-memory
+    assert (vllm / "arguments").read_text() == f"{expected} {of_a_cpu} --chat-template {template}"
     assert (vllm / "token").read_text() == "secret"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("STATUS", "3")
     assert main(["serve", str(folder)]) == 3
+    assert "--dtype" not in (vllm / "arguments").read_text()
 
 
 @pytest.mark.usefixtures("_run")

@@ -113,10 +113,22 @@ def _serve_by_vllm(flags: ServeFlags, exported: bool) -> int:
         raise ImportError("--engine vllm: vLLM is not installed: pip install vllm, or --engine builtin")
     folder = flags.model if exported else _export(flags)
     name = flags.name or flags.model.resolve().name
-    template = flags.chat_template
-    line = vllm.command(folder, name=name, host=flags.host, port=flags.port, chat_template=template)
+    line = vllm.command(
+        folder,
+        name=name,
+        host=flags.host,
+        port=flags.port,
+        chat_template=flags.chat_template,
+        state_megabytes=None if _has_gpu() else flags.state_memory,
+    )
     print(" ".join(line), flush=True)
     return vllm.serve(line, token=os.environ.get(_TOKEN) or None)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _export(flags: ServeFlags) -> Path:

