@@ -8,6 +8,7 @@ EXTRA_OF = {
     "accelerate": "hf",
     "datasets": "hf",
     "diffusers": "vision",
+    "executorch": "executorch",
     "jinja2": "serve",
     "lm_eval": "eval",
     "matplotlib": "plot",
