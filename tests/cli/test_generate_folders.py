@@ -1,6 +1,7 @@
 """`polysketch generate` continues whatever causal model a folder holds: a run, an exported one, any other."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import torch
 pytest.importorskip("transformers")
 
 from polysketch.cli import main
-from polysketch.generation import generate
+from polysketch.generation import beam_search, generate
 from polysketch.integrations.continuing import ContinuedHuggingFaceLM, load_to_continue
-from polysketch.models import TransformerLM
+from polysketch.integrations.huggingface import PolysketchForCausalLM
+from polysketch.models import ModelConfig, TransformerLM
 
 SHARES = ["--validation-share", "0.2", "--test-share", "0.2"]
 PROMPTS = ["The quick brown fox", "a", "Once upon a time there were two foxes, and"]
@@ -126,3 +128,43 @@ def test_what_a_folder_of_transformers_has_not_is_refused(folders, tmp_path, cap
     assert main(["generate", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("folder", ["exported", "llama"])
+def test_beams_and_guesses_of_folders(folders, folder, capsys):
+    """Guesses change no text; one beam is greedy; several find a text that is at least as probable."""
+    command = ["generate", str(folders / folder), "--prompt", PROMPTS[2], "--max-new-tokens", "12", "--json"]
+
+    def found(*options: str) -> list[int]:
+        assert main([*command, *options]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])["tokens"]
+
+    greedy, drawn = found("--temperature", "0"), found("--num-samples", "2", "--temperature", "3")
+    assert found("--temperature", "0", "--lookup", "4") == greedy
+    assert found("--temperature", "0", "--assistant", str(folders / "exported")) == greedy
+    assert found("--num-samples", "2", "--temperature", "3", "--lookup", "4") == drawn
+    assert drawn[0] != drawn[1]
+    assert found("--beams", "1") == greedy
+    model, tokenizer = load_to_continue(folders / folder)
+    prompt = tokenizer.encode(PROMPTS[2])
+    expected = beam_search(model, [prompt], max_new_tokens=12, num_beams=3, stop=tokenizer.end_of_text).beams[0][0]
+    assert found("--beams", "3") == [expected.tokens]
+    assert len(expected.tokens) == 12
+
+
+def test_what_contradicts_beams_and_guesses_is_refused(folders, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(folders / "exported", other)
+    model = TransformerLM(ModelConfig(50, 1, hidden_size=16, num_heads=1))
+    PolysketchForCausalLM.from_transformer(model).save_pretrained(other)
+    for options, named in (
+        (["--beams", "2", "--lookup", "3"], "found --beams and --lookup"),
+        (["--lookup", "2", "--interactive"], "--lookup without --interactive"),
+        (["--beams", "0"], "--beams: expected at least 1, found 0"),
+        (["--beams", "2", "--top-k", "3"], "--beams without --top-k"),
+        (["--assistant", str(other)], "tokens, found 50 in"),
+    ):
+        assert main(["generate", str(folders / "exported"), "--prompt", "a", *options]) != 0
+        error = capsys.readouterr().err
+        assert named in error
+        assert "Traceback" not in error

@@ -13,6 +13,7 @@ import tyro
 
 from polysketch.cli.chat_template import require_template
 from polysketch.cli.terminal import write_visible
+from polysketch.cli.ways_to_generate import check_way, generated
 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
@@ -35,7 +36,7 @@ class GenerateFlags:
       polysketch generate runs/own --prompt "def attention("
       polysketch generate runs/own --interactive --stop "\\n\\n"
       polysketch generate runs/own --prompts prompts.jsonl --out continued.jsonl
-      polysketch generate exported --prompt "Once upon a time"
+      polysketch generate exported --prompt "Once upon a time" --beams 4
       polysketch generate converted --chat --prompt "Which animals bark?"
     """
 
@@ -62,6 +63,12 @@ class GenerateFlags:
     """Text that ends a continuation, and is not part of it. May be given several times."""
     num_samples: int = 1
     """Continuations of each --prompt."""
+    beams: int | None = None
+    """Search for the most probable text with so many candidates. Nothing is drawn."""
+    lookup: int | None = None
+    """Guess that the text repeats itself, so many tokens at a time. The text stays the same, and may come faster."""
+    assistant: Path | None = None
+    """A smaller model with the same tokenizer, that guesses tokens. The text stays the same, and may come faster."""
     max_new_tokens: int = 256
     """Stop after so many tokens."""
     temperature: float = 0.8
@@ -157,6 +164,7 @@ def _check(flags: GenerateFlags) -> None:
         raise ValueError("expected at least one sample, one --prompt - at most, and no empty --stop")
     if _is_chat(flags) and not (flags.prompt or flags.prompts or flags.interactive):
         raise ValueError("expected a --prompt, --prompts or --interactive with --chat, found none")
+    check_way(flags)
     require_template(flags.chat_template)
 
 
@@ -200,6 +208,8 @@ def _continue_file(
 
     assert flags.out is not None
     described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": _digest(model)}
+    if flags.beams is not None:
+        described["beams"] = flags.beams
     if chat is not None:
         described["chat"] = _encode(tokenizer, chat, "?")  # another template writes other tokens
 
@@ -231,7 +241,7 @@ def _continued(
     shown: bool,
 ) -> tuple[GenerationResult, list[str]]:
     """Continue prompts together; the text of the only one is shown as it comes."""
-    from polysketch.generation import TextStream, generate
+    from polysketch.generation import TextStream
 
     streams = [TextStream(tokenizer.decode_bytes, flags.stop) for _ in prompts]
     texts = ["" for _ in prompts]
@@ -246,14 +256,8 @@ def _continued(
         if shown:
             write_visible(text)
 
-    result = generate(
-        model,
-        [_encode(tokenizer, chat, text) for text in prompts],
-        seed=flags.seed,
-        stop=_ends(tokenizer, chat),
-        on_token=on_token,
-        **_settings(flags),
-    )
+    ids = [_encode(tokenizer, chat, text) for text in prompts]
+    result = generated(flags, model, ids, _ends(tokenizer, chat), on_token, _settings(flags))
     for row, stream in enumerate(streams):
         take(row, stream.finish())
     return result, texts

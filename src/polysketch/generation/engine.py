@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from polysketch.generation import captured
+from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
 from polysketch.generation.randomness import RowUniforms
+from polysketch.generation.rows import Rows
 from polysketch.generation.sampling import Sampler
 from polysketch.models import ModelState, TransformerLM
 from polysketch.models.modes import evaluation_mode
@@ -32,6 +34,7 @@ class GenerationResult:
         prefill_seconds: time to read the prompts.
         state_bytes: size of the state carried from token to token, all prompts together.
         no_graph: why steps were launched operation by operation; None where a captured graph was replayed.
+        steps: calls of the model after the prompts.
     """
 
     tokens: list[list[int]]
@@ -40,6 +43,7 @@ class GenerationResult:
     prefill_seconds: float
     state_bytes: int
     no_graph: str | None
+    steps: int
 
 
 @torch.inference_mode()
@@ -90,58 +94,23 @@ def generate(
             not finite.
     """
     sampler = Sampler(temperature, top_k, top_p)
-    _require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
-    rows = _Rows(len(prompts), stop, on_token)
+    require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
+    rows = Rows(len(prompts), stop, on_token)
     uniforms = RowUniforms(prompts, seed)
     with evaluation_mode(model):
         step, state, no_graph = _stepper(model, len(prompts), state, graph, max_new_tokens - 1)
-        started = _finished(next(model.parameters()).device)
-        logits = _prefill(model, prompts, state, span)
-        prefilled = _finished(logits.device)
-        for remaining in reversed(range(max_new_tokens)):
+        started = finished_at(next(model.parameters()).device)
+        logits = prefill(model, prompts, state, span)
+        prefilled = finished_at(logits.device)
+        for steps in range(max_new_tokens):
             chosen = sampler.choose(logits, uniforms.next().to(logits.device))
             rows.add(chosen.tolist())
-            if remaining == 0 or rows.all_stopped:
+            if steps == max_new_tokens - 1 or rows.all_stopped:
                 break
             logits = step(chosen)
         seconds = time.perf_counter() - prefilled
     speed = rows.num_tokens / seconds
-    return GenerationResult(rows.tokens, rows.stopped, speed, prefilled - started, state.nbytes, no_graph)
-
-
-class _Rows:
-    """The tokens of every row so far, and which rows have ended."""
-
-    def __init__(
-        self,
-        num_rows: int,
-        stop: int | Collection[int] | None,
-        on_token: Callable[[int, int], bool | None] | None,
-    ) -> None:
-        self.tokens: list[list[int]] = [[] for _ in range(num_rows)]
-        self.stopped = [False] * num_rows
-        self._stop = () if stop is None else (stop,) if isinstance(stop, int) else frozenset(stop)
-        self._on_token = on_token
-
-    def add(self, chosen: list[int]) -> None:
-        """Append one token to every row that has not ended; a row that has ended goes on in the batch, unheard."""
-        for row, token in enumerate(chosen):
-            self.stopped[row] = self.stopped[row] or token in self._stop
-            if self.stopped[row]:
-                continue
-            self.tokens[row].append(token)
-            if self._on_token is not None:
-                self.stopped[row] = self._on_token(row, token) is True
-
-    @property
-    def all_stopped(self) -> bool:
-        """Whether no row takes another token."""
-        return all(self.stopped)
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of all rows."""
-        return sum(len(row) for row in self.tokens)
+    return GenerationResult(rows.tokens, rows.stopped, speed, prefilled - started, state.nbytes, no_graph, steps)
 
 
 def _stepper(
@@ -163,56 +132,4 @@ def _stepper(
             reason, state = f"the capture failed: {error}", model.init_state(num_rows)
     if graph is True:
         raise RuntimeError(f"graph=True, but a step cannot be captured: {reason}")
-    return partial(_step, model, state), state, reason
-
-
-def _finished(device: torch.device) -> float:
-    """The time when everything asked of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], state: ModelState, span: int) -> Tensor:
-    """Read the prompts into the state and return the logits (batch, vocab) of their last tokens."""
-    device = next(model.parameters()).device
-    ids, key_mask = _pad_left(prompts)
-    for span_ids, span_mask in zip(ids.split(span, dim=1), key_mask.split(span, dim=1), strict=True):
-        mask = None if bool(span_mask.all()) else span_mask.to(device)
-        hidden, _ = model.extend_hidden(span_ids.to(device), state, key_mask=mask)
-    return model.logits(hidden[:, -1:])[:, 0]
-
-
-def _step(model: TransformerLM, state: ModelState, chosen: Tensor) -> Tensor:
-    """Feed one token a row and return the logits (batch, vocab) of the next."""
-    logits, _ = model.extend(chosen.unsqueeze(1), state)
-    return logits[:, -1]
-
-
-def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return ids (batch, longest), int64, zeros before the shorter prompts, and a mask that is true on real tokens."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    key_mask = torch.zeros(len(prompts), longest, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.as_tensor(prompt, dtype=torch.int64)
-        key_mask[row, longest - len(prompt) :] = True
-    return ids, key_mask
-
-
-def _require_usable(prompts: Sequence[Sequence[int]], vocab_size: int, max_new_tokens: int, span: int) -> None:
-    """Refuse prompts the model cannot read and counts that are not positive."""
-    if max_new_tokens < 1 or span < 1:
-        raise ValueError(f"expected max_new_tokens and span of at least 1, found {max_new_tokens} and {span}")
-    if not prompts:
-        raise ValueError("expected at least one prompt, found none")
-    for row, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise ValueError(
-                f"expected at least one token in prompt {row}, found none: begin with the end-of-text token"
-            )
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise ValueError(
-                f"expected token ids from 0 to {vocab_size - 1}, found {min(prompt)} to {max(prompt)} in prompt {row}: "
-                "it was probably encoded with another tokenizer than the model's"
-            )
+    return partial(next_logits, model, state), state, reason

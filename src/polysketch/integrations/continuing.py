@@ -1,5 +1,6 @@
 """Models of transformers for `generation.generate`: ours taken out of their shell, others each row by itself."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ class RowCaches:
     def nbytes(self) -> int:
         """Bytes of all tensors in the caches."""
         return sum(_nbytes(cache, set()) for cache in self.caches)
+
+    def clone(self) -> "RowCaches":
+        """An independent copy, to roll back to."""
+        return self.reorder(torch.arange(len(self.caches)))
+
+    def reorder(self, indices: Tensor) -> "RowCaches":
+        """Copies of the caches of the rows `indices` (int64), repeats allowed."""
+        return RowCaches([copy.deepcopy(self.caches[row]) for row in indices.tolist()], self.position[indices])
 
 
 class ContinuedHuggingFaceLM(HuggingFaceLM):

@@ -1,0 +1,146 @@
+"""How `polysketch generate` finds a text: token by token, with guesses, or by beams."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polysketch.cli.generate import GenerateFlags
+    from polysketch.generation import Drafter, GenerationResult
+    from polysketch.models import TransformerLM
+
+__all__ = ["check_way", "generated"]
+
+OnToken = Callable[[int, int], bool | None]
+
+
+def check_way(flags: GenerateFlags) -> None:
+    """Refuse flags that contradict each other, and flags that would do nothing."""
+    asked = {"--beams": flags.beams, "--lookup": flags.lookup, "--assistant": flags.assistant}
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"expected one of --beams, --lookup and --assistant, found {' and '.join(given)}")
+    if given and flags.interactive:
+        raise ValueError(f"expected {given[0]} without --interactive, found both")
+    for name in ("beams", "lookup"):
+        count = getattr(flags, name)
+        if count is not None and count < 1:
+            raise ValueError(f"--{name}: expected at least 1, found {count}")
+    if flags.beams is not None and (flags.top_k is not None or flags.top_p is not None or flags.stop):
+        raise ValueError("expected --beams without --top-k, --top-p and --stop: nothing is drawn or shown on the way")
+
+
+def generated(
+    flags: GenerateFlags,
+    model: TransformerLM,
+    prompts: Sequence[Sequence[int]],
+    ends: Collection[int],
+    on_token: OnToken,
+    settings: dict[str, Any],
+) -> GenerationResult:
+    """Continue prompts in the way that the flags name; `on_token` is told every token of what is found."""
+    if flags.beams is not None:
+        return _by_beams(model, prompts, ends, on_token, flags.max_new_tokens, flags.beams)
+    if flags.lookup is not None or flags.assistant is not None:
+        return _with_drafts(model, prompts, _drafter(flags, model), ends, on_token, {**settings, "seed": flags.seed})
+    from polysketch.generation import generate
+
+    return generate(model, prompts, seed=flags.seed, stop=ends, on_token=on_token, **settings)
+
+
+def _by_beams(
+    model: TransformerLM,
+    prompts: Sequence[Sequence[int]],
+    ends: Collection[int],
+    on_token: OnToken,
+    max_new_tokens: int,
+    num_beams: int,
+) -> GenerationResult:
+    from polysketch.generation import GenerationResult, beam_search
+
+    found = beam_search(model, prompts, max_new_tokens=max_new_tokens, num_beams=num_beams, stop=ends)
+    best = [beams[0] for beams in found.beams]
+    for row, beam in enumerate(best):
+        for token in beam.tokens:
+            on_token(row, token)
+    return GenerationResult(
+        [beam.tokens for beam in best],
+        [beam.stopped for beam in best],
+        sum(len(beam.tokens) for beam in best) / found.seconds,
+        found.prefill_seconds,
+        found.state_bytes,
+        "beams change places",
+        found.steps,
+    )
+
+
+def _with_drafts(
+    model: TransformerLM,
+    prompts: Sequence[Sequence[int]],
+    drafter: Drafter,
+    ends: Collection[int],
+    on_token: OnToken,
+    settings: dict[str, Any],
+) -> GenerationResult:
+    """One prompt after the other, for guesses are right to different lengths."""
+    from polysketch.generation import GenerationResult, generate_with_drafts
+
+    earlier: Counter[tuple[int, ...]] = Counter()
+    results = []
+    started = time.perf_counter()
+    for row, prompt in enumerate(map(tuple, prompts)):
+        told = _of_row(on_token, row)
+        sample = earlier[prompt]
+        results.append(
+            generate_with_drafts(model, prompt, drafter, sample=sample, stop=ends, on_token=told, **settings)
+        )
+        earlier[prompt] += 1
+    prefill_seconds = sum(result.prefill_seconds for result in results)
+    num_tokens = sum(len(result.tokens[0]) for result in results)
+    return GenerationResult(
+        [result.tokens[0] for result in results],
+        [result.stopped[0] for result in results],
+        num_tokens / (time.perf_counter() - started - prefill_seconds),
+        prefill_seconds,
+        max(result.state_bytes for result in results),
+        results[0].no_graph,
+        sum(result.steps for result in results),
+    )
+
+
+def _of_row(on_token: OnToken, row: int) -> OnToken:
+    return lambda _, token: on_token(row, token)
+
+
+def _drafter(flags: GenerateFlags, model: TransformerLM) -> Drafter:
+    from polysketch.generation import AssistantDrafts, PromptLookup
+
+    if flags.lookup is not None:
+        return PromptLookup(flags.lookup)
+    assert flags.assistant is not None
+    assistant = _load_assistant(flags)
+    if assistant.config.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"--assistant: expected a model of the same tokenizer, with {model.config.vocab_size:,} tokens, found "
+            f"{assistant.config.vocab_size:,} in {flags.assistant}"
+        )
+    return AssistantDrafts(assistant)
+
+
+def _load_assistant(flags: GenerateFlags) -> TransformerLM:
+    from polysketch.integrations.transformers_folder import is_transformers_folder
+    from polysketch.training.environment import resolve_device
+
+    assert flags.assistant is not None
+    device = resolve_device(flags.device)
+    if is_transformers_folder(flags.assistant):
+        from polysketch.integrations.continuing import load_to_continue
+
+        model: Any = load_to_continue(flags.assistant, device=device)[0]
+        return model
+    from polysketch.training import load_model
+
+    return load_model(flags.assistant, device=device)[0]
