@@ -13,7 +13,7 @@ import tyro
 
 from polysketch.cli.chat_template import require_template
 from polysketch.cli.terminal import write_visible
-from polysketch.cli.ways_to_generate import check_way, generated
+from polysketch.cli.ways_to_generate import Way, check_way, generated
 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
@@ -164,7 +164,8 @@ def _check(flags: GenerateFlags) -> None:
         raise ValueError("expected at least one sample, one --prompt - at most, and no empty --stop")
     if _is_chat(flags) and not (flags.prompt or flags.prompts or flags.interactive):
         raise ValueError("expected a --prompt, --prompts or --interactive with --chat, found none")
-    check_way(flags)
+    restricted = flags.top_k is not None or flags.top_p is not None or bool(flags.stop)
+    check_way(_way(flags), interactive=flags.interactive, restricted=restricted)
     require_template(flags.chat_template)
 
 
@@ -181,6 +182,10 @@ def _read_prompts(flags: GenerateFlags) -> list[str]:
 def _settings(flags: GenerateFlags) -> dict[str, Any]:
     names = ("max_new_tokens", "temperature", "top_k", "top_p")
     return {name: getattr(flags, name) for name in names}
+
+
+def _way(flags: GenerateFlags) -> Way:
+    return Way(flags.beams, flags.lookup, flags.assistant)
 
 
 def _continue_on_screen(
@@ -257,7 +262,9 @@ def _continued(
             write_visible(text)
 
     ids = [_encode(tokenizer, chat, text) for text in prompts]
-    result = generated(flags, model, ids, _ends(tokenizer, chat), on_token, _settings(flags))
+    result = generated(
+        _way(flags), model, ids, _ends(tokenizer, chat), on_token, {**_settings(flags), "seed": flags.seed}
+    )
     for row, stream in enumerate(streams):
         take(row, stream.finish())
     return result, texts

@@ -5,50 +5,78 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polysketch.cli.generate import GenerateFlags
+    from pathlib import Path
+
+    import torch
+
     from polysketch.generation import Drafter, GenerationResult
     from polysketch.models import TransformerLM
 
-__all__ = ["check_way", "generated"]
+__all__ = ["Way", "check_way", "generated"]
 
 OnToken = Callable[[int, int], bool | None]
 
 
-def check_way(flags: GenerateFlags) -> None:
-    """Refuse flags that contradict each other, and flags that would do nothing."""
-    asked = {"--beams": flags.beams, "--lookup": flags.lookup, "--assistant": flags.assistant}
+@dataclass(frozen=True)
+class Way:
+    """How texts are found; attributes as the flags of `polysketch generate`. Token by token where all are None."""
+
+    beams: int | None = None
+    lookup: int | None = None
+    assistant: Path | None = None
+
+
+def check_way(way: Way, *, interactive: bool, restricted: bool) -> None:
+    """Refuse flags that contradict each other, and flags that would do nothing.
+
+    Args:
+        way: as asked for.
+        interactive: whether a conversation is asked for.
+        restricted: whether one of --top-k, --top-p and --stop is given.
+    """
+    asked = {"--beams": way.beams, "--lookup": way.lookup, "--assistant": way.assistant}
     given = [name for name, value in asked.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"expected one of --beams, --lookup and --assistant, found {' and '.join(given)}")
-    if given and flags.interactive:
+    if given and interactive:
         raise ValueError(f"expected {given[0]} without --interactive, found both")
     for name in ("beams", "lookup"):
-        count = getattr(flags, name)
+        count = getattr(way, name)
         if count is not None and count < 1:
             raise ValueError(f"--{name}: expected at least 1, found {count}")
-    if flags.beams is not None and (flags.top_k is not None or flags.top_p is not None or flags.stop):
+    if way.beams is not None and restricted:
         raise ValueError("expected --beams without --top-k, --top-p and --stop: nothing is drawn or shown on the way")
 
 
 def generated(
-    flags: GenerateFlags,
+    way: Way,
     model: TransformerLM,
     prompts: Sequence[Sequence[int]],
     ends: Collection[int],
     on_token: OnToken,
     settings: dict[str, Any],
 ) -> GenerationResult:
-    """Continue prompts in the way that the flags name; `on_token` is told every token of what is found."""
-    if flags.beams is not None:
-        return _by_beams(model, prompts, ends, on_token, flags.max_new_tokens, flags.beams)
-    if flags.lookup is not None or flags.assistant is not None:
-        return _with_drafts(model, prompts, _drafter(flags, model), ends, on_token, {**settings, "seed": flags.seed})
+    """Continue prompts.
+
+    Args:
+        way: how.
+        model: that goes on.
+        prompts: token ids.
+        ends: ids that end a text.
+        on_token: told every token of what is found.
+        settings: for `generation.generate`: how many tokens, and how they are drawn.
+    """
+    if way.beams is not None:
+        return _by_beams(model, prompts, ends, on_token, settings["max_new_tokens"], way.beams)
+    if way.lookup is not None or way.assistant is not None:
+        return _with_drafts(model, prompts, _drafter(way, model), ends, on_token, settings)
     from polysketch.generation import generate
 
-    return generate(model, prompts, seed=flags.seed, stop=ends, on_token=on_token, **settings)
+    return generate(model, prompts, stop=ends, on_token=on_token, **settings)
 
 
 def _by_beams(
@@ -115,32 +143,29 @@ def _of_row(on_token: OnToken, row: int) -> OnToken:
     return lambda _, token: on_token(row, token)
 
 
-def _drafter(flags: GenerateFlags, model: TransformerLM) -> Drafter:
+def _drafter(way: Way, model: TransformerLM) -> Drafter:
     from polysketch.generation import AssistantDrafts, PromptLookup
 
-    if flags.lookup is not None:
-        return PromptLookup(flags.lookup)
-    assert flags.assistant is not None
-    assistant = _load_assistant(flags)
+    if way.lookup is not None:
+        return PromptLookup(way.lookup)
+    assert way.assistant is not None
+    assistant = _load_assistant(way.assistant, next(model.parameters()).device)
     if assistant.config.vocab_size != model.config.vocab_size:
         raise ValueError(
             f"--assistant: expected a model of the same tokenizer, with {model.config.vocab_size:,} tokens, found "
-            f"{assistant.config.vocab_size:,} in {flags.assistant}"
+            f"{assistant.config.vocab_size:,} in {way.assistant}"
         )
     return AssistantDrafts(assistant)
 
 
-def _load_assistant(flags: GenerateFlags) -> TransformerLM:
+def _load_assistant(folder: Path, device: torch.device) -> TransformerLM:
     from polysketch.integrations.transformers_folder import is_transformers_folder
-    from polysketch.training.environment import resolve_device
 
-    assert flags.assistant is not None
-    device = resolve_device(flags.device)
-    if is_transformers_folder(flags.assistant):
+    if is_transformers_folder(folder):
         from polysketch.integrations.continuing import load_to_continue
 
-        model: Any = load_to_continue(flags.assistant, device=device)[0]
+        model: Any = load_to_continue(folder, device=device)[0]
         return model
     from polysketch.training import load_model
 
-    return load_model(flags.assistant, device=device)[0]
+    return load_model(folder, device=device)[0]
