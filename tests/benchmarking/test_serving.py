@@ -81,8 +81,11 @@ def test_tables_a_record_and_a_plot_are_made(tmp_path, capsys):
     out, plot = tmp_path / "serving.json", tmp_path / "serving.png"
     flags = ["--mechanisms", "softmax", "--threads", "1", *SMALL, "--json", "--out", str(out), "--plot", str(plot)]
     assert main(["benchmark", "serving", *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    found = json.loads(lines[-1])
+    printed = capsys.readouterr()
+    found = json.loads(printed.out.splitlines()[-1])
+    told = [line for line in printed.err.splitlines() if line.startswith("  [")]
+    assert [line.split(",")[0] for line in told] == [f"  [{number} of 6" for number in range(1, 7)]  # into a file, too
+    assert all("s left]" in line for line in told[1:])
     assert found == json.loads(out.read_text())
     assert {"device", "torch", "commit", "polysketch"} <= found["environment"].keys()
     short, long = found["load"]
@@ -122,7 +125,7 @@ def test_another_server_is_measured_by_its_address(run, capsys):
 def test_a_server_that_refuses_is_an_error_of_one_line(run, capsys):
     with serving(run, "--max-prompt-tokens", "10", threads=1) as process:
         assert main(["benchmark", "serving", "--url", process.address, *SMALL]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert "expected status 200, found 400" in line
 
 

@@ -17,6 +17,7 @@ from polysketch.integrations.transformers_folder import MODEL_TYPE
 pytest.importorskip("starlette", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
+from polysketch.generation import bytes_of_request
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.serving import running
 
@@ -134,7 +135,7 @@ def exported(folder: Path) -> Path:
     return folder
 
 
-def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monkeypatch):
+def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monkeypatch, capsys):
     folder = exported(vllm / "mine")
     monkeypatch.setenv("POLYSKETCH_TOKEN", "secret")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -145,6 +146,12 @@ def test_an_exported_folder_is_served_by_vllm_where_that_is_installed(vllm, monk
     of_a_cpu = "--dtype float32 --kv-cache-memory-bytes 1073741824"  # as the run has it, within --state-memory
     assert (vllm / "arguments").read_text() == f"{expected} {of_a_cpu} --chat-template {template}"
     assert (vllm / "token").read_text() == "secret"
+    where, states, curl, line = capsys.readouterr().out.splitlines()
+    assert where == "serving other at http://127.0.0.1:81 by vLLM, once it has loaded"
+    assert re.match(r"a request's states take [\d,]+ bytes at any length", states)
+    assert curl.startswith('curl http://127.0.0.1:81/v1/completions -H "Authorization: Bearer $POLYSKETCH_TOKEN"')
+    assert line.endswith(template)
+    assert "secret" not in line
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("STATUS", "3")
     assert main(["serve", str(folder)]) == 3
@@ -167,3 +174,30 @@ def test_a_run_is_served_by_vllm_when_that_is_asked_for(vllm, monkeypatch):
         assert main(["serve", "run", "--engine", "vllm"]) == 0
     assert written == [Path("run/exported-run")]
     assert "--model run/exported-run --served-model-name run " in (vllm / "arguments").read_text()
+
+
+@pytest.mark.parametrize(
+    ("attention", "ending"),
+    [
+        ("linear", "fit in 3 MB, half as many with their prefixes kept"),
+        (("linear", "softmax"), "and vLLM's own keys and values for each token"),
+    ],
+)
+def test_with_vllm_it_says_what_a_request_takes(tmp_path, attention, ending):
+    """The states, each filled up to the largest; every page begins at a multiple of 64 bytes."""
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    from polysketch.integrations.huggingface import PolysketchForCausalLM
+    from polysketch.serving.vllm import about_states
+
+    model = TransformerLM(ModelConfig(257, num_layers=2, hidden_size=64, num_heads=1, attention=attention))
+    PolysketchForCausalLM.from_transformer(model).save_pretrained(tmp_path)
+    said = about_states(tmp_path, megabytes=3)
+    assert said.endswith(ending)
+    size, page, count = (int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", said)[:3])
+    assert count == (2 if attention == "linear" else 1)
+    assert size == page * count
+    assert 0 <= size - (bytes_of_request(model) - model.init_state(1).position.nbytes) <= 64 * 4 * count
+    if attention == "linear":
+        assert f"; {3 * 2**20 // size} fit" in said
+    halved = about_states(tmp_path, megabytes=None)
+    assert page / 2 <= int(re.search(r"pages of ([\d,]+)", halved)[1].replace(",", "")) <= page

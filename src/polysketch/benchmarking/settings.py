@@ -229,6 +229,14 @@ class ServingSettings(Settings):
         """The longest prompt."""
         return max(self.prompt_lengths)
 
+    @property
+    def num_steps(self) -> int:
+        """Lines of progress, at most: a server for each number of users, its cells, prompts read, users beside one."""
+        servers = len(self.users) if self.url is None else 0
+        lengths = len(self.prompt_lengths)
+        of_a_server = servers + len(self.users) * lengths + lengths + 1
+        return of_a_server * (len(self.mechanisms) if self.url is None else 1)
+
     def check_names(self) -> None:
         """As every settings' do."""
         preset_fields(self.preset)

@@ -108,21 +108,27 @@ def _has_vllm() -> bool:
 
 def _serve_by_vllm(flags: ServeFlags, exported: bool) -> int:
     from polysketch.serving import vllm
+    from polysketch.serving.running import address_at, how_to_ask
 
     if not vllm.is_installed():
         raise ImportError("--engine vllm: vLLM is not installed: pip install vllm, or --engine builtin")
     folder = flags.model if exported else _export(flags)
     name = flags.name or flags.model.resolve().name
+    token, megabytes = os.environ.get(_TOKEN) or None, None if _has_gpu() else flags.state_memory
     line = vllm.command(
         folder,
         name=name,
         host=flags.host,
         port=flags.port,
         chat_template=flags.chat_template,
-        state_megabytes=None if _has_gpu() else flags.state_memory,
+        state_megabytes=megabytes,
     )
+    address = address_at(flags.host, flags.port)
+    print(f"serving {name} at {address} by vLLM, once it has loaded")
+    print(vllm.about_states(folder, megabytes=megabytes))
+    print(how_to_ask(address, token=token is not None))
     print(" ".join(line), flush=True)
-    return vllm.serve(line, token=os.environ.get(_TOKEN) or None)
+    return vllm.serve(line, token=token)
 
 
 def _has_gpu() -> bool:

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from polysketch.serving.guards import LOOPBACK
 
-__all__ = ["address_of", "how_to_ask", "is_local", "listen", "run_app", "server_of"]
+__all__ = ["address_at", "address_of", "how_to_ask", "is_local", "listen", "run_app", "server_of"]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -34,6 +34,11 @@ def listen(host: str, port: int) -> socket.socket:
 def address_of(listening: socket.socket) -> str:
     """The address for browsers and clients."""
     host, port = listening.getsockname()[:2]
+    return address_at(host, port)
+
+
+def address_at(host: str, port: int) -> str:
+    """The same of a server that listens, or will listen, there; that of this machine for all addresses."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["command", "is_installed", "serve"]
+import torch
+
+__all__ = ["about_states", "command", "is_installed", "serve"]
 
 
 def is_installed() -> bool:
@@ -41,6 +43,34 @@ def command(
     if state_megabytes is not None:
         line += ["--dtype", "float32", "--kv-cache-memory-bytes", str(state_megabytes * 2**20)]
     return line if chat_template is None else [*line, "--chat-template", str(chat_template)]
+
+
+def about_states(exported: Path, *, megabytes: int | None) -> str:
+    """A line about the memory of a request in vLLM, which gives each layer of it a page.
+
+    Args:
+        exported: folder that `polysketch export` wrote.
+        megabytes: for the pages of all requests, as for `command`; None on a GPU, where vLLM serves float32
+            as bfloat16.
+
+    Raises:
+        ValueError: a model with layers that vLLM cannot serve.
+    """
+    from polysketch.integrations.huggingface import PolysketchConfig
+    from polysketch.integrations.vllm.pages import SOFTMAX, page_bytes, pages_of_request
+
+    saved = PolysketchConfig.from_pretrained(exported)
+    config = saved.to_model_config()
+    half = torch.float16 if saved.dtype == torch.float16 else torch.bfloat16
+    page, count = page_bytes(config, half if megabytes is None else torch.float32), pages_of_request(config)
+    grows = any(name == SOFTMAX for name, _ in config.layers())
+    said = f"a request's states take {count * page:,} bytes at any length (pages of {page:,}: {count})"
+    if grows:
+        return f"{said}, and vLLM's own keys and values for each token"
+    if megabytes is None:
+        return f"{said}; as many run at once as fit in vLLM's share of the device's memory"
+    fitting = megabytes * 2**20 // (count * page)
+    return f"{said}; {fitting:,} fit in {megabytes:,} MB, half as many with their prefixes kept"
 
 
 def serve(line: list[str], *, token: str | None) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,24 @@ def show_progress(text: str) -> None:
     """A line on a terminal's stderr; nothing where that goes into a file."""
     if sys.stderr.isatty():
         print(f"  {text}", file=sys.stderr, flush=True)
+
+
+class Steps:
+    """Numbered lines on stderr, into a file too: for what takes minutes.
+
+    Args:
+        total: lines that are to come, at most.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._started = total, 0, time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        """Tell what begins, and how much of the whole is done."""
+        seconds = time.monotonic() - self._started
+        left = f", about {seconds / self._done * (self._total - self._done):.0f} s left" if self._done else ""
+        self._done += 1
+        print(f"  [{self._done} of {self._total}, {seconds:.0f} s{left}] {text}", file=sys.stderr, flush=True)
 
 
 def machine_line(machine: dict[str, Any], dtype: str) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 from polysketch.benchmarking.settings import ServingSettings, check_positive
 from polysketch.benchmarking.tables import Row, print_table
 from polysketch.cli.benchmark.common import (
+    Steps,
     machine_line,
     megabytes,
     picture_title,
     print_busy,
-    show_progress,
     write_record,
 )
 from polysketch.cli.output_files import check_folder, check_plot
@@ -59,7 +59,7 @@ def run(flags: ServingFlags) -> int:
             require(package)
     from polysketch.benchmarking import measure_serving
 
-    found = measure_serving(settings, flags.threads, show_progress)
+    found = measure_serving(settings, flags.threads, Steps(settings.num_steps))
     print(machine_line(found["environment"], found["dtype"]))
     print_busy(found["load_before"])
     print_table([_load_row(cell) for cell in found["load"]])

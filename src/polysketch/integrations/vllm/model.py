@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsMambaPrefixCaching
 
 from polysketch.integrations.vllm.cache import StateCache
-from polysketch.integrations.vllm.layers import Layer, SoftmaxLayer, StateLayer, run_step, state_slots, tail_slots
-from polysketch.integrations.vllm.settings import SOFTMAX
+from polysketch.integrations.vllm.layers import Layer, SoftmaxLayer, StateLayer, run_step
+from polysketch.integrations.vllm.pages import SOFTMAX, in_float32, page_bytes, slots_of
 from polysketch.integrations.vllm.slots import StateSlots
 from polysketch.models import ModelConfig, TransformerLM
-from polysketch.models.blocks import build_block
-from polysketch.nn import TransformerBlock
 
 _SAVED_UNDER = "model.transformer."
 """Before our own name of every weight in an exported folder."""
@@ -40,12 +37,12 @@ class PolysketchForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPre
         super().__init__()
         _refuse_several_devices(vllm_config)
         config = _config(vllm_config)
-        with _float32():
+        with in_float32():
             self.transformer = TransformerLM(config).eval()
         self.transformer.to(vllm_config.model_config.dtype)
         blocks: list[Any] = self.transformer.all_blocks
         names = [name for name, _ in config.layers()]
-        slots = [_slots(name, block) for name, block in zip(names, blocks, strict=True)]
+        slots = [slots_of(name, block) for name, block in zip(names, blocks, strict=True)]
         caches = _caches(f"{prefix}layers", slots)
         self.attentions = nn.ModuleDict()
         self.layers: list[Layer] = []
@@ -112,13 +109,7 @@ class PolysketchForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPre
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
         """A page, in bytes: the largest state of all layers."""
-        config, dtype, sizes = _config(vllm_config), vllm_config.model_config.dtype, [0]
-        for name, options in _distinct(config.layers()):
-            with _float32(), torch.device("cpu"):
-                block = build_block(config, name, options)
-            slots = _slots(name, block.to(dtype))
-            sizes.append(0 if slots is None else slots.layout.nbytes)
-        return ((max(sizes),),)
+        return ((page_bytes(_config(vllm_config), vllm_config.model_config.dtype),),)
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
@@ -129,17 +120,6 @@ class PolysketchForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPre
     def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
         """A page is copied whole."""
         return (get_temporal_copy_spec,)
-
-
-def _slots(name: str, block: TransformerBlock) -> StateSlots | None:
-    """Where a block keeps its states; None for one that has keys and values alone."""
-    if name == SOFTMAX:
-        convolution: Any = block.attention.convolution
-        return None if convolution is None else tail_slots(convolution)
-    try:
-        return state_slots(block)
-    except ValueError as error:
-        raise ValueError(f"layers of {name} cannot be served: {error}") from None
 
 
 def _caches(names: str, slots: list[StateSlots | None]) -> dict[int, StateCache]:
@@ -168,11 +148,6 @@ def _config(vllm_config: VllmConfig) -> ModelConfig:
     return vllm_config.model_config.hf_config.to_model_config()
 
 
-def _distinct(layers: list[Any]) -> list[Any]:
-    """Each layer that is unlike those before it."""
-    return [layer for index, layer in enumerate(layers) if layer not in layers[:index]]
-
-
 def _refuse_several_devices(vllm_config: VllmConfig) -> None:
     parallel = vllm_config.parallel_config
     sizes = (parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
@@ -181,14 +156,3 @@ def _refuse_several_devices(vllm_config: VllmConfig) -> None:
             f"expected a model on one device, found tensor_parallel_size and pipeline_parallel_size {sizes}: "
             "run several servers, or take data_parallel_size"
         )
-
-
-@contextmanager
-def _float32() -> Iterator[None]:
-    """Build in float32, as in training: buffers are then rounded once, when the model is cast."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -6,10 +6,8 @@ from typing import Any
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
+from polysketch.integrations.vllm.pages import SOFTMAX
 from polysketch.models import ModelConfig
-
-SOFTMAX = "softmax"
-"""The mechanism whose keys and values vLLM keeps by itself."""
 
 LONGEST = 131_072
 """Tokens of a text where the user does not say. States have no longest text; vLLM sets memory aside for its ids."""
