@@ -124,11 +124,12 @@ def serving(served: ServedModel, *, slots: int = 4, token: str | None = None, **
 
 @pytest.fixture
 def serve(served: ServedModel) -> Iterator[Callable[..., Any]]:
-    """Start a server with limits of a test's own; `without_template=True` takes the chat template away."""
+    """Start a server with limits of a test's own; without a chat template or with more ends where that is asked for."""
 
     @contextmanager
-    def start(*, without_template: bool = False, **options: Any) -> Iterator[Running]:
-        with serving(replace(served, render=None) if without_template else served, **options) as running:
+    def start(*, without_template: bool = False, ends: tuple[int, ...] = (), **options: Any) -> Iterator[Running]:
+        model = replace(served, declared_ends=frozenset(ends))
+        with serving(replace(model, render=None) if without_template else model, **options) as running:
             yield running
 
     return start

@@ -58,6 +58,18 @@ def test_what_is_refused_is_refused_in_json(serve, method, path, body, headers, 
     assert error["type"] == "invalid_request_error"
 
 
+def test_a_text_ends_where_the_model_declares_an_end(serve, server):
+    """Not only where its tokenizer does: models that chat have an end of a turn beside the end of a text."""
+    asked = json.dumps({"prompt": "abcdef", "max_tokens": 30, "temperature": 0})
+    whole = server.greedy("abcdef", 30)
+    end = whole[9]
+    with serve(ends=(ord(end), 1)) as running:
+        _, _, text = ask(running.address, "POST", "/v1/completions", asked, JSON)
+    (choice,) = json.loads(text)["choices"]
+    assert choice["text"] == whole[: whole.index(end)]
+    assert choice["finish_reason"] == "stop"
+
+
 def test_a_page_of_this_server_may_ask(server):
     for origin in (server.address, "http://localhost:1"):
         assert ask(server.address, "GET", "/v1/models", headers={"Origin": origin})[0] == 200

@@ -1,6 +1,7 @@
 """What is served: runs, exported folders, and how a chat becomes a prompt."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,19 @@ def test_an_exported_folder_is_served_as_its_run_is(run, exported):
     assert not theirs.model.training
     assert ours.render is None
     assert theirs.render is None
+
+
+def test_ends_are_what_tokenizer_and_settings_for_generation_declare(run, exported, tmp_path):
+    """As vLLM and transformers have them, so that all engines end where the others do."""
+    folder = tmp_path / "chats"
+    shutil.copytree(exported, folder)
+    end = load_served(run).tokenizer.end_of_text
+    assert load_served(run).ends == load_served(exported).ends == {end}
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert load_served(folder).ends == {end, 7, 9}
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ValueError, match="must be an object whose eos_token_id"):
+        load_served(folder)
 
 
 def test_an_empty_text_follows_the_end_of_another(run):

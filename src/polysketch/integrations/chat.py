@@ -13,7 +13,7 @@ from polysketch.integrations.transformers_folder import is_transformers_folder, 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
 
-__all__ = ["Chat", "Messages", "load_chat", "renderer"]
+__all__ = ["Chat", "Messages", "ends_of", "load_chat", "renderer"]
 
 Messages = list[dict[str, str]]
 """What was said: of each message the `role` and the `content`."""
@@ -50,7 +50,7 @@ def load_chat(folder: str | Path, tokenizer: TokenizerLike, template_file: Path 
     template = None if template_file is None else template_file.read_text(encoding="utf-8")
     if is_transformers_folder(folder):
         fast = read_tokenizer(folder)
-        render, ends = renderer(fast, template), _ends(folder, fast)
+        render, ends = renderer(fast, template), ends_of(folder, fast)
     else:
         render, ends = _renderer_of_run(tokenizer, template), frozenset[int]()
     if render is None:
@@ -96,8 +96,16 @@ def _renderer_of_run(tokenizer: TokenizerLike, template: str | None) -> Callable
     return renderer(to_fast_tokenizer(tokenizer), template)
 
 
-def _ends(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """What the tokenizer and the settings for generation call the end."""
+def ends_of(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """The token ids that the tokenizer and the settings for generation call the end.
+
+    Args:
+        folder: of a model of transformers; it may have a generation_config.json.
+        tokenizer: of transformers.
+
+    Raises:
+        ValueError: the settings are malformed.
+    """
     file = folder / _GENERATION_FILE
     declared = _declared_ends(file) if file.is_file() else []
     return frozenset([*declared, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])])

@@ -133,9 +133,9 @@ class _Routes:
                 message = f"expected prompts of at most {most} tokens, found {len(prompt)}"
                 raise ApiError(400, message, param="prompt", code="context_length_exceeded")
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        end, decode = {self._served.tokenizer.end_of_text}, self._served.bytes_of
+        ends, decode = self._served.ends, self._served.bytes_of
         return [
-            (Request(prompt, asked.new_tokens, asked.sampler, seed, sample, end), TextStream(decode, asked.stop))
+            (Request(prompt, asked.new_tokens, asked.sampler, seed, sample, ends), TextStream(decode, asked.stop))
             for prompt in prompts
             for sample in range(asked.samples)
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polysketch.integrations.chat import Messages, renderer
+from polysketch.integrations.chat import Messages, ends_of, renderer
 from polysketch.serving.errors import ApiError
 
 if TYPE_CHECKING:
@@ -29,12 +29,19 @@ class ServedModel:
         tokenizer: of its texts.
         render: the token ids of a chat, up to where the answer begins, or ValueError; None where there is no chat
             template.
+        declared_ends: token ids that the folder's settings for generation call the end.
     """
 
     name: str
     model: TransformerLM
     tokenizer: TokenizerLike
     render: Callable[[Messages], list[int]] | None = None
+    declared_ends: frozenset[int] = frozenset()
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        return self.declared_ends | {self.tokenizer.end_of_text}
 
     def prompt(self, asked: Any) -> list[int]:
         """The token ids of a text, of ids, or of a chat's messages; of an empty text, the end of the text before.
@@ -93,8 +100,8 @@ def load_served(
 
     Raises:
         FileNotFoundError: no model there, or no such template.
-        ValueError: a folder of transformers with another model than ours, or a run of token ids alone; whatever
-            loading refuses.
+        ValueError: a folder of transformers with another model than ours, a run of token ids alone, malformed
+            settings for generation; whatever loading refuses.
         ImportError: the extra `hf` is missing, for an exported folder or a template.
     """
     from polysketch.integrations.transformers_folder import is_transformers_folder
@@ -124,4 +131,5 @@ def _exported(folder: Path, name: str, device: torch.device | str, template: str
     wrapped = read_model(folder, device=device)
     known = (wrapped.config.training_run or {}).get("tokenizer")
     tokenizer = find_tokenizer(folder, known)
-    return ServedModel(name, wrapped.inner, tokenizer, renderer(read_tokenizer(folder), template))
+    fast = read_tokenizer(folder)
+    return ServedModel(name, wrapped.inner, tokenizer, renderer(fast, template), ends_of(folder, fast))
