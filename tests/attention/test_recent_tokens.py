@@ -90,3 +90,19 @@ def test_local_attention_norms_its_queries_and_keys_and_adds_one_to_the_mass():
     expected = ops.local_attention(*normed, value, chunk=8, offset=1.0, causal=True)
     torch.testing.assert_close(local(query, key, value), expected)
     assert not torch.allclose(expected, ops.local_attention(query, key, value, chunk=8, causal=True))
+
+
+@pytest.mark.parametrize("padding", [0, 2], ids=["rows at one position", "rows at two"])
+@pytest.mark.parametrize("earlier", [3, 5, 8])
+def test_the_kept_tokens_come_from_the_oldest_on_and_then_the_new_ones(earlier: int, padding: int):
+    mask = torch.ones(2, earlier, dtype=torch.bool)
+    mask[0, :padding] = False
+    state = RecentTokens(2, CAPACITY)
+    state.append(*tokens(earlier), mask if padding else None)
+    keys, values, real = state.followed_by(*tokens(2, earlier), None)
+    for row, first in ((0, 1 + padding), (1, 1)):
+        kept = [*range(first, earlier + 1)][-CAPACITY:]
+        expected = [*[0] * (CAPACITY - len(kept)), *kept, earlier + 1, earlier + 2]
+        assert keys[row, 0, :, 0].tolist() == expected
+        assert values[row, 1, :, 1].tolist() == [-each for each in expected]
+        assert real[row].tolist() == [each > 0 for each in expected]

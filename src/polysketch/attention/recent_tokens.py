@@ -90,6 +90,8 @@ class RecentTokens:
         kept_key, kept_value, kept_real = self.slots(key, value)
         if not bool(self.position.any()):
             return key.to(kept_key.dtype), value.to(kept_value.dtype), key_mask
+        if bool((self.position == self.position[0]).all()):
+            return self._turned(int(self.position[0]) % self.capacity, key, value, key_mask)
         index = ((self.position[:, None] + torch.arange(self.capacity, device="cpu")) % self.capacity).to(
             kept_key.device
         )
@@ -97,6 +99,18 @@ class RecentTokens:
         keys = torch.cat([_take(kept_key, index), key.to(kept_key.dtype)], 2)
         values = torch.cat([_take(kept_value, index), value.to(kept_value.dtype)], 2)
         return keys, values, torch.cat([kept_real.gather(1, index), mask], 1)
+
+    def _turned(
+        self, first: int, key: Tensor, value: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`followed_by` where the oldest token of every row is in the slot `first`: one copy, and no index."""
+        kept_key, kept_value, kept_real = self.slots(key, value)
+        mask = _all_real(key) if key_mask is None else key_mask
+        keys, values = (
+            torch.cat([kept[:, :, first:], kept[:, :, :first], new.to(kept.dtype)], 2)
+            for kept, new in ((kept_key, key), (kept_value, value))
+        )
+        return keys, values, torch.cat([kept_real[:, first:], kept_real[:, :first], mask], 1)
 
     def append(self, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> None:
         """Keep new tokens in the place of the oldest.
@@ -114,8 +128,13 @@ class RecentTokens:
         if key_mask is not None:
             key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
         positions, after = advance_positions(self.position, key.shape[2], key_mask)
-        write = self._write_one if key.shape[2] == 1 else self._write_many
-        write(buffers, (key.detach(), value.detach(), real), positions, after)
+        new = (key.detach(), value.detach(), real)
+        if key.shape[2] == 1:
+            self._write_one(buffers, new, positions)
+        elif key_mask is None:
+            self._write_last(buffers, new, positions)
+        else:
+            self._write_unpadded(buffers, new, after)
         self.position = after
 
     def clone(self) -> "RecentTokens":
@@ -126,7 +145,7 @@ class RecentTokens:
         """The state of the rows `indices` (int64), repeats allowed: what beam search needs."""
         return self._map_rows(lambda tensor: tensor.index_select(0, indices.to(tensor.device)))
 
-    def _write_one(self, buffers: tuple, new: tuple, positions: Tensor, after: Tensor) -> None:
+    def _write_one(self, buffers: tuple, new: tuple, positions: Tensor) -> None:
         """Each row's token into its slot. Padding before a row starts goes to slot 0, which its first token takes."""
         slot = (positions[:, 0] % self.capacity).to(buffers[0].device)
         rows = torch.arange(slot.shape[0], device=slot.device)
@@ -134,8 +153,16 @@ class RecentTokens:
             buffer[rows, :, slot] = tensor[:, :, 0].to(buffer.dtype)
         buffers[2][rows, slot] = new[2][:, 0]
 
-    def _write_many(self, buffers: tuple, new: tuple, positions: Tensor, after: Tensor) -> None:
-        """Into each slot the last token that belongs there, where that is a new one."""
+    def _write_last(self, buffers: tuple, new: tuple, positions: Tensor) -> None:
+        """The last tokens into their slots, as many as there are slots; no other slot is touched."""
+        slots = (positions[:, -self.capacity :] % self.capacity).to(buffers[0].device)
+        rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        for buffer, tensor in zip(buffers[:2], new[:2], strict=True):
+            buffer[rows, :, slots] = tensor[:, :, -self.capacity :].transpose(1, 2).to(buffer.dtype)
+        buffers[2][rows, slots] = new[2][:, -self.capacity :]
+
+    def _write_unpadded(self, buffers: tuple, new: tuple, after: Tensor) -> None:
+        """Into each slot the last token that belongs there, where that is a new one: padding stands in the way."""
         slot = torch.arange(self.capacity, device="cpu")
         last = after[:, None] - 1 - (after[:, None] - 1 - slot) % self.capacity  # its position
         source = last - after[:, None] + new[0].shape[2]
