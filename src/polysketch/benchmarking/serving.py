@@ -254,7 +254,8 @@ async def _read_beside(site: _Site, settings: ServingSettings) -> dict[str, Any]
         "alone": alone,
         "while_reading": reading,
         "ratio": None if None in gaps else gaps[1]["mean"] / gaps[0]["mean"],
-        "cpu_ratio": None if None in steps else steps[1] / steps[0],
+        # The processor's time is counted in hundredths of a second: that of a few steps may be none.
+        "cpu_ratio": steps[1] / steps[0] if steps[0] and steps[1] is not None else None,
     }
 
 
