@@ -163,6 +163,7 @@ def test_what_contradicts_beams_and_guesses_is_refused(folders, tmp_path, capsys
         (["--beams", "0"], "--beams: expected at least 1, found 0"),
         (["--beams", "2", "--top-k", "3"], "--beams without --top-k"),
         (["--assistant", str(other)], "tokens, found 50 in"),
+        (["--assistant", str(tmp_path / "none")], "none"),
     ):
         assert main(["generate", str(folders / "exported"), "--prompt", "a", *options]) != 0
         error = capsys.readouterr().err

@@ -167,5 +167,7 @@ def _load_assistant(folder: Path, device: torch.device) -> TransformerLM:
         model: Any = load_to_continue(folder, device=device)[0]
         return model
     from polysketch.training import load_model
+    from polysketch.training.run_folder import find_run, require_text
 
+    require_text(folder, find_run(folder, "latest")[0])
     return load_model(folder, device=device)[0]

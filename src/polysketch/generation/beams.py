@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
+from polysketch.generation.rows import ids_of
+from polysketch.generation.sampling import require_finite
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
 
@@ -84,8 +86,7 @@ def beam_search(
             not finite.
     """
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
-    stop_ids = frozenset(() if stop is None else (stop,) if isinstance(stop, int) else stop)
-    rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, stop_ids)
+    rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, ids_of(stop))
     searches = [_Search(rules) for _ in prompts]
     with evaluation_mode(model):
         state = model.init_state(len(prompts))
@@ -189,8 +190,7 @@ class _Search:
 
 def _log_probabilities(logits: Tensor) -> Tensor:
     """(rows, vocab) float32 in host memory, where candidates are kept."""
-    if not bool(torch.isfinite(logits).all()):
-        raise ValueError("expected finite logits, found NaN or infinity: the model's weights are probably damaged")
+    require_finite(logits)
     return logits.float().log_softmax(dim=-1).cpu()
 
 

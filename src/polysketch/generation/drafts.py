@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polysketch.generation.engine import GenerationResult
-from polysketch.generation.prompts import finished_at, prefill, require_usable
+from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.rows import Rows
 from polysketch.generation.sampling import Sampler
@@ -119,7 +119,7 @@ class AssistantDrafts:
                 token = sampler.choose(logits, uniform.to(logits.device))
                 guess.append(int(token))
                 if len(guess) < len(uniforms):
-                    logits = self.model.extend(token[:, None], state)[0][:, -1]
+                    logits = next_logits(self.model, state, token)
         return guess
 
 

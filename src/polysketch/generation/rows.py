@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Collection
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "ids_of"]
+
+
+def ids_of(stop: int | Collection[int] | None) -> frozenset[int]:
+    """The token ids that end a text, of one, several or none."""
+    return frozenset(() if stop is None else (stop,) if isinstance(stop, int) else stop)
 
 
 class Rows:
@@ -16,7 +21,7 @@ class Rows:
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_rows)]
         self.stopped = [False] * num_rows
-        self._stop = () if stop is None else (stop,) if isinstance(stop, int) else frozenset(stop)
+        self._stop = ids_of(stop)
         self._on_token = on_token
 
     def add(self, chosen: list[int]) -> None:

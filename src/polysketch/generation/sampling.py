@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Sampler", "draw", "keep_top_k", "keep_top_p"]
+__all__ = ["Sampler", "draw", "keep_top_k", "keep_top_p", "require_finite"]
 
 EXCLUDED = -math.inf
 """The logit of a token that must not be drawn."""
@@ -62,6 +62,16 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
 
 
+def require_finite(logits: Tensor) -> None:
+    """Refuse logits of a model that is damaged.
+
+    Raises:
+        ValueError: a logit is NaN or infinite.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise ValueError("expected finite logits, found NaN or infinity: the model's weights are probably damaged")
+
+
 @dataclass(frozen=True)
 class Sampler:
     """How the next token is chosen: temperature first, then top-k, then top-p.
@@ -98,8 +108,7 @@ class Sampler:
         Raises:
             ValueError: a logit is NaN or infinite.
         """
-        if not bool(torch.isfinite(logits).all()):
-            raise ValueError("expected finite logits, found NaN or infinity: the model's weights are probably damaged")
+        require_finite(logits)
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         # Differences to the largest: a temperature next to 0 then gives 0 and -inf, never inf - inf.

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 __all__ = ["about_states", "command", "is_installed", "serve"]
 
 
@@ -56,6 +54,8 @@ def about_states(exported: Path, *, megabytes: int | None) -> str:
     Raises:
         ValueError: a model with layers that vLLM cannot serve.
     """
+    import torch
+
     from polysketch.integrations.huggingface import PolysketchConfig
     from polysketch.integrations.vllm.pages import SOFTMAX, page_bytes, pages_of_request
 
