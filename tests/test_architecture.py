@@ -30,7 +30,9 @@ MAY_IMPORT = {
     "evaluation": {"models", "tasks", "data", "attention", "feature_maps"},
     "generation": {"models", "attention", "data", "storage"},
     "training": {"evaluation", "models", "nn", "tasks", "data", "distributed", "storage"},
-    "integrations": {"training", "evaluation", "generation", "models", "nn", "tasks", "attention", "data", "storage"},
+    "integrations": {
+        *("training", "evaluation", "generation", "models", "nn", "tasks", "attention", "ops", "data", "storage"),
+    },
     "serving": {"integrations", "training", "generation", "models", "data"},
     "conversion": {"integrations", "training", "evaluation", "models", "attention", "data", "storage"},
     "benchmarking": {

@@ -23,11 +23,11 @@ class WindowState:
 
     Attributes:
         recent: the last `window` tokens: keys, behind them what is kept of each for the sums, and values.
-        far: sums over the tokens that have left the window.
+        far: sums over the tokens that have left the window; or rows of a server's, as `recent` is then too.
     """
 
     recent: RecentTokens
-    far: ops.LinearAttentionState
+    far: ops.LinearAttentionState | ops.StateRows
 
     @property
     def position(self) -> Tensor:
@@ -275,7 +275,14 @@ class BesideWindow(Mechanism):
         found = self._recall(of_query, of_key, leaving, log_decay, state.far)
         beside = self._beside(*found, far_logit)
         near = ops.sliding_window_attention_with_cache(
-            query.to(keys.dtype), keys, values, window=self.window, key_mask=mask, beside=beside, **blocks
+            query.to(keys.dtype),
+            keys,
+            values,
+            window=self.window,
+            key_mask=mask,
+            key_rows=state.recent.rows if value.shape[2] == 1 else None,
+            beside=beside,
+            **blocks,
         )
         return near.to(value.dtype), state
 
@@ -362,7 +369,7 @@ class BesideWindow(Mechanism):
 
     def _check_state(self, query: Tensor, value: Tensor, state: WindowState, hidden: Tensor | None) -> None:
         """Refuse here what would be refused after the window has moved."""
-        expected = (state.far.sums.shape[0], state.far.sums.shape[3] - self.sums_width, value.shape[2])
+        expected = (state.far.batch_size, state.far.value_dim - self.sums_width, value.shape[2])
         found = (value.shape[0], value.shape[3], query.shape[2])
         if found != expected:
             raise ValueError(f"the state takes (rows, value width, queries as many as keys) {expected}, got {found}")
@@ -379,12 +386,13 @@ class BesideWindow(Mechanism):
 
         Returns:
             What the new tokens see, keys, values and mask, and what leaves: as many tokens as are new, zeros while the
-            window is not full. One token of every row sees the ring in any order: softmax does not ask for one.
+            window is not full. One token of every row sees the ring in any order, for softmax does not ask for one, and
+            all rows of the buffers, of which `recent.rows` are meant.
         """
         if kept.shape[2] == 1:
             leaving = recent.oldest(kept, value)
             recent.append(kept, value, key_mask)
-            return recent.slots(kept, value), leaving
+            return recent.buffers(kept, value), leaving
         rows, values, mask = recent.followed_by(kept, value, key_mask)
         recent.append(kept, value, key_mask)
         return (rows, values, mask), (self._leaving(rows, kept.shape[2]), self._leaving(values, kept.shape[2]))

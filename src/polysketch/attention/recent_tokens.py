@@ -14,9 +14,14 @@ class RecentTokens:
     Positions count from a row's first real token. Buffers are allocated whole at the first `append`, in its dtype
     unless one was given; from then on their size is constant.
 
+    The rows may be some of another's (`rows_of`): one token of each is then read and written where it lies, and more
+    tokens by way of a copy.
+
     Attributes:
         position: (batch,) int64 in host memory, tokens seen since each row's first real one.
         capacity: tokens of a row that are kept.
+        rows: (batch,) int64 on the buffers' device, the row of the buffers that each row of the batch has; None for
+            its own.
 
     Args:
         batch_size: rows.
@@ -34,11 +39,25 @@ class RecentTokens:
     ) -> None:
         self.position = torch.zeros(batch_size, dtype=torch.int64, device="cpu")
         self.capacity = capacity
+        self.rows: Tensor | None = None
         self._device = device
         self._dtype = dtype
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self._real: Tensor | None = None  # (batch, capacity): the slot holds a token that is not masked
+
+    @classmethod
+    def rows_of(cls, pool: "RecentTokens", rows: Tensor, position: Tensor) -> "RecentTokens":
+        """Some rows of a pool, whose buffers exist, in any order; what they take stands there.
+
+        Args:
+            pool: of all rows. Its positions are not read, nor moved on.
+            rows: (batch,) int64 on the buffers' device, none twice.
+            position: (batch,) int64 in host memory, tokens that each of them has seen.
+        """
+        some = pool._with(lambda tensor: tensor)
+        some.rows, some.position = rows, position
+        return some
 
     @property
     def nbytes(self) -> int:
@@ -47,14 +66,22 @@ class RecentTokens:
         return sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer is not None)
 
     def slots(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The buffers, by slot; allocated for tensors like these if there are none yet.
+        """The keys and values of every row, by slot; a copy where the rows are some of another's.
+
+        Arguments, returns and errors as of `buffers`.
+        """
+        kept_key, kept_value, kept_real = self.buffers(key, value)
+        return self._own(kept_key), self._own(kept_value), self._own(kept_real)
+
+    def buffers(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The buffers, by row (`rows`) and slot; allocated for tensors like these if there are none yet.
 
         Args:
             key: (batch, kv_heads, new, head_dim), the tokens to come.
             value: (batch, kv_heads, new, value_dim).
 
         Returns:
-            (batch, kv_heads, capacity, head_dim), (batch, kv_heads, capacity, value_dim) and a (batch, capacity) mask
+            (rows, kv_heads, capacity, head_dim), (rows, kv_heads, capacity, value_dim) and a (rows, capacity) mask
             of slots that hold a real token. Keys and values of masked tokens are zeros.
 
         Raises:
@@ -76,8 +103,11 @@ class RecentTokens:
         Args:
             key, value: the tokens to come, as for `slots`.
         """
-        kept_key, kept_value, _ = self.slots(key, value)
+        kept_key, kept_value, _ = self.buffers(key, value)
         slot = (self.position[:, None] % self.capacity).to(kept_key.device)
+        if self.rows is not None:
+            place = (self.rows[:, None], slice(None), slot)
+            return kept_key[place].transpose(1, 2), kept_value[place].transpose(1, 2)
         return _take(kept_key, slot), _take(kept_value, slot)
 
     def followed_by(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -123,7 +153,7 @@ class RecentTokens:
         Raises:
             ValueError: as `slots`.
         """
-        buffers = self.slots(key, value)
+        buffers = self.buffers(key, value)
         real = _all_real(key) if key_mask is None else key_mask
         if key_mask is not None:
             key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
@@ -148,7 +178,7 @@ class RecentTokens:
     def _write_one(self, buffers: tuple, new: tuple, positions: Tensor) -> None:
         """Each row's token into its slot. Padding before a row starts goes to slot 0, which its first token takes."""
         slot = (positions[:, 0] % self.capacity).to(buffers[0].device)
-        rows = torch.arange(slot.shape[0], device=slot.device)
+        rows = self._row_numbers(slot)
         for buffer, tensor in zip(buffers[:2], new[:2], strict=True):
             buffer[rows, :, slot] = tensor[:, :, 0].to(buffer.dtype)
         buffers[2][rows, slot] = new[2][:, 0]
@@ -156,7 +186,7 @@ class RecentTokens:
     def _write_last(self, buffers: tuple, new: tuple, positions: Tensor) -> None:
         """The last tokens into their slots, as many as there are slots; no other slot is touched."""
         slots = (positions[:, -self.capacity :] % self.capacity).to(buffers[0].device)
-        rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        rows = self._row_numbers(slots)[:, None]
         for buffer, tensor in zip(buffers[:2], new[:2], strict=True):
             buffer[rows, :, slots] = tensor[:, :, -self.capacity :].transpose(1, 2).to(buffer.dtype)
         buffers[2][rows, slots] = new[2][:, -self.capacity :]
@@ -168,19 +198,38 @@ class RecentTokens:
         source = last - after[:, None] + new[0].shape[2]
         is_new = (last >= self.position[:, None]).to(buffers[0].device)
         index = source.clamp(min=0).to(buffers[0].device)
-        for buffer, tensor in zip(buffers[:2], new[:2], strict=True):
-            buffer.copy_(torch.where(is_new[:, None, :, None], _take(tensor.to(buffer.dtype), index), buffer))
-        buffers[2].copy_(torch.where(is_new, new[2].gather(1, index), buffers[2]))
+        written = [_take(tensor.to(buffer.dtype), index) for buffer, tensor in zip(buffers[:2], new[:2], strict=True)]
+        for buffer, tensor in zip(buffers, (*written, new[2].gather(1, index)), strict=True):
+            chosen = is_new[:, None, :, None] if tensor.dim() == 4 else is_new
+            kept = torch.where(chosen, tensor, self._own(buffer))
+            if self.rows is None:
+                buffer.copy_(kept)
+            else:
+                buffer[self.rows] = kept
+
+    def _row_numbers(self, like: Tensor) -> Tensor:
+        """(batch,): the row of the buffers that each row of `like` (batch, ...) has."""
+        return torch.arange(like.shape[0], device=like.device) if self.rows is None else self.rows
+
+    def _own(self, buffer: Tensor) -> Tensor:
+        """The rows of a buffer that are this state's."""
+        return buffer if self.rows is None else buffer.index_select(0, self.rows)
 
     def _buffer(self, like: Tensor) -> Tensor:
         shape = (*like.shape[:2], self.capacity, like.shape[3])
         return torch.zeros(shape, device=self._device or like.device, dtype=self._dtype or like.dtype)
 
     def _map_rows(self, function: Callable[[Tensor], Tensor]) -> "RecentTokens":
-        other = RecentTokens(0, self.capacity, self._device, self._dtype)
-        for name in ("position", "_key", "_value", "_real"):
-            tensor = getattr(self, name)
-            setattr(other, name, None if tensor is None else function(tensor))
+        other = self._with(lambda buffer: function(self._own(buffer)))
+        other.position = function(self.position)
+        return other
+
+    def _with(self, function: Callable[[Tensor], Tensor]) -> "RecentTokens":
+        """Another state with `function` of every buffer that exists, and positions of zero."""
+        other = RecentTokens(len(self.position), self.capacity, self._device, self._dtype)
+        for name in ("_key", "_value", "_real"):
+            buffer = getattr(self, name)
+            setattr(other, name, None if buffer is None else function(buffer))
         return other
 
 

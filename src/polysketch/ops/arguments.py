@@ -79,6 +79,20 @@ def check_key_mask(key_mask: Tensor, key: Tensor) -> None:
     check_devices(key=key, key_mask=key_mask)
 
 
+def check_rows(rows: Tensor, batch: int, kept: Tensor) -> None:
+    """Refuse rows (batch,) int64 of a tensor (rows, ...) that it does not have; a device is not waited for.
+
+    Raises:
+        ValueError: another shape, dtype or device, or, in host memory, a row that does not exist.
+    """
+    if rows.dtype != torch.int64 or tuple(rows.shape) != (batch,) or rows.device != kept.device:
+        raise ValueError(
+            f"expected {batch} rows as int64 on {kept.device}, found {rows.dtype} {tuple(rows.shape)} on {rows.device}"
+        )
+    if rows.device.type == "cpu" and batch and not 0 <= int(rows.min()) <= int(rows.max()) < len(kept):
+        raise ValueError(f"expected rows from 0 to {len(kept) - 1}, found {rows.tolist()[:16]}")
+
+
 def check_devices(**tensors: Tensor) -> None:
     """Refuse tensors, given under their names, that are not on one device.
 

@@ -13,6 +13,9 @@ from polysketch.integrations.vllm.layers import StateLayer, run_step, state_slot
 from polysketch.integrations.vllm.rows import Rows, rows_of
 from polysketch.integrations.vllm.slots import PageLayout, StateSlots
 from polysketch.models import TransformerLM
+from polysketch.ops import StateRows
+from polysketch.ops.native.build import why_unavailable
+from polysketch.ops.window.types import Inputs
 
 GROWING = {"softmax", "polynomial", "squared-polynomial", "hyper"}
 NOT_CAUSAL = {"nystrom", "skyformer"}
@@ -87,6 +90,19 @@ def test_requests_that_share_steps_are_as_if_each_were_alone(name, options):
     found = serve(Server(model, 5), texts, [3, 1, 4], seed=len(name))
     for text, hidden in zip(texts, found, strict=True):
         torch.testing.assert_close(hidden, alone(model, text), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["polysketch", "polysketch-paper"])
+@pytest.mark.skipif(why_unavailable() is not None, reason="needs a compiler")
+def test_steps_of_several_requests_move_on_in_their_pages(name, monkeypatch):
+    """In float32, as they are served: no sums and no window are copied."""
+    model, texts = model_of(name, mechanism_class(name).examples[0]), prompts(30, 41, 22, 17)
+    expected = [alone(model, text) for text in texts]
+    monkeypatch.setattr(StateRows, "gathered", lambda self: pytest.fail("sums were copied"))
+    monkeypatch.setattr(Inputs, "taken", lambda self, rows: pytest.fail("a window was copied"))
+    found = serve(Server(model.float(), 5), texts, [3, 1, 4], seed=0)
+    for hidden, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(hidden.double(), exact, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("wrong", ["page", "position", "not written", "left by another"])

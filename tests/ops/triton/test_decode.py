@@ -97,6 +97,30 @@ def test_steps_equal_those_of_plain_pytorch(case):
     assert_steps_agree(replace(case, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[5], CASES[8]], ids=str)
+def test_rows_of_a_pool_move_on_where_they_lie(case):
+    case, rows = replace(case, dtype=torch.float32, batch=2), torch.tensor([3, 1])
+    alone = on_a_device(started(case))
+    own = {name: x for name, x in alone.tensors().items() if name != "position"}
+    pages = {name: x.new_full((5, x[0].numel() + 3), float("nan")) for name, x in own.items()}
+    views = {name: x[:, : x.shape[1] - 3].unflatten(1, own[name].shape[1:]) for name, x in pages.items()}
+    for name, view in views.items():
+        view[rows] = getattr(alone, name)
+    pool = replace(alone, **views, position=torch.zeros(5, dtype=torch.int64))
+    some = ops.StateRows(pool, rows, alone.position.clone())
+    some.device_position = some.position.clone()
+    tensors = make(case)
+    for token in range(case.length):
+        one = tensors.span(token, token + 1)
+        for found, expected in zip(step(case, one, some), step(case, one, alone), strict=True):
+            assert torch.equal(found, expected)
+    assert some.device_position.tolist() == alone.device_position.tolist()
+    for name, page in pages.items():
+        assert torch.equal(views[name][rows], getattr(alone, name)), name
+        assert bool(page[[0, 2, 4]].isnan().all()), name
+        assert bool(page[:, -3:].isnan().all()), name
+
+
 def test_half_precision_is_rounded_once():
     """Inputs and output are float16, everything between float32."""
     assert_steps_agree(replace(CASES[1], dtype=torch.float16, length=3), tolerance=2e-3)
@@ -130,7 +154,7 @@ def test_the_operator_says_what_it_changes():
     kept = list(state.tensors().values())[:7]
     torch.library.opcheck(
         torch.ops.polysketch.linear_attention_extend.default,
-        (*vectors, None, *kept, state.device_position, 2, 1, 4, 1.0, True),
+        (*vectors, None, *kept, state.device_position, None, 2, 1, 4, 1.0, True),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -142,7 +166,7 @@ def test_states_that_the_programs_cannot_take_are_named():
     state = empty_state(case)
     assert why_not_extend(state.sums, state) is None
     state.open_key = state.open_key.mT.contiguous().mT
-    assert "contiguous" in (why_not_extend(state.sums, state) or "")
+    assert "in one piece" in (why_not_extend(state.sums, state) or "")
 
 
 @torch.inference_mode()

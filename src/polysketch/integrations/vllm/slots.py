@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.attention import RecentTokens
+from polysketch.attention.heavy_state import HeavyState
+from polysketch.ops import LinearAttentionState, StateRows
+
 _ALIGNMENT = 64
 """Bytes: where a tensor begins in a page, so that any dtype and any vector instruction may read it there."""
 _SHORT, _LONG = 1, 257
@@ -58,8 +62,8 @@ class StateSlots:
     """The states of one layer of a model, of which each request has its own in a page.
 
     A state is read, moved on by the layer, and written back. That of a single request is read as views of its page, and
-    moves on there. Those of several are gathered and scattered: programs take the states of a batch in one piece, and
-    pages are not. That reads and writes them twice more.
+    moves on there. Of several requests sums and windows move on in their pages too: programs take the number of every
+    page. The small rest, and states of other kinds, are gathered and scattered.
 
     Args:
         init_state: gives the state of so many rows before the first token.
@@ -82,11 +86,12 @@ class StateSlots:
                 f"expected a state of constant size, found {self.layout.nbytes} bytes after {_SHORT} token and "
                 f"{longer.nbytes} after {_LONG}"
             )
-        self._pages: list[Tensor] = []
+        self._all: Any = None
 
     def bind(self, pages: Tensor) -> None:
         """Keep states in these (pages, bytes) from now on, uint8 or int8."""
-        self._pages = self.layout.views(pages)
+        nobody = torch.zeros(len(pages), dtype=torch.int64, device="cpu")
+        self._all = _with_tensors(self._example, iter(self.layout.views(pages)), nobody)
 
     def fresh(self, rows: int) -> Any:
         """The state of so many rows before the first token."""
@@ -99,17 +104,19 @@ class StateSlots:
             pages: that of each.
             position: (rows,) int64 in host memory, the tokens that each has seen.
         """
-        tensors = iter(_rows(tensor, pages) for tensor in self._pages)
-        return _with_tensors(self._example, tensors, position)
+        if len(pages) == 1:
+            views = (tensor[pages[0] : pages[0] + 1] for tensor in tensors_of(self._all))
+            return _with_tensors(self._example, views, position)
+        first = next(tensors_of(self._all), position)
+        return _some_rows(self._all, torch.tensor(pages, device=first.device), position)
 
     def write(self, pages: Sequence[int], state: Any) -> None:
-        """Keep the state of these requests."""
-        for kept, new in zip(self._pages, tensors_of(state), strict=True):
-            place = _view(kept, pages)
-            if place is None:
-                kept[_index(pages, kept)] = new
-            elif place.data_ptr() != new.data_ptr():
-                place.copy_(new)
+        """Keep the state of these requests; what moved on in its page is there."""
+        for kept, new in _gathered(self._all, state):
+            if len(pages) > 1:
+                kept[torch.tensor(pages, device=kept.device)] = new
+            elif kept[pages[0]].data_ptr() != new.data_ptr():
+                kept[pages[0]] = new[0]
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
@@ -138,23 +145,43 @@ def _with_tensors(example: Any, tensors: Iterator[Tensor], position: Tensor) -> 
             setattr(state, name, next(tensors))
         elif _is_state(value):
             setattr(state, name, _with_tensors(value, tensors, position))
-    if "position" in vars(example):
-        state.position = position.clone()
-    if "device_position" in vars(example):
-        on_host = example.device_position.device == example.position.device
-        state.device_position = state.position if on_host else state.position.to(example.device_position.device)
+    _set_position(state, position)
     return state
 
 
-def _rows(kept: Tensor, pages: Sequence[int]) -> Tensor:
-    view = _view(kept, pages)
-    return kept.index_select(0, _index(pages, kept)) if view is None else view
+def _some_rows(pool: Any, rows: Tensor, position: Tensor) -> Any:
+    """The state of these rows of all: sums and windows where they lie, a copy of all else."""
+    if isinstance(pool, LinearAttentionState):
+        return StateRows(pool, rows, position.clone())
+    if isinstance(pool, RecentTokens):
+        return RecentTokens.rows_of(pool, rows, position.clone())
+    if isinstance(pool, HeavyState):  # looks into the open chunk of its sums by itself
+        return _with_tensors(pool, (tensor.index_select(0, rows) for tensor in tensors_of(pool)), position)
+    state = copy.copy(pool)
+    for name, value in vars(pool).items():
+        if isinstance(value, Tensor) and name not in _POSITIONS:
+            setattr(state, name, value.index_select(0, rows))
+        elif _is_state(value):
+            setattr(state, name, _some_rows(value, rows, position))
+    _set_position(state, position)
+    return state
 
 
-def _view(kept: Tensor, pages: Sequence[int]) -> Tensor | None:
-    """The rows of one page."""
-    return kept[pages[0] : pages[0] + 1] if len(pages) == 1 else None
+def _gathered(pool: Any, state: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """All rows of each tensor, and what a state of some of them has, where that is not in its place."""
+    if isinstance(state, StateRows) or (isinstance(state, RecentTokens) and state.rows is not None):
+        return
+    for name, value in vars(pool).items():
+        if isinstance(value, Tensor) and name not in _POSITIONS:
+            yield value, getattr(state, name)
+        elif _is_state(value):
+            yield from _gathered(value, getattr(state, name))
 
 
-def _index(pages: Sequence[int], kept: Tensor) -> Tensor:
-    return torch.tensor(pages, device=kept.device)
+def _set_position(state: Any, position: Tensor) -> None:
+    """Give a state positions of its own, and those of its device where it has them."""
+    if "position" in vars(state):
+        state.position = position.clone()
+    if "device_position" in vars(state):
+        device = state.device_position.device
+        state.device_position = state.position if device == state.position.device else state.position.to(device)

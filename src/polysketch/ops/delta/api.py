@@ -10,7 +10,13 @@ from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.delta import operator, reference
 from polysketch.ops.delta.self_check import programs_agree
 from polysketch.ops.delta.types import Inputs
-from polysketch.ops.linear import LinearAttentionState, linear_attention, linear_attention_extend_, native
+from polysketch.ops.linear import (
+    LinearAttentionState,
+    StateRows,
+    linear_attention,
+    linear_attention_extend_,
+    native,
+)
 from polysketch.ops.linear.checks import checked
 from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.packed import PackedDocuments, by_documents
@@ -137,7 +143,7 @@ def delta_attention_extend_(
     key_features: Tensor,
     value: Tensor,
     strength: Tensor,
-    state: LinearAttentionState,
+    state: LinearAttentionState | StateRows,
     *,
     factors: int = 1,
 ) -> Tensor:
@@ -145,7 +151,7 @@ def delta_attention_extend_(
 
     Args:
         query_features, key_features, value, strength, factors: as for `delta_attention`.
-        state: of the tokens before, of power 1 and without a local part.
+        state: of the tokens before, of power 1 and without a local part; or rows of one, each where it lies.
 
     Returns:
         (batch, heads, length, value_dim), in float32 or, of float64 inputs, in that. Nothing is differentiated.
@@ -154,7 +160,7 @@ def delta_attention_extend_(
         ValueError, TypeError: as `delta_writes` and `linear_attention_extend_` do.
 
     Cost of one token by the native program, a key head: `state.sums` are read and written once. Other backends read
-    them three times.
+    them three times, and copy `StateRows` before and after.
     """
     inputs = _inputs(key_features, value, strength, factors, state)
     _require_floating(query_features=query_features)
@@ -180,6 +186,9 @@ def delta_attention_extend_(
             compute_chunk=None,
         )
         return native.extend_one_(given, plan, state, inputs.strength)[0]
+    if isinstance(state, StateRows):
+        operands = (query, *inputs[:3])
+        return state.on_a_copy(lambda own: delta_attention_extend_(*operands, own, factors=factors))
     written = delta_writes(*inputs[:3], factors=factors, state=state)
     return linear_attention_extend_(query, inputs.key, written, state, factors=factors, normalize=False).output
 
@@ -210,12 +219,16 @@ def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:
 
 
 def _inputs(
-    key_features: Tensor, value: Tensor, strength: Tensor, factors: int, state: LinearAttentionState | None
+    key_features: Tensor,
+    value: Tensor,
+    strength: Tensor,
+    factors: int,
+    state: LinearAttentionState | StateRows | None,
 ) -> Inputs:
-    """The checked tensors, in the dtype of sums."""
+    """The checked tensors, in the dtype of sums; with the sums of a state that is not rows of another."""
     _require_floating(key_features=key_features, value=value, strength=strength)
     dtype = torch.promote_types(value.dtype, torch.float32)
-    sums = None if state is None else state.sums
+    sums = state.sums if isinstance(state, LinearAttentionState) else None
     inputs = Inputs(key_features.to(dtype), value.to(dtype), strength.to(dtype), sums)
     _check(inputs, factors, state)
     return inputs
@@ -237,8 +250,8 @@ def _check_query(query: Tensor, key: Tensor) -> None:
     check_devices(query_features=query, key_features=key)
 
 
-def _check(inputs: Inputs, factors: int, state: LinearAttentionState | None) -> None:
-    key, value, strength, sums = inputs
+def _check(inputs: Inputs, factors: int, state: LinearAttentionState | StateRows | None) -> None:
+    key, value, strength, _ = inputs
     for name, tensor in (("key_features", key), ("value", value)):
         if tensor.dim() != 4 or 0 in tensor.shape[1:]:
             raise ValueError(
@@ -252,12 +265,14 @@ def _check(inputs: Inputs, factors: int, state: LinearAttentionState | None) -> 
     if type(factors) is not int or factors not in (1, 2) or key.shape[3] % factors:
         raise ValueError(f"factors must be 1, or 2 with features of an even width, got {factors!r} and {key.shape[3]}")
     check_devices(key_features=key, value=value, strength=strength)
-    if state is None or sums is None:
+    if state is None:
         return
+    sums = state.pool.sums
     expected = (*key.shape[:2], expanded_size(key.shape[3], 1, factors), value.shape[3])
-    if tuple(sums.shape) != expected or state.power != 1 or state.factors != factors or state.local_chunk:
+    found = (state.batch_size, *sums.shape[1:])
+    if found != expected or state.power != 1 or state.factors != factors or state.local_chunk:
         raise ValueError(
             f"the state does not fit: expected sums {expected} of power 1, factors {factors} and no local part, got "
-            f"{tuple(sums.shape)}, power {state.power}, factors {state.factors}, chunks of {state.local_chunk}"
+            f"{found}, power {state.power}, factors {state.factors}, chunks of {state.local_chunk}"
         )
     check_devices(key_features=key, state=sums)

@@ -6,6 +6,7 @@ from torch import Tensor
 from polysketch.ops.arguments import check_at_least_one, check_devices, check_key_mask
 from polysketch.ops.blocks import check_at_boundary, check_block_size, check_fitting_blocks
 from polysketch.ops.linear.state import LinearAttentionState, check_sizes
+from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.types import Diagonal, Inputs, LocalPolynomial, Plan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -27,7 +28,7 @@ def checked(
     local: LocalPolynomial | None,
     log_decay: Tensor | None,
     key_mask: Tensor | None,
-    state: LinearAttentionState | None,
+    state: LinearAttentionState | StateRows | None,
     return_state: bool,
     compute_chunk: int | None,
 ) -> tuple[Inputs, Plan]:
@@ -104,7 +105,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> No
         )
 
 
-def _check_blocks(inputs: Inputs, plan: Plan, state: LinearAttentionState | None) -> None:
+def _check_blocks(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows | None) -> None:
     block = plan.diagonal
     check_block_size(block, plan.causal)
     if inputs.log_decay is not None and block > 1:
@@ -135,25 +136,26 @@ def _check_local(local: LocalPolynomial, query: Tensor, key: Tensor) -> None:
     _expect_shape("local.key", local.key, (*key.shape[:3], local.query.shape[-1]))
 
 
-def _check_state(state: LinearAttentionState, inputs: Inputs, plan: Plan) -> None:
+def _check_state(state: LinearAttentionState | StateRows, inputs: Inputs, plan: Plan) -> None:
     key, value, local_key = inputs.key, inputs.value, inputs.local_key
     chunk, width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
     expected = (key.shape[0], key.shape[1], key.shape[3], value.shape[3], plan.power, plan.factors, chunk, width)
+    pool = state.pool
     found = (
-        state.sums.shape[0],
-        state.sums.shape[1],
-        state.feature_dim,
-        state.sums.shape[3],
-        state.power,
-        state.factors,
-        state.local_chunk,
-        state.open_key.shape[3],
+        state.batch_size,
+        pool.sums.shape[1],
+        pool.feature_dim,
+        pool.value_dim,
+        pool.power,
+        pool.factors,
+        pool.local_chunk,
+        pool.open_key.shape[3],
     )
     if expected != found:
         names = "batch, key heads, features, value width, power, factors, local chunk, local width"
         raise ValueError(f"the state does not fit: expected ({names}) = {expected}, found {found}")
-    check_sizes(state.tensors(), state.power, state.factors)
-    check_devices(key_features=key, state=state.sums)
+    check_sizes(pool.tensors(), pool.power, pool.factors)
+    check_devices(key_features=key, state=pool.sums)
 
 
 def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

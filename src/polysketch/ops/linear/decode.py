@@ -1,6 +1,7 @@
 """Decoding: a few new tokens against a state that is updated in place, without gradients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,16 @@ from polysketch.ops.linear.packing import expand
 from polysketch.ops.linear.resolution import resolve
 from polysketch.ops.linear.self_check import steps_agree, why_no_steps
 from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.triton import decoding as triton_decode
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, LocalPolynomial, Plan
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
-Step = Callable[[Inputs, Plan, LinearAttentionState], tuple[Tensor, Tensor]]
-"""One token of every row: output (batch, heads, 1, value_dim) and denominator (batch, heads, 1); the state moves on."""
+Step = Callable[[Inputs, Plan, Any], tuple[Tensor, Tensor]]
+"""One token of every row: output (batch, heads, 1, value_dim) and denominator (batch, heads, 1); the state moves on.
+
+All but plain PyTorch's take `StateRows` too.
+"""
 
 
 # Longer spans go through the chunked backend: one call for all of them costs less than this many single steps.
@@ -30,7 +35,7 @@ def linear_attention_extend_(
     query_features: Tensor,
     key_features: Tensor,
     value: Tensor,
-    state: LinearAttentionState,
+    state: LinearAttentionState | StateRows,
     *,
     power: int = 1,
     factors: int = 1,
@@ -45,6 +50,7 @@ def linear_attention_extend_(
 
     Arguments and errors as in `linear_attention`; any number of tokens, rows at different positions too. Nothing is
     differentiated: to train through a state, pass it to `linear_attention`. Forward-mode derivatives are refused.
+    Of `StateRows` each row moves on where it lies.
 
     Rounding: without a local part every token is added to the sums in the state's dtype, so they are wrong by at most
     n u of the sum of the sizes of n terms, u = 2^-24 in float32: 6 % after a million tokens at worst, and about
@@ -58,32 +64,20 @@ def linear_attention_extend_(
         As `linear_attention`; `.state` is the one that was given.
 
     Cost of one token, per key head: reading `state.sums` once, and the tokens of the open chunk. When a chunk is full
-    it is folded into the sums, at the cost of about one forward pass over that chunk.
+    it is folded into the sums, at the cost of about one forward pass over that chunk. `StateRows` are copied before
+    and after where more than one token comes, or where neither the native program nor Triton's takes it.
     """
-    length = key_features.shape[2]
+    operands, length = (query_features, key_features, value), key_features.shape[2]
     if length > STEPS_AT_MOST or key_mask is not None or block_size is not None:
-        result = linear_attention(
-            query_features,
-            key_features,
-            value,
-            power=power,
-            factors=factors,
-            causal=True,
-            block_size=block_size,
-            offset=offset,
-            normalize=normalize,
-            local=local,
-            log_decay=log_decay,
-            key_mask=key_mask,
-            state=state,
-            return_state=True,
-        )
+        options: dict[str, Any] = {"power": power, "factors": factors, "offset": offset, "normalize": normalize}
+        options |= {"block_size": block_size, "local": local, "log_decay": log_decay, "key_mask": key_mask}
+        if isinstance(state, StateRows):
+            return state.on_a_copy(lambda own: linear_attention_extend_(*operands, own, **options))
+        result = linear_attention(*operands, causal=True, state=state, return_state=True, **options)
         assert result.state is not None
         return result._replace(state=state.copy_(result.state))
     inputs, plan = checked(
-        query_features,
-        key_features,
-        value,
+        *operands,
         power=power,
         factors=factors,
         causal=True,
@@ -98,14 +92,22 @@ def linear_attention_extend_(
         compute_chunk=None,
     )
     refuse_tangents("linear_attention_extend_", *inputs)
-    step = _step_for(inputs, plan, state)
     with torch.autocast(value.device.type, enabled=False):
-        if length == 1:
-            output, denominator = step(inputs, plan, state)
+        if isinstance(state, StateRows) and _step_for(inputs, plan, state) is _extend_one:
+            output, denominator = state.on_a_copy(lambda own: _extend(inputs, plan, own))
         else:
-            steps = (step(_token(inputs, index), plan, state) for index in range(length))
-            output, denominator = (torch.cat(parts, 2) for parts in zip(*steps, strict=True))
-    return LinearAttentionResult(output, state, denominator)
+            output, denominator = _extend(inputs, plan, state)
+    return LinearAttentionResult(output, None if isinstance(state, StateRows) else state, denominator)
+
+
+def _extend(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> tuple[Tensor, Tensor]:
+    """Output and denominator of a few tokens, one after another."""
+    step, length = _step_for(inputs, plan, state), inputs.key.shape[2]
+    if length == 1:
+        return step(inputs, plan, state)
+    steps = (step(_token(inputs, index), plan, state) for index in range(length))
+    output, denominator = (torch.cat(parts, 2) for parts in zip(*steps, strict=True))
+    return output, denominator
 
 
 def _token(inputs: Inputs, index: int) -> Inputs:
@@ -113,14 +115,14 @@ def _token(inputs: Inputs, index: int) -> Inputs:
     return Inputs(**{name: tensor[:, :, index : index + 1] for name, tensor in inputs.differentiable().items()})
 
 
-def _step_for(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> Step:
+def _step_for(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> Step:
     """The fastest step that these tensors allow."""
     if _by_triton(inputs.value, state) and steps_agree(inputs, plan, state):
         return triton_decode.extend_one_
     return native.extend_one_ if native.can_extend(inputs.query, state) else _extend_one
 
 
-def _by_triton(value: Tensor, state: LinearAttentionState) -> bool:
+def _by_triton(value: Tensor, state: LinearAttentionState | StateRows) -> bool:
     """Whether Triton's programs take the step; under its interpreter they run only when called directly."""
     on_a_device = value.device.type in AUTO_DEVICES or value.is_meta
     return on_a_device and triton_decode.why_not_extend(value, state) is None

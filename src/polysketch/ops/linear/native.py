@@ -13,6 +13,7 @@ from torch import Tensor
 from polysketch.ops.linear.packing import expanded_size
 from polysketch.ops.linear.packing_rows import Rows, num_pairs, pair_rows
 from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
 from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program
 from polysketch.ops.native import why_not as why_no_program
@@ -25,7 +26,7 @@ _GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "loc
 # One token against a state has a program of its own, which updates the state where it lies.
 _STEP_SIZES = ("heads", "key_heads", "features", "value_width", "local_width")
 _STEP_OPTIONS = ("power", "factors", "normalize", "degree", "chunk", "expanded")
-_STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay", "position")
+_STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
 # Fewer sums than this are read by one thread: waking another costs more.
 _SUMS_WORTH_A_THREAD = 2**20
 
@@ -53,7 +54,8 @@ class _ExtendCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _STEP_SIZES + _STEP_OPTIONS),
         ("offset", ctypes.c_float),
         *((name, TensorPointer) for name in (*_INPUTS, "output", "denominator", "strength")),
-        *((f"state_{name}", ctypes.c_void_p) for name in _STATE),
+        *((f"state_{name}", TensorPointer) for name in _STATE),
+        *((name, ctypes.c_void_p) for name in ("position", "rows")),
     )
 
 
@@ -113,15 +115,20 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
     return gradients
 
 
-def can_extend(query: Tensor, state: LinearAttentionState) -> bool:
-    """Whether the program can take this call: float32 on a CPU, a state that lies in one piece, a compiler."""
-    if why_no_program(query) is not None or state.sums.dtype != torch.float32:
+def can_extend(query: Tensor, state: LinearAttentionState | StateRows) -> bool:
+    """Whether the program can take this call: float32 on a CPU, heads of a state each in one piece, a compiler."""
+    if why_no_program(query) is not None or state.pool.sums.dtype != torch.float32:
         return False
-    return all(tensor.is_contiguous() for tensor in state.tensors().values())
+    return all(tensor[0, 0].is_contiguous() for tensor in _kept(state) if 0 not in tensor.shape)
+
+
+def _kept(state: LinearAttentionState | StateRows) -> list[Tensor]:
+    """The tensors of a state that the program reads and writes, in the order of `_STATE`."""
+    return [getattr(state.pool, name) for name in _STATE]
 
 
 def extend_one_(
-    inputs: Inputs, plan: Plan, state: LinearAttentionState, strength: Tensor | None = None
+    inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows, strength: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and denominator of one token, already checked, features and value float32; the state moves on.
 
@@ -138,18 +145,22 @@ def extend_one_(
     chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
     rows = [query, key, value, local_query, local_key, log_decay, output, denominator, strength]
     kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
+    own = _kept(state)
+    expanded = own[0].shape[2]
     call = _ExtendCall(
         *(heads, key_heads, features, width, local_width),
-        *(state.power, state.factors, plan.normalize, plan.degree, chunk, state.sums.shape[2]),
+        *(state.power, state.factors, plan.normalize, plan.degree, chunk, expanded),
         plan.offset,
         *(TensorPointer() if tensor is None else TensorPointer.of(tensor) for tensor in kept),
-        *(getattr(state, name).data_ptr() for name in _STATE),
+        *(TensorPointer.of_heads(tensor) for tensor in own),
+        state.position.data_ptr(),
+        None if state.rows is None else state.rows.data_ptr(),
     )
     program, units = library().linear_attention_extend, batch * key_heads
-    if state.sums.numel() < _SUMS_WORTH_A_THREAD:
+    if units * expanded * width < _SUMS_WORTH_A_THREAD:
         run_program(program, call, range(units))
     else:
-        run_in_threads(program, call, units, [*kept, *state.tensors().values()])
+        run_in_threads(program, call, units, [*kept, *own, state.position, state.rows])
     state.advance_()
     return output, denominator
 

@@ -105,6 +105,26 @@ class LinearAttentionState:
         )
 
     @property
+    def batch_size(self) -> int:
+        """Rows of the batch."""
+        return self.sums.shape[0]
+
+    @property
+    def value_dim(self) -> int:
+        """Width of the values."""
+        return self.sums.shape[3]
+
+    @property
+    def pool(self) -> "LinearAttentionState":
+        """Itself: the state that has the tensors, as of `StateRows`."""
+        return self
+
+    @property
+    def rows(self) -> None:
+        """Nothing: its own rows, in their order, as of `StateRows`."""
+        return None
+
+    @property
     def local_chunk(self) -> int:
         """Tokens of a local chunk, 0 where there is no local part."""
         return self.open_key.shape[2]

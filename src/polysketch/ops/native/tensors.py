@@ -20,6 +20,11 @@ class TensorPointer(ctypes.Structure):
         """Of (batch, heads, tokens) or (batch, heads, tokens, width) in float32; the caller keeps the tensor alive."""
         return cls(tensor.data_ptr(), *tensor.stride()[:3])
 
+    @classmethod
+    def of_heads(cls, tensor: Tensor) -> "TensorPointer":
+        """Of (batch, heads, ...), what belongs to a head lying in one piece, without a stride of tokens."""
+        return cls(tensor.data_ptr(), *tensor.stride()[:2], 0)
+
 
 def why_not(tensor: Tensor) -> str | None:
     """Why the programs cannot take a call whose tensors are like this one; None where they can."""

@@ -12,8 +12,10 @@ from polysketch.ops.arguments import (
     check_cache_lengths,
     check_causal_lengths,
     check_devices,
+    check_rows,
 )
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
+from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.window import blockwise, native, operator, reference
 from polysketch.ops.window.types import BesideKey, Inputs, Plan
@@ -117,6 +119,7 @@ def sliding_window_attention_with_cache(
     window: int,
     block_size: int | None = None,
     key_mask: Tensor | None = None,
+    key_rows: Tensor | None = None,
     scale: float | None = None,
     beside: BesideKey | None = None,
     backend: str = "auto",
@@ -127,16 +130,53 @@ def sliding_window_attention_with_cache(
     first, so that a cache of the last window - 1 tokens is enough. Arguments as in `sliding_window_attention`; with a
     `block_size` a block begins with the first of the queries.
 
+    With `key_rows`, (batch,) int64, keys, values and mask are those of a cache of many rows, in which the rows of the
+    batch stand at these numbers, in any order. Nothing is differentiated then. One query a row is computed where keys
+    and values lie, by the native program on a CPU and by Triton's on a CUDA device; others are computed on a copy.
+
     Returns:
         (batch, heads, n, value_dim). A query that sees no real key, nor one beside, gets zeros.
 
     Raises:
-        ValueError: more queries than keys, or as in `sliding_window_attention`.
+        ValueError: more queries than keys, rows that the cache does not have, or as in `sliding_window_attention`.
         TypeError, RuntimeError: as in `sliding_window_attention`.
     """
+    if key_rows is not None:
+        return _attend_in_cache(
+            Inputs(query, key, value, key_mask, *(beside or ())), key_rows, window, block_size, scale, backend
+        )
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)
     return _attend(query, key, value, key_mask, beside, window, True, block_size, scale, backend)
+
+
+@torch.no_grad()
+def _attend_in_cache(
+    inputs: Inputs, key_rows: Tensor, window: int, block_size: int | None, scale: float | None, backend: str
+) -> Tensor:
+    """Of keys, values and mask the rows `key_rows`: one query a row where they lie, if a program does that."""
+    query, key = inputs[:2]
+    check_rows(key_rows, query.shape[0], key)
+    check_attention_tensors(*inputs.in_rows_like(query)[:4])
+    check_at_least_one(window=window)
+    beside = None if inputs.beside_logit is None else BesideKey(*inputs[4:])
+    picked = sliding_window_attention_backend(*inputs[:3], backend=backend)
+    if query.shape[2] == 1 and picked == "native":
+        if beside is not None:
+            _check_beside(query, inputs.value, beside)
+        refuse_tangents("sliding_window_attention_with_cache", *inputs)
+        plan = Plan(min(window, key.shape[2]) - 1, 0, query.shape[3] ** -0.5 if scale is None else scale)
+        return native.forward(inputs, plan, key_rows)[0]
+    own = inputs.taken(key_rows)
+    return sliding_window_attention_with_cache(
+        *own[:3],
+        window=window,
+        block_size=block_size,
+        key_mask=own.key_mask,
+        scale=scale,
+        beside=beside,
+        backend=picked,
+    )
 
 
 def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, *, backend: str = "auto") -> str:

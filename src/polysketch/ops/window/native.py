@@ -33,6 +33,8 @@ class _Call(ctypes.Structure):
         ("scale", ctypes.c_float),
         *((name, TensorPointer) for name in _INPUTS),
         ("key_mask", ctypes.c_void_p),
+        ("key_mask_row", ctypes.c_int64),
+        ("key_rows", ctypes.c_void_p),
         *((name, TensorPointer) for name in (*_OUTPUTS, "output_gradient")),
         *((f"{name}_gradient", TensorPointer) for name in _INPUTS),
     )
@@ -43,13 +45,19 @@ def why_not(inputs: Inputs) -> str | None:
     return why_no_program(inputs.query) or why_no_program(inputs.key) or why_no_program(inputs.value)
 
 
-def forward(inputs: Inputs, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """Output; and of each query, (batch, heads, n), the largest score and the sum of weights relative to it."""
+def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Output; and of each query, (batch, heads, n), the largest score and the sum of weights relative to it.
+
+    Args:
+        inputs, plan: of the call.
+        key_rows: (batch,) int64, the row of keys, values and mask that each row of queries has; None for its own.
+    """
     query, value = inputs.query, inputs.value
     output = query.new_empty(*query.shape[:3], value.shape[3])
     peak, mass = (query.new_empty(query.shape[:3]) for _ in range(2))
     call = _Arguments(inputs, plan)
     call.rows(output=output, peak=peak, mass=mass)
+    call.point("key_rows", key_rows)
     programs = library()
     call.run(programs.window_attention_one if query.shape[2] == 1 else programs.window_attention_forward)
     return output, peak, mass
@@ -90,10 +98,17 @@ class _Arguments:
         self._units = heads * spans
         self._call = _Call(*sizes, plan.behind, plan.ahead, plan.block, spans, plan.scale)
         self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
-        if inputs.key_mask is not None:
-            mask = inputs.key_mask.contiguous()
-            self._kept.append(mask)
-            self._call.key_mask = mask.data_ptr()
+        mask = inputs.key_mask
+        if mask is not None:
+            mask = mask if mask.stride(1) == 1 or mask.shape[1] == 1 else mask.contiguous()
+            self.point("key_mask", mask)
+            self._call.key_mask_row = mask.stride(0)
+
+    def point(self, name: str, tensor: Tensor | None) -> None:
+        """An address; nothing for None."""
+        if tensor is not None:
+            self._kept.append(tensor)
+            setattr(self._call, name, tensor.data_ptr())
 
     def rows(self, **tensors: Tensor) -> None:
         """Tensors (batch, heads, tokens) or (batch, heads, tokens, width), of any strides."""

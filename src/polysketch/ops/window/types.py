@@ -36,6 +36,17 @@ class Inputs(NamedTuple):
     beside_logit: Tensor | None = None
     beside_value: Tensor | None = None
 
+    def taken(self, rows: Tensor) -> "Inputs":
+        """With these rows of key, value and mask, copied."""
+        mask = None if self.key_mask is None else self.key_mask.index_select(0, rows)
+        return self._replace(key=self.key.index_select(0, rows), value=self.value.index_select(0, rows), key_mask=mask)
+
+    def in_rows_like(self, query: Tensor) -> "Inputs":
+        """With one row of key, value and mask for each of the query's, no matter which: to check sizes."""
+        key, value = (x[:1].expand(len(query), *x.shape[1:]) for x in (self.key, self.value))
+        mask = None if self.key_mask is None else self.key_mask[:1].expand(len(query), -1)
+        return self._replace(key=key, value=value, key_mask=mask)
+
 
 class Plan(NamedTuple):
     """The options of one call.

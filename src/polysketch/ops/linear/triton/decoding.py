@@ -11,31 +11,33 @@ from torch import Tensor
 
 from polysketch.ops.custom_op import Operator
 from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.types import Inputs, Plan
 from polysketch.ops.triton import configuration, launch, precision, why_not
 
 _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
 
 
-def why_not_extend(value: Tensor, state: LinearAttentionState) -> str | None:
+def why_not_extend(value: Tensor, state: LinearAttentionState | StateRows) -> str | None:
     """Why the programs cannot take values like these and this state; None where they can."""
-    if state.sums.dtype != torch.float32:
-        return f"the triton backend decodes float32 states, got {state.sums.dtype}"
-    if not all(tensor.is_contiguous() for tensor in state.tensors().values()):
-        return "the triton backend decodes states whose tensors are contiguous"
+    pool = state.pool
+    if pool.sums.dtype != torch.float32:
+        return f"the triton backend decodes float32 states, got {pool.sums.dtype}"
+    if not all(getattr(pool, name)[:1].is_contiguous() for name in _STATE):
+        return "the triton backend decodes states whose tensors have every row in one piece"
     return why_not(value)
 
 
-def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tuple[Tensor, Tensor]:
+def extend_one_(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> tuple[Tensor, Tensor]:
     """Output and denominator of one token, already checked; the state moves on. Two launches whatever the positions."""
     tensors: list[Any] = [None if x is None else _one_token(x) for x in inputs[:6]]  # up to the decay
-    kept: list[Tensor] = [getattr(state, name) for name in _STATE]
+    kept: list[Tensor] = [getattr(state.pool, name) for name in _STATE]
     # An operator's call takes as long as several launches; it is for those who trace.
     extend: Callable[..., tuple[Tensor, Tensor]] = _extend_one
     if torch.compiler.is_compiling():
         extend = linear_attention_extend_operator
     options = (state.power, state.factors, plan.degree, plan.offset, plan.normalize)
-    output, denominator = extend(*tensors, *kept, state.device_position, *options)
+    output, denominator = extend(*tensors, *kept, state.device_position, state.rows, *options)
     if state.device_position is not state.position:
         state.position += 1
     return output[:, :, None], denominator[:, :, None]
@@ -62,6 +64,7 @@ def _extend_one(
     open_key: Tensor,
     open_log_decay: Tensor,
     position: Tensor,
+    rows: Tensor | None,
     power: int,
     factors: int,
     degree: int,
@@ -90,12 +93,13 @@ def _extend_one(
     of_query, of_key, of_value, of_local_query, of_local_key, of_decay = (
         (0, 0) if x is None else x.stride()[:2] for x in (query, key, value, local_query, local_key, log_decay)
     )
+    of_rows = [x.stride(0) for x in (open_features, open_value, open_key, open_log_decay)]
     launch(
         linear_extend,
         parts[0] * parts[1],
         *(query, key, value, local_query, local_key, log_decay),
-        *(sums, normalizer, open_features, open_value, open_key, open_log_decay, position),
-        *(numerators, denominators, positions),
+        *(sums, normalizer, open_features, open_value, open_key, open_log_decay, position, rows),
+        *(numerators, denominators, positions, sums.stride(0), normalizer.stride(0), *of_rows),
         *(*of_query, *of_key, *of_value, *of_local_query, *of_local_key, *of_decay),
         configuration=tuned,
         **common,
@@ -109,8 +113,8 @@ def _extend_one(
         linear_extend_finish,
         parts[0],
         *(output, mass, key, value, local_key, log_decay, total_log_decay),
-        *(open_features, open_value, open_key, open_log_decay, position),
-        *(numerators, denominators, positions),
+        *(open_features, open_value, open_key, open_log_decay, position, rows),
+        *(numerators, denominators, positions, *of_rows, total_log_decay.stride(0)),
         *(*of_key, *of_value, *of_local_key, *of_decay, float(offset), chunk),
         configuration=configuration("linear_extend_finish", value.device, width=width),
         **common,

@@ -6,14 +6,15 @@
 
 constexpr int64_t kTile = 16;  // polysketch/ops/linear/packing.py
 
-// Mirrored in polysketch/ops/linear/native.py. State tensors are contiguous.
+// Mirrored in polysketch/ops/linear/native.py. What a state has of one key head lies in one piece, its heads and rows
+// anywhere; `rows` says which row of the state each row of the batch has, its own where there is none.
 struct ExtendCall {
   int64_t heads, key_heads, features, value_width, local_width, power, factors, normalize, degree, chunk, expanded;
   float offset;
   Tensor query, key, value, local_query, local_key, log_decay, output, denominator;
   Tensor strength;  // of writing by the delta rule; absent where sums take values as they are
-  float *sums, *normalizer, *log_decay_total, *open_features, *open_value, *open_key, *open_log_decay;
-  const int64_t* position;
+  Tensor sums, normalizer, log_decay_total, state_features, state_value, state_key, state_log_decay;
+  const int64_t *position, *rows;
 };
 
 namespace {
@@ -22,10 +23,12 @@ namespace {
 class Step {
  public:
   Step(const ExtendCall& call, int64_t unit)
-      : call_(call), unit_(unit), batch_(unit / call.key_heads), head_(unit % call.key_heads),
-        shared_(call.heads / call.key_heads), padded_(call.power == 2 ? round_up(call.features, kTile) : call.features),
-        sums_(call.sums + unit * call.expanded * call.value_width), normalizer_(call.normalizer + unit * call.expanded),
-        x_(padded_, 0.0f), numerator_(call.value_width) {}
+      : call_(call), batch_(unit / call.key_heads), head_(unit % call.key_heads),
+        row_(call.rows ? call.rows[batch_] : batch_), shared_(call.heads / call.key_heads),
+        padded_(call.power == 2 ? round_up(call.features, kTile) : call.features), sums_(kept(call.sums)),
+        normalizer_(kept(call.normalizer)), open_features_(kept(call.state_features)),
+        open_value_(kept(call.state_value)), open_key_(kept(call.state_key)),
+        open_log_decay_(kept(call.state_log_decay)), x_(padded_, 0.0f), numerator_(call.value_width) {}
 
   void run() {
     if (call_.chunk == 0) {
@@ -37,7 +40,7 @@ class Step {
     const int64_t slot = call_.position[batch_] % call_.chunk;
     open(slot);
     float decay = 0;
-    for (int64_t t = 0; t <= slot && call_.log_decay; t++) decay += open_log_decay()[t];
+    for (int64_t t = 0; t <= slot && call_.log_decay; t++) decay += open_log_decay_[t];
     for (int64_t query = 0; query < shared_; query++) answer(query, slot + 1, std::exp(decay));
     if (slot + 1 == call_.chunk) fold_chunk();
   }
@@ -45,10 +48,10 @@ class Step {
  private:
   // Writes the token into its slot of the open chunk.
   void open(int64_t slot) {
-    copy(call_.key, call_.features, open_features() + slot * call_.features);
-    copy(call_.value, call_.value_width, open_value() + slot * call_.value_width);
-    copy(call_.local_key, call_.local_width, open_key() + slot * call_.local_width);
-    if (call_.log_decay) open_log_decay()[slot] = *call_.log_decay.at(batch_, head_, 0);
+    copy(call_.key, call_.features, open_features_ + slot * call_.features);
+    copy(call_.value, call_.value_width, open_value_ + slot * call_.value_width);
+    copy(call_.local_key, call_.local_width, open_key_ + slot * call_.local_width);
+    if (call_.log_decay) open_log_decay_[slot] = *call_.log_decay.at(batch_, head_, 0);
   }
 
   void copy(const Tensor& from, int64_t width, float* to) const {
@@ -70,9 +73,9 @@ class Step {
     mass *= decay;
     for (int64_t t = 0; t < opened; t++) {
       const float* local_query = call_.local_query.at(batch_, head, 0);
-      const float score = dot(local_query, open_key() + t * call_.local_width, call_.local_width);
+      const float score = dot(local_query, open_key_ + t * call_.local_width, call_.local_width);
       const float weight = power_of_scalar(score, call_.degree);
-      add_scaled(weight, open_value() + t * call_.value_width, numerator_.data(), call_.value_width);
+      add_scaled(weight, open_value_ + t * call_.value_width, numerator_.data(), call_.value_width);
       mass += weight;
     }
     mass += call_.offset;
@@ -111,7 +114,7 @@ class Step {
       for (int64_t i = 0; i < call_.value_width; i++) sums[i] = sums[i] * decay + weight * value[i];
       normalizer_[row] = normalizer_[row] * decay + weight;
     });
-    call_.log_decay_total[unit_] += log_decay;
+    *kept(call_.log_decay_total) += log_decay;
   }
 
   // By the delta rule: the share `strength` of what the sums do not answer the key with yet.
@@ -130,14 +133,14 @@ class Step {
   void fold_chunk() {
     const int64_t chunk = call_.chunk, row = padded(call_.value_width);
     float total = 0;
-    for (int64_t t = 0; t < chunk; t++) total += open_log_decay()[t];
+    for (int64_t t = 0; t < chunk; t++) total += open_log_decay_[t];
     std::vector<float> factor(chunk);
     float since = 0;
-    for (int64_t t = 0; t < chunk; t++) factor[t] = std::exp(total - (since += open_log_decay()[t]));
+    for (int64_t t = 0; t < chunk; t++) factor[t] = std::exp(total - (since += open_log_decay_[t]));
     Buffer x(padded_ * chunk), values(chunk * row), products(kTile * chunk), added(kTile * row);
     zero(x, padded_ * chunk);
-    read_columns({open_features(), call_.features}, chunk, call_.features, x, chunk);
-    read_rows({open_value(), call_.value_width}, chunk, call_.value_width, values, row, factor.data());
+    read_columns({open_features_, call_.features}, chunk, call_.features, x, chunk);
+    read_rows({open_value_, call_.value_width}, chunk, call_.value_width, values, row, factor.data());
     const float carried = std::exp(total);
     for_row_groups([&](int64_t first, int64_t rows, int64_t left, int64_t right) {
       for (int64_t i = 0; i < rows; i++) {
@@ -151,11 +154,11 @@ class Step {
         for (int64_t j = 0; j < call_.value_width; j++) sums[j] = sums[j] * carried + added[i * row + j];
       }
     });
-    call_.log_decay_total[unit_] += total;
-    zero(open_features(), chunk * call_.features);
-    zero(open_value(), chunk * call_.value_width);
-    zero(open_key(), chunk * call_.local_width);
-    zero(open_log_decay(), chunk);
+    *kept(call_.log_decay_total) += total;
+    zero(open_features_, chunk * call_.features);
+    zero(open_value_, chunk * call_.value_width);
+    zero(open_key_, chunk * call_.local_width);
+    zero(open_log_decay_, chunk);
   }
 
   // Rows of the expansion that share their left factor x[left], or have none (-1): first row, rows, left, first right.
@@ -198,14 +201,13 @@ class Step {
     return result;
   }
 
-  float* open_features() const { return call_.open_features + unit_ * call_.chunk * call_.features; }
-  float* open_value() const { return call_.open_value + unit_ * call_.chunk * call_.value_width; }
-  float* open_key() const { return call_.open_key + unit_ * call_.chunk * call_.local_width; }
-  float* open_log_decay() const { return call_.open_log_decay + unit_ * call_.chunk; }
+
+  // What the state has of this key head.
+  float* kept(const Tensor& tensor) const { return tensor.at(row_, head_, 0); }
 
   const ExtendCall& call_;
-  int64_t unit_, batch_, head_, shared_, padded_;
-  float *sums_, *normalizer_;
+  int64_t batch_, head_, row_, shared_, padded_;
+  float *sums_, *normalizer_, *open_features_, *open_value_, *open_key_, *open_log_decay_;
   std::vector<float> x_, numerator_;
 };
 

@@ -22,7 +22,9 @@ struct WindowAttentionCall {
   int64_t behind, ahead, block, spans;  // block: 0, or tokens of a block, the end of which no query sees beyond
   float scale;
   Tensor query, key, value, beside_logit, beside_value;
-  const uint8_t* key_mask;  // (batch, keys), contiguous, not zero for a real token; null where all are
+  const uint8_t* key_mask;  // (rows, keys), not zero for a real token, with this stride of rows; null where all are
+  int64_t key_mask_row;
+  const int64_t* key_rows;  // (batch,): the row of key, value and mask that each has; null for its own
   Tensor output, peak, mass;  // weights are exp(score - peak), and their sum is mass
   // Backward only: the gradient of the output, and where those of the inputs go.
   Tensor output_gradient;
@@ -41,7 +43,8 @@ struct Range {
 struct Span {
   Span(const WindowAttentionCall& call, int64_t unit)
       : call(call), batch(unit / call.spans / call.key_heads), key_head(unit / call.spans % call.key_heads),
-        shared(call.heads / call.key_heads), earlier(call.keys - call.queries) {
+        shared(call.heads / call.key_heads), key_row(call.key_rows ? call.key_rows[batch] : batch),
+        earlier(call.keys - call.queries) {
     const int64_t tokens = round_up((call.queries + call.spans - 1) / call.spans, kQueries);
     const int64_t number = unit % call.spans;
     queries = {std::min(number * tokens, call.queries), std::min((number + 1) * tokens, call.queries)};
@@ -82,14 +85,14 @@ struct Span {
     return std::min(call.ahead, std::max<int64_t>(key - earlier, 0) % call.block);
   }
 
-  bool is_real(int64_t key) const { return !call.key_mask || call.key_mask[batch * call.keys + key]; }
-  Rows of_key(const Tensor& x, int64_t token) const { return rows_of(x, batch, key_head, token); }
+  bool is_real(int64_t key) const { return !call.key_mask || call.key_mask[key_row * call.key_mask_row + key]; }
+  Rows of_key(const Tensor& x, int64_t token) const { return rows_of(x, key_row, key_head, token); }
   Rows of_query(const Tensor& x, int64_t query_head, int64_t token) const {
     return rows_of(x, batch, key_head * shared + query_head, token);
   }
 
   const WindowAttentionCall& call;
-  int64_t batch, key_head, shared;
+  int64_t batch, key_head, shared, key_row;
   int64_t earlier;  // keys before the first query
   Range queries, owned;
   int64_t most_keys;  // that a block of queries sees

@@ -44,9 +44,11 @@ def linear_extend(
     open_key,
     open_log_decay,
     position,
+    rows,
     numerators,
     denominators,
     positions,
+    sums_row, normalizer_row, features_row, values_row, keys_row, decays_row,
     query_batch, query_head,
     key_batch, key_head_stride,
     value_batch, value_head,
@@ -73,7 +75,8 @@ def linear_extend(
 
     Shapes: the new token's query (batch, heads, FEATURES), key (batch, KEY_HEADS, FEATURES), value (.., WIDTH),
     local_query and local_key (.., LOCAL_WIDTH), log_decay (batch, KEY_HEADS); heads are KEY_HEADS x SHARED. The state's
-    tensors as in `LinearAttentionState`, contiguous; position (batch,). numerators (batch, KEY_HEADS, parts, SHARED,
+    tensors as in `LinearAttentionState`, each row in one piece, with their strides of rows; `rows` (batch,) says which
+    row each of the batch has, its own where it is None. position (batch,). numerators (batch, KEY_HEADS, parts, SHARED,
     WIDTH), denominators without WIDTH, positions (batch, KEY_HEADS): what `position` was, for the launch that moves it.
     """
     EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
@@ -84,6 +87,11 @@ def linear_extend(
     part = number % PARTS
     head = (number // PARTS).to(tl.int64)
     batch, key_head = head // KEY_HEADS, head % KEY_HEADS
+    row = batch if rows is None else tl.load(rows + batch)
+    open_features += row * features_row + key_head * (CHUNK * FEATURES)
+    open_value += row * values_row + key_head * (CHUNK * WIDTH)
+    open_key += row * keys_row + key_head * (CHUNK * LOCAL_WIDTH)
+    open_log_decay += row * decays_row + key_head * CHUNK
     seen = tl.load(position + batch)
     slot = (seen % CHUNK).to(tl.int32) if CHUNK else 0
     columns = tl.arange(0, COLUMNS)
@@ -98,21 +106,23 @@ def linear_extend(
         tl.store(positions + head, seen)
 
     if part < BLOCKS:
-        rows = part * ROWS + tl.arange(0, ROWS)
+        expanded_row = part * ROWS + tl.arange(0, ROWS)
         if POWER == 2:
             # ROWS divides a pair of tiles.
             first, second = tile_pair(part * ROWS // PAIR, (FEATURES + 15) // 16)
-            left = first * TILE + (rows % PAIR) // TILE
-            right = second * TILE + rows % TILE
+            left = first * TILE + (expanded_row % PAIR) // TILE
+            right = second * TILE + expanded_row % TILE
             weight = tl.where(first == second, 1.0, 2.0)
         else:
-            left, right = factor_columns(rows, FEATURES) if FACTORS == 2 else (rows, rows)
+            left, right = factor_columns(expanded_row, FEATURES) if FACTORS == 2 else (expanded_row, expanded_row)
             weight = 1.0
-        of_sums = sums + head * (EXPANDED * WIDTH) + rows[:, None] * WIDTH + columns[None, :]
-        inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
-        of_normalizer = normalizer + head * EXPANDED + rows
+        of_sums = (
+            sums + row * sums_row + key_head * (EXPANDED * WIDTH) + expanded_row[:, None] * WIDTH + columns[None, :]
+        )
+        inside = (expanded_row < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
+        of_normalizer = normalizer + row * normalizer_row + key_head * EXPANDED + expanded_row
         total = tl.load(of_sums, mask=inside, other=0.0)
-        ones = tl.load(of_normalizer, mask=rows < EXPANDED, other=0.0)
+        ones = tl.load(of_normalizer, mask=expanded_row < EXPANDED, other=0.0)
         of_key = key + batch * key_batch + key_head * key_head_stride
         if CHUNK == 0:
             new_key = _expanded(of_key, left, right, FEATURES, PRODUCTS)
@@ -123,7 +133,7 @@ def linear_extend(
             ones += new_key
             tl.debug_barrier()  # threads may hold copies of what others write: all have read
             tl.store(of_sums, total, mask=inside)
-            tl.store(of_normalizer, ones, mask=rows < EXPANDED)
+            tl.store(of_normalizer, ones, mask=expanded_row < EXPANDED)
         for shared in tl.static_range(SHARED):
             of_query = query + batch * query_batch + (first_query + shared) * query_head
             expanded = _expanded(of_query, left, right, FEATURES, PRODUCTS) * weight
@@ -135,14 +145,14 @@ def linear_extend(
             # The new token's slot is written by the next launch: here it comes from the inputs.
             since_all = 0.0
             if log_decay is not None:
-                since_all = _sum(open_log_decay + head * CHUNK, CHUNK) + decay
+                since_all = _sum(open_log_decay, CHUNK) + decay
             folded = tl.zeros((ROWS, COLUMNS), tl.float32)
             folded_ones = tl.zeros((ROWS,), tl.float32)
             before = 0.0
             for start in tl.range(0, CHUNK, FOLDED, num_stages=1):
                 tokens = start + tl.arange(0, FOLDED)
                 kept, newest = tokens < slot, tokens == slot
-                of_features = open_features + (head * CHUNK + tokens[None, :]) * FEATURES
+                of_features = open_features + tokens[None, :] * FEATURES
                 products = tl.load(of_features + left[:, None], (left < FEATURES)[:, None] & kept[None, :], 0.0)
                 new = tl.load(of_key + left, mask=left < FEATURES, other=0.0).to(tl.float32)
                 products = tl.where(newest[None, :], new[:, None], products)
@@ -150,12 +160,12 @@ def linear_extend(
                     others = tl.load(of_features + right[:, None], (right < FEATURES)[:, None] & kept[None, :], 0.0)
                     new = tl.load(of_key + right, mask=right < FEATURES, other=0.0).to(tl.float32)
                     products *= tl.where(newest[None, :], new[:, None], others)
-                of_values = open_value + (head * CHUNK + tokens[:, None]) * WIDTH + columns[None, :]
+                of_values = open_value + tokens[:, None] * WIDTH + columns[None, :]
                 values = tl.load(of_values, kept[:, None] & (columns < WIDTH)[None, :], 0.0)
                 values = tl.where(newest[:, None], new_value[None, :], values)
                 factor = (kept | newest).to(tl.float32)
                 if log_decay is not None:
-                    each = tl.load(open_log_decay + head * CHUNK + tokens, mask=kept, other=0.0)
+                    each = tl.load(open_log_decay + tokens, mask=kept, other=0.0)
                     each = tl.where(newest, decay, each)
                     factor *= tl.exp(since_all - before - tl.cumsum(each, 0))
                     before += tl.sum(each, 0)
@@ -163,10 +173,10 @@ def linear_extend(
                 folded_ones += tl.sum(products * factor[None, :], 1)
             # Read again, so that they need no registers until here.
             total = tl.load(of_sums, mask=inside, other=0.0) * tl.exp(since_all) + folded
-            ones = tl.load(of_normalizer, mask=rows < EXPANDED, other=0.0) * tl.exp(since_all) + folded_ones
+            ones = tl.load(of_normalizer, mask=expanded_row < EXPANDED, other=0.0) * tl.exp(since_all) + folded_ones
             tl.debug_barrier()
             tl.store(of_sums, total, mask=inside)
-            tl.store(of_normalizer, ones, mask=rows < EXPANDED)
+            tl.store(of_normalizer, ones, mask=expanded_row < EXPANDED)
 
     if CHUNK:
         start = (part - BLOCKS) * TOKENS
@@ -174,12 +184,12 @@ def linear_extend(
             tokens = start + tl.arange(0, TOKENS)
             kept, newest = tokens < slot, tokens == slot
             inner = tl.arange(0, LOCAL_COLUMNS)
-            of_keys = open_key + (head * CHUNK + tokens[:, None]) * LOCAL_WIDTH + inner[None, :]
+            of_keys = open_key + tokens[:, None] * LOCAL_WIDTH + inner[None, :]
             keys = tl.load(of_keys, kept[:, None] & (inner < LOCAL_WIDTH)[None, :], 0.0)
             of_new = local_key + batch * local_key_batch + key_head * local_key_head
             new = tl.load(of_new + inner, mask=inner < LOCAL_WIDTH, other=0.0).to(tl.float32)
             keys = tl.where(newest[:, None], new[None, :], keys)
-            of_values = open_value + (head * CHUNK + tokens[:, None]) * WIDTH + columns[None, :]
+            of_values = open_value + tokens[:, None] * WIDTH + columns[None, :]
             values = tl.load(of_values, kept[:, None] & (columns < WIDTH)[None, :], 0.0)
             values = tl.where(newest[:, None], new_value[None, :], values)
             for shared in tl.static_range(SHARED):
@@ -221,9 +231,11 @@ def linear_extend_finish(
     open_key,
     open_log_decay,
     position,
+    rows,
     numerators,
     denominators,
     positions,
+    features_row, values_row, keys_row, decays_row, total_row,
     key_batch, key_head_stride,
     value_batch, value_head,
     local_key_batch, local_key_head,
@@ -250,6 +262,12 @@ def linear_extend_finish(
     PARTS: tl.constexpr = BLOCKS + LOCAL_BLOCKS
     head = tl.program_id(0).to(tl.int64)
     batch, key_head = head // KEY_HEADS, head % KEY_HEADS
+    row = batch if rows is None else tl.load(rows + batch)
+    open_features += row * features_row + key_head * (CHUNK * FEATURES)
+    open_value += row * values_row + key_head * (CHUNK * WIDTH)
+    open_key += row * keys_row + key_head * (CHUNK * LOCAL_WIDTH)
+    open_log_decay += row * decays_row + key_head * CHUNK
+    state_log_decay += row * total_row + key_head
     # Not from `position`: the program of another head may already have moved it.
     seen = tl.load(positions + head)
     slot = (seen % CHUNK).to(tl.int32) if CHUNK else 0
@@ -260,7 +278,7 @@ def linear_extend_finish(
         decay = tl.load(log_decay + batch * decay_batch + key_head * decay_head).to(tl.float32)
         since_all = decay
         if CHUNK:
-            since_all += _sum(open_log_decay + head * CHUNK, CHUNK)
+            since_all += _sum(open_log_decay, CHUNK)
     for shared in tl.static_range(SHARED):
         place = head * PARTS * SHARED + shared
         numerator, denominator = _added(
@@ -285,19 +303,19 @@ def linear_extend_finish(
         of_key = key + batch * key_batch + key_head * key_head_stride
         of_value = value + batch * value_batch + key_head * value_head
         of_local = local_key + batch * local_key_batch + key_head * local_key_head
-        _reopen(open_features, of_key, head, slot, full, chunk, FEATURES)
-        _reopen(open_value, of_value, head, slot, full, chunk, WIDTH)
-        _reopen(open_key, of_local, head, slot, full, chunk, LOCAL_WIDTH)
+        _reopen(open_features, of_key, slot, full, chunk, FEATURES)
+        _reopen(open_value, of_value, slot, full, chunk, WIDTH)
+        _reopen(open_key, of_local, slot, full, chunk, LOCAL_WIDTH)
         if log_decay is not None:
             # The whole chunk was read above, by every thread that wrote none of it.
             tl.debug_barrier()
             if full:
-                _clear(open_log_decay + head * chunk, chunk)
-                tl.store(state_log_decay + head, tl.load(state_log_decay + head) + since_all)
+                _clear(open_log_decay, chunk)
+                tl.store(state_log_decay, tl.load(state_log_decay) + since_all)
             else:
-                tl.store(open_log_decay + head * CHUNK + slot, decay)
+                tl.store(open_log_decay + slot, decay)
     elif log_decay is not None:
-        tl.store(state_log_decay + head, tl.load(state_log_decay + head) + decay)
+        tl.store(state_log_decay, tl.load(state_log_decay) + decay)
     if key_head == 0:
         tl.store(position + batch, seen + 1)
 
@@ -338,15 +356,15 @@ def _added(
 
 
 @triton.jit
-def _reopen(opened, new, head, slot, full, chunk, WIDTH: tl.constexpr):
+def _reopen(opened, new, slot, full, chunk, WIDTH: tl.constexpr):
     """Put the new token into its slot of an open chunk, or empty one that is full."""
     if full:
-        _clear(opened + head * (chunk * WIDTH), chunk * WIDTH)
+        _clear(opened, chunk * WIDTH)
     else:
         POWER_OF_TWO: tl.constexpr = triton.next_power_of_2(WIDTH)
         columns = tl.arange(0, POWER_OF_TWO)
         x = tl.load(new + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-        tl.store(opened + (head * chunk + slot) * WIDTH + columns, x, mask=columns < WIDTH)
+        tl.store(opened + slot * WIDTH + columns, x, mask=columns < WIDTH)
 
 
 @triton.jit
