@@ -21,6 +21,7 @@ PUBLIC_NAMES = {
         "LinearAttentionResult",
         "LinearAttentionState",
         "LocalPolynomial",
+        "StateRows",
         "BesideKey",
         "OpenChunk",
         "DocumentGroup",

@@ -110,7 +110,7 @@ class BesideWindow(Mechanism):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | Following | None,
+        state: ops.LinearAttentionState | ops.StateRows | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """What every query finds beyond its window: values, and logits without the layer's own; -inf for nothing.
 
@@ -300,7 +300,7 @@ class BesideWindow(Mechanism):
         nothing = like.new_zeros(batch_size, self.num_kv_heads, self.window, 0, device=device, dtype=dtype)
         widths = {"key": self.head_dim, "kept": self.kept_width, "value": width}
         recent = {name: F.pad(nothing, (0, width)) for name, width in widths.items()}
-        return SpanState(0, {**recent, **sum_tensors(state.far)})
+        return SpanState(0, {**recent, **sum_tensors(state.far.pool)})
 
     def forward_span(
         self,

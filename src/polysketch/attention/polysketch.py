@@ -114,7 +114,7 @@ class PolysketchAttention(BesideWindow):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | Following | None,
+        state: ops.LinearAttentionState | ops.StateRows | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """What the sums answer, and their confidence in it; -inf where nothing was written."""
         query_features, left = widened(query_features), widened(left)  # errors of half precision would add up
@@ -131,7 +131,7 @@ def _answers(
     key_features: Tensor,
     value: Tensor,
     strength: Tensor,
-    state: ops.LinearAttentionState | Following | None,
+    state: ops.LinearAttentionState | ops.StateRows | Following | None,
 ) -> Tensor:
     """What the sums answer each query once its token is written."""
     if state is None:

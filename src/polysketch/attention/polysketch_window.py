@@ -155,7 +155,7 @@ class PolysketchWindowAttention(BesideWindow):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | Following | None,
+        state: ops.LinearAttentionState | ops.StateRows | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """The mean of far values by their weights, and the logarithm of the weights' sum."""
         return _mean(*self._sums(query_features, left, value, log_decay, state))
@@ -166,7 +166,7 @@ class PolysketchWindowAttention(BesideWindow):
         left: Tensor,
         value: Tensor,
         log_decay: Tensor | None,
-        state: ops.LinearAttentionState | Following | None,
+        state: ops.LinearAttentionState | ops.StateRows | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """Sums over all tokens before the window, of weights times values and of weights.
 

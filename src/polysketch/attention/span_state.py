@@ -127,7 +127,7 @@ def causal_linear_attention(
     query_features: Tensor,
     key_features: Tensor,
     value: Tensor,
-    state: ops.LinearAttentionState | Following | None,
+    state: ops.LinearAttentionState | ops.StateRows | Following | None,
     **options: Any,
 ) -> ops.LinearAttentionResult:
     """Causal `ops.linear_attention` of a whole sequence, of a span of one, or of new tokens in decoding.
@@ -135,7 +135,7 @@ def causal_linear_attention(
     Args:
         query_features, key_features, value: as there.
         state: None for a whole sequence; a `Following`, which moves on and through which gradients pass; or an
-            `ops.LinearAttentionState`, which moves on in place, without gradients.
+            `ops.LinearAttentionState` or rows of one, which moves on in place, without gradients.
         **options: of the op.
     """
     tensors = (query_features, key_features, value)

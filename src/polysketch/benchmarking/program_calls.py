@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
@@ -26,6 +27,7 @@ Prepare = Callable[[Shape, torch.device, torch.dtype], Call]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _LOCAL = 256
+_IN_ROWS = ", rows of a pool"
 _COMMON = {
     *(f"linear power 2, r={size}, h=64, local {_LOCAL}" for size in (32, 64, 128)),
     *(f"linear power 2, r=32, h={width}" for width in (64, 128)),
@@ -43,6 +45,9 @@ _COMMON = {
     "decoding power 2, r=32, h=64, local 256",
     "decoding power 1, m=64, h=64",
     "decoding two factors, m=48, h=64",
+    "decoding delta, m=64, h=64",
+    "decoding delta, m=64, h=64, rows of a pool",
+    "decoding window of 256, h=64, rows of a pool",
 }
 
 
@@ -160,10 +165,57 @@ def _decoding_calls() -> Iterator[Named]:
         yield _decoding(width, features=features, local=local, power=2)
     yield _decoding(64, features=64, power=1)
     yield _decoding(64, features=48, power=1, factors=2)
+    yield _decoding(64, features=32, local=_LOCAL, power=2, rows=True)
+    for width, features, rows in itertools.product((64, 128), (64, 48), (False, True)):
+        sizes = {"features": features, "rows": rows}
+        yield f"decoding delta, m={features}, h={width}{_IN_ROWS * rows}", width, partial(_delta_step, sizes)
+    for width in (64, 128):
+        yield f"decoding window of {_LOCAL}, h={width}{_IN_ROWS}", width, _window_step
+
+
+def _in_rows(state: ops.LinearAttentionState) -> ops.StateRows:
+    """As a server has it: every second row of another."""
+    pool, rows = state.reorder(torch.arange(2 * state.batch_size) // 2), 2 * torch.arange(state.batch_size)
+    return ops.StateRows(pool, rows.to(state.sums.device), state.position.clone())
+
+
+def _delta_step(sizes: dict[str, Any], shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+    """A token of the delta rule with two factors, with a one behind each value as mechanisms have it."""
+    token, features = replace(shape, length=1), sizes["features"]
+    query, key = (F.normalize(random(token, device, torch.float32, features), dim=-1) for _ in range(2))
+    value, strength = (random(token, device, torch.float32, width) for width in (shape.head_dim + 1, 1))
+    state = ops.LinearAttentionState.init(
+        shape.batch, shape.heads, features, shape.head_dim + 1, factors=2, device=device
+    )
+    given = (query, key, value, strength[..., 0].sigmoid())
+
+    def step(state: ops.LinearAttentionState | ops.StateRows) -> Tensor:
+        return ops.delta_attention_extend_(*given, state, factors=2)
+
+    copied = _in_rows if sizes["rows"] else ops.LinearAttentionState.clone
+    moved_on = copied(state)
+    return Call(lambda: step(copied(state)), [query, key, value], timed=lambda: step(moved_on))
+
+
+def _window_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+    """One query a row over a cache of twice as many rows."""
+    cache = replace(shape, batch=2 * shape.batch, length=_LOCAL)
+    (query, *_), (_, key, value) = (
+        calls.heads(replace(shape, length=1), device, dtype),
+        calls.heads(cache, device, dtype),
+    )
+    rows = 2 * torch.arange(shape.batch, device=device)
+    beside = ops.BesideKey(random(replace(shape, length=1), device, dtype, 1)[..., 0], torch.zeros_like(query))
+    options: dict[str, Any] = {"window": _LOCAL, "key_rows": rows, "beside": beside}
+    return Call(lambda: ops.sliding_window_attention_with_cache(query, key, value, **options), [query])
 
 
 def _decoding(width: int, **sizes: int) -> Named:
-    return f"decoding {_sizes(width, **sizes)}", width, partial(_decoding_call, sizes)
+    return (
+        f"decoding {_sizes(width, **sizes)}{_IN_ROWS if sizes.get('rows') else ''}",
+        width,
+        partial(_decoding_call, sizes),
+    )
 
 
 def _decoding_call(sizes: dict[str, int], shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
@@ -176,13 +228,14 @@ def _decoding_call(sizes: dict[str, int], shape: Shape, device: torch.device, dt
     state = ops.LinearAttentionState.init(shape.batch, shape.heads, features, shape.head_dim, **options, **chunk)
     state.move_to_(shape.length + local // 2)
     exact = ops.LocalPolynomial(near, far, DEGREE, local) if local else None
+    copied = _in_rows if sizes.get("rows") else ops.LinearAttentionState.clone
 
-    def step(state: ops.LinearAttentionState) -> Tensor:
+    def step(state: ops.LinearAttentionState | ops.StateRows) -> Tensor:
         return ops.linear_attention_extend_(query, key, value, state, offset=1.0, local=exact, **options).output
 
-    moved_on = state.clone()
+    moved_on = copied(state)
     # Of a copy the same call gives the same, but copying takes longer than the step.
-    return Call(lambda: step(state.clone()), [query, key, value], timed=lambda: step(moved_on))
+    return Call(lambda: step(copied(state)), [query, key, value], timed=lambda: step(moved_on))
 
 
 def _sizes(width: int, *, features: int, local: int = 0, power: int = 2, factors: int = 1, **_: Any) -> str:

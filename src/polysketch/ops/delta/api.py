@@ -8,7 +8,8 @@ from torch import Tensor
 from polysketch.ops.arguments import check_devices
 from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.delta import operator, reference
-from polysketch.ops.delta.self_check import programs_agree
+from polysketch.ops.delta.self_check import programs_agree, steps_agree
+from polysketch.ops.delta.triton import decoding
 from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear import (
     LinearAttentionState,
@@ -159,14 +160,19 @@ def delta_attention_extend_(
     Raises:
         ValueError, TypeError: as `delta_writes` and `linear_attention_extend_` do.
 
-    Cost of one token by the native program, a key head: `state.sums` are read and written once. Other backends read
-    them three times, and copy `StateRows` before and after.
+    Cost of one token by the native program, a key head: `state.sums` are read and written once. The triton program
+    reads them from memory once, and from caches once more and once for each further query of a key head. Plain PyTorch
+    reads them three times, and copies `StateRows` before and after.
     """
     inputs = _inputs(key_features, value, strength, factors, state)
     _require_floating(query_features=query_features)
     query = query_features.to(inputs.key.dtype)
     _check_query(query, inputs.key)
-    if inputs.key.shape[2] == 1 and native.can_extend(query, state):
+    is_step = inputs.key.shape[2] == 1
+    if is_step and _by_triton(query, inputs, factors, state):
+        refuse_tangents("delta_attention_extend_", query, *inputs[:3])
+        return decoding.extend_one_(query, inputs, state, factors)
+    if is_step and native.can_extend(query, state):
         refuse_tangents("delta_attention_extend_", query, *inputs[:3])
         given, plan = checked(
             query,
@@ -191,6 +197,16 @@ def delta_attention_extend_(
         return state.on_a_copy(lambda own: delta_attention_extend_(*operands, own, factors=factors))
     written = delta_writes(*inputs[:3], factors=factors, state=state)
     return linear_attention_extend_(query, inputs.key, written, state, factors=factors, normalize=False).output
+
+
+def _by_triton(query: Tensor, inputs: Inputs, factors: int, state: LinearAttentionState | StateRows) -> bool:
+    """Whether Triton's program takes the token; who traces has the operators of several."""
+    on_a_device = inputs.key.device.type in AUTO_DEVICES or inputs.key.is_meta
+    if not on_a_device or torch.compiler.is_compiling():
+        return False
+    if decoding.why_not_extend(inputs.key, state) is not None:
+        return False
+    return steps_agree(query, inputs, factors, state.rows is not None)
 
 
 def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:

@@ -8,12 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.delta import operator
+from polysketch.ops.delta.triton.decoding import extend_one_
 from polysketch.ops.delta.types import Inputs
-from polysketch.ops.linear import ask_programs_of_gradients
+from polysketch.ops.linear import LinearAttentionState, ask_programs_of_gradients, linear_attention
 from polysketch.ops.linear.packing import expanded_size
+from polysketch.ops.linear.self_check import as_a_row_of_others
 from polysketch.ops.triton import self_check
 
 _LENGTH = 150  # two chunks, and a last one that is not full
+_STEPS = 6  # tokens decoded
 
 
 def programs_agree(inputs: Inputs, factors: int) -> bool:
@@ -27,6 +30,44 @@ def programs_agree(inputs: Inputs, factors: int) -> bool:
     if torch.is_grad_enabled():
         ask_programs_of_gradients(inputs.key, inputs.value, factors=factors)
     return self_check.passed("delta_writes", inputs.key, call, partial(_errors, call, inputs.key))
+
+
+def steps_agree(query: Tensor, inputs: Inputs, factors: int, rows: bool) -> bool:
+    """Whether the program of one token may be taken for states of these widths, and for `rows` of one."""
+    call = {
+        "features": inputs.key.shape[3],
+        "width": inputs.value.shape[3],
+        "factors": factors,
+        "grouped": query.shape[1] != inputs.key.shape[1],
+        "continued": False,
+        "rows": rows,
+    }
+    with torch.no_grad():
+        return self_check.passed("delta_attention_extend", inputs.key, call, lambda _: _step_errors(call, inputs.key))
+
+
+def _step_errors(call: dict[str, Any], like: Tensor) -> dict[str, float]:
+    given = {name: x[:, :, :_STEPS] for name, x in _inputs(call).items()}
+    heads = 2 if call["grouped"] else 1
+    given["query"] = self_check.random_inputs(query=(1, heads, _STEPS, call["features"]))["query"]
+    run, definition = partial(_decode, call), partial(_attend, call["factors"])
+    return self_check.disagreements(run, definition, given, like, backward=False)
+
+
+def _attend(factors: int, query: Tensor, **given: Tensor) -> Tensor:
+    written = _write(factors, "chunked", **given)
+    options: dict[str, Any] = {"factors": factors, "normalize": False, "causal": True, "backend": "chunked"}
+    return linear_attention(query, given["key"], written, **options).output
+
+
+def _decode(call: dict[str, Any], query: Tensor, **given: Tensor) -> Tensor:
+    """Token by token, from sums of zero."""
+    sizes, factors, like = (1, 1, call["features"], call["width"]), call["factors"], query
+    state = LinearAttentionState.init(*sizes, factors=factors, device=like.device, dtype=like.dtype)
+    moved = as_a_row_of_others(state) if call["rows"] else state
+    tokens = range(query.shape[2])
+    steps = [Inputs(**{name: x[:, :, token : token + 1] for name, x in given.items()}) for token in tokens]
+    return torch.cat([extend_one_(query[:, :, i : i + 1], steps[i], moved, factors) for i in tokens], 2)
 
 
 def _errors(call: dict[str, Any], like: Tensor, backward: bool) -> dict[str, float]:

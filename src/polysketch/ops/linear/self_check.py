@@ -9,6 +9,7 @@ from torch import Tensor
 from polysketch.ops.linear.aligned import attend
 from polysketch.ops.linear.backends import BACKENDS
 from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.triton.decoding import extend_one_
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Plan
 from polysketch.ops.triton import self_check
@@ -24,9 +25,9 @@ def programs_agree(inputs: Inputs, plan: Plan) -> bool:
     return self_check.passed("linear_attention", inputs.value, call, partial(_errors, call, inputs.value))
 
 
-def steps_agree(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> bool:
+def steps_agree(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> bool:
     """Whether the programs may be taken for tokens decoded on states like this one."""
-    call = {**_described(inputs, plan), "chunk": state.local_chunk}
+    call = {**_described(inputs, plan), "chunk": state.local_chunk, "rows": state.rows is not None}
     with torch.no_grad():
         return self_check.passed(_EXTEND, inputs.value, call, lambda _: _step_errors(call, inputs.value))
 
@@ -105,14 +106,21 @@ def _attended(
     return attend(BACKENDS[backend], inputs, _plan(call, return_state=return_state), None, None)
 
 
+def as_a_row_of_others(state: LinearAttentionState) -> StateRows:
+    """A state of one row as the middle one of three."""
+    pool = state.reorder(state.position.new_zeros(3))
+    return StateRows(pool, state.position.new_ones(1).to(state.sums.device), state.position.clone())
+
+
 def _decode(call: dict[str, Any], before: int, **given: Tensor) -> Tensor:
     """The last tokens by the programs' steps, from the state that the chunked backend has after the others."""
     first = Inputs(**{name: x[:, :, :before] for name, x in given.items()})
     state = _attended(call, "chunked", first, return_state=True).state
     assert state is not None
-    state.device_position = state.position.to(state.sums.device, copy=True)  # the programs' own, on a CPU too
+    moved = as_a_row_of_others(state) if call["rows"] else state
+    moved.device_position = moved.position.to(state.sums.device, copy=True)  # the programs' own, on a CPU too
     outputs = []
     for token in range(before, before + _STEPS):
         one = Inputs(**{name: x[:, :, token : token + 1] for name, x in given.items()})
-        outputs.append(extend_one_(one, _plan(call), state)[0])
+        outputs.append(extend_one_(one, _plan(call), moved)[0])
     return torch.cat(outputs, 2)

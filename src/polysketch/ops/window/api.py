@@ -17,7 +17,11 @@ from polysketch.ops.arguments import (
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.packed import PackedDocuments, by_documents
+from polysketch.ops.triton.availability import AUTO_DEVICES
 from polysketch.ops.window import blockwise, native, operator, reference
+from polysketch.ops.window.self_check import program_agrees
+from polysketch.ops.window.triton import attend_one
+from polysketch.ops.window.triton import why_not as why_no_program
 from polysketch.ops.window.types import BesideKey, Inputs, Plan
 
 
@@ -159,24 +163,32 @@ def _attend_in_cache(
     check_rows(key_rows, query.shape[0], key)
     check_attention_tensors(*inputs.in_rows_like(query)[:4])
     check_at_least_one(window=window)
-    beside = None if inputs.beside_logit is None else BesideKey(*inputs[4:])
+    if inputs.beside_logit is not None and inputs.beside_value is not None:
+        beside = BesideKey(inputs.beside_logit.to(query.dtype), inputs.beside_value.to(query.dtype))
+        _check_beside(query, inputs.value, beside)
+        inputs = inputs._replace(beside_logit=beside.logit, beside_value=beside.value)
+    refuse_tangents("sliding_window_attention_with_cache", *inputs)
+    plan = Plan(min(window, key.shape[2]) - 1, 0, query.shape[3] ** -0.5 if scale is None else scale)
+    if query.shape[2] == 1 and backend == "auto" and _by_triton(inputs):
+        return attend_one(inputs, plan, key_rows)
     picked = sliding_window_attention_backend(*inputs[:3], backend=backend)
     if query.shape[2] == 1 and picked == "native":
-        if beside is not None:
-            _check_beside(query, inputs.value, beside)
-        refuse_tangents("sliding_window_attention_with_cache", *inputs)
-        plan = Plan(min(window, key.shape[2]) - 1, 0, query.shape[3] ** -0.5 if scale is None else scale)
         return native.forward(inputs, plan, key_rows)[0]
     own = inputs.taken(key_rows)
-    return sliding_window_attention_with_cache(
-        *own[:3],
-        window=window,
-        block_size=block_size,
-        key_mask=own.key_mask,
-        scale=scale,
-        beside=beside,
-        backend=picked,
-    )
+    check_cache_lengths(query, own.key)
+    if block_size is not None:
+        check_block_size(block_size, True)
+        if block_size > 1:
+            return _attend_by_blocks(picked, own, plan, block_size)
+    return BACKENDS[picked].attend(own, plan)
+
+
+def _by_triton(inputs: Inputs) -> bool:
+    """Whether Triton's program takes one query a row over a cache of rows; who traces has plain PyTorch."""
+    on_a_device = inputs.query.device.type in AUTO_DEVICES or inputs.query.is_meta
+    if not on_a_device or torch.compiler.is_compiling():
+        return False
+    return why_no_program(inputs) is None and program_agrees(inputs)
 
 
 def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, *, backend: str = "auto") -> str:

@@ -1,0 +1,1 @@
+"""The programs of attention within a window; the only modules of this op that import Triton."""
