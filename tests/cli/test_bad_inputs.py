@@ -34,6 +34,7 @@ COMMANDS = {
     "evaluate": ["run", "--max-tokens", "50"],
     "generate": ["run", "--max-new-tokens", "2"],
     "compare": ["run"],
+    "verify": ["run"],
     "export": ["run", "new"],
     "import": ["exported", "new"],
     "task": ["reversal", "--set", "length=8", "--out", "new"],

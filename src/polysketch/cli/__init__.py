@@ -39,6 +39,7 @@ VERBS = {
     "export": "write a trained model for transformers, with a model card",
     "import": "make a run of a model that transformers saved, for instance after fine-tuning",
     "convert": "give a softmax model of transformers another attention, and train back what that cost",
+    "verify": "whether every byte of a folder is what was written",
     "benchmark": "time attention, training and decoding on this machine",
     "study": "the papers' experiments: what they say, and what comes out here",
 }

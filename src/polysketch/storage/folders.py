@@ -9,6 +9,7 @@ from pathlib import Path
 
 from polysketch.storage import disk
 from polysketch.storage.lock import FolderLock
+from polysketch.storage.sums import write_sums
 
 SUFFIX = ".partial"
 LOCK_FILE = ".polysketch-lock"
@@ -16,7 +17,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path, *, record: str | None = None) -> Iterator[Path]:
+def whole_folder(out: Path, *, record: str | None = None, sums: bool = False) -> Iterator[Path]:
     """Give a temporary sibling `OUT.partial` to write into, which becomes `out` when the block ends well.
 
     If the block raises, Ctrl-C included, the temporary is removed. If the process is killed, the temporary stays, and
@@ -29,6 +30,7 @@ def whole_folder(out: Path, *, record: str | None = None) -> Iterator[Path]:
     Args:
         out: the folder to make; it must not exist, or be empty. Parents are made.
         record: name of that file; None where work always begins anew.
+        sums: whether the folder gets a SHA256SUMS of its files.
 
     Yields:
         The temporary folder; it may get folders inside.
@@ -45,6 +47,8 @@ def whole_folder(out: Path, *, record: str | None = None) -> Iterator[Path]:
     with _claimed(temporary, record):
         try:
             yield temporary
+            if sums:
+                write_sums(temporary)
             disk.publish_folder(temporary, out)
         except BaseException as error:
             kept = _is_recorded(temporary, record)

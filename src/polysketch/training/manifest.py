@@ -54,6 +54,28 @@ def read_verified(folder: Path, name: str) -> bytes:
     return data
 
 
+def listed(folder: Path) -> list[str]:
+    """The names of the files of a checkpoint.
+
+    Raises:
+        FileNotFoundError: the manifest is missing.
+        ValueError: it cannot be read.
+    """
+    try:
+        return [*json.loads(_manifest(folder))["files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MANIFEST}: expected a list of files, found something else: altered") from error
+
+
+def verify_file(folder: Path, name: str) -> None:
+    """Check a file as `read_verified` does, and forget it.
+
+    Raises:
+        FileNotFoundError, ValueError: as there.
+    """
+    read_verified(folder, name)
+
+
 def files_in(folder: Path, kind: str) -> list[str]:
     """The names of the files that hold what is of one kind, in order.
 

@@ -29,7 +29,7 @@ def write_graphs(run: Path, folder: Path, format: str, checkpoint: str) -> Path:
         "context_length": description.context_length,
         "end_of_text": description.tokenizer.end_of_text,
     }
-    with whole_folder(folder) as staging:
+    with whole_folder(folder, sums=True) as staging:
         spans, files = write_model(model, staging, format)
         tokenizer.save(str(staging / "tokenizer.json"))
         (staging / "config.json").write_bytes(encoded(model.config.to_dict(), indent=2))

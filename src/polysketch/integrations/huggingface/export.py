@@ -56,7 +56,7 @@ def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest
         transformer, context_length=description.context_length, training_run=facts, **ends
     )
     model.generation_config = GenerationConfig(**ends)
-    with whole_folder(folder) as staging:
+    with whole_folder(folder, sums=True) as staging:
         model.save_pretrained(staging)
         fast.save_pretrained(staging)
         require_same_ids(tokenizer, type(fast).from_pretrained(staging))

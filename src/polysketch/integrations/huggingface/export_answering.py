@@ -47,7 +47,7 @@ def export_answering(run: str | Path, folder: Path, checkpoint: str) -> Path:
         ids = {"decoder_start_token_id": BEGINNING, "pad_token_id": BEGINNING}
         wrapped.generation_config = GenerationConfig(max_new_tokens=description.context_length, **ids)
     has_tokenizer = RunFolder(description.folder).tokenizer.is_dir()
-    with whole_folder(folder) as staging:
+    with whole_folder(folder, sums=True) as staging:
         wrapped.save_pretrained(staging)
         if has_tokenizer:
             _tokenizer(description, sizes.vocab_size).save_pretrained(staging)

@@ -1,0 +1,57 @@
+"""`polysketch verify FOLDER`: whether every byte is what was written."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from polysketch.cli.terminal import visible
+
+__all__ = ["VerifyFlags", "run"]
+
+
+@dataclass(frozen=True)
+class VerifyFlags:
+    """Read every file of a folder, and compare it with the sums that were written beside it.
+
+    It takes prepared text, tasks, training runs with all their checkpoints, and exported models. It finds damage, not
+    malice: whoever can write the files can write the sums. Exit status 1 where anything is not as it was written.
+
+    Examples:
+      polysketch verify data/own runs/own exported
+    """
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER...")]
+    """What to look at."""
+
+
+def run(flags: VerifyFlags) -> int:
+    """Print a line for each folder, and one for each thing that is wrong.
+
+    Args:
+        flags: the command line.
+
+    Returns:
+        Exit status 0, or 1 where something is damaged.
+
+    Raises:
+        FileNotFoundError: a folder does not exist.
+        ValueError: no folder is named, or one is of another kind.
+    """
+    from polysketch.training.verification import verify
+
+    if not flags.folders:
+        raise ValueError("expected at least one folder, found none")
+    damaged = False
+    for folder in flags.folders:
+        found = verify(folder)
+        damaged |= bool(found.problems)
+        state = f"{len(found.problems)} damaged" if found.problems else "whole"
+        print(visible(f"{folder}: {found.kind}, {found.parts} parts: {state}"))
+        for problem in found.problems:
+            print(visible(f"  {problem}"), file=sys.stderr)
+    return int(damaged)
