@@ -49,6 +49,7 @@ LONG = (
     "replacing-attention.md",
     "datasets.md",
     "huggingface.md",
+    "own-loop.md",
 )  # a minute and a half together
 
 
