@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from polysketch.progress import format_seconds
 
 if TYPE_CHECKING:
     from polysketch.training import TrainingConfig
@@ -17,7 +19,7 @@ _SAY_HOW_LONG = ("--steps", "--context", "--batch-size", "--max-minutes")
 _TIMES_LONGER = 10
 
 
-def sizes_where_none_are_given(arguments: Sequence[str]) -> dict[str, int]:
+def sizes_where_none_are_given(arguments: Sequence[str]) -> dict[str, Any]:
     """The sizes of a new run by its command line: those of a first run where nothing says how long it should take.
 
     A run of a task has the task's rows, and keeps the defaults.
@@ -47,7 +49,5 @@ def opening(config: TrainingConfig) -> str:
 
 def longer_run(config: TrainingConfig, seconds: float) -> str:
     """What a longer one takes, by the time that this one took."""
-    from polysketch.training.reporting import format_seconds
-
     steps = _TIMES_LONGER * config.steps
     return f"more steps make a better model: --steps {steps} would take about {format_seconds(_TIMES_LONGER * seconds)}"
