@@ -53,6 +53,8 @@ LONG = (
 )  # a minute and a half together
 
 
+# PyTorch's own, as it reads its formulas of forward mode for the first time.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.full] * (page.name in LONG)) for page in RUN], ids=map(name_of, RUN)
 )
