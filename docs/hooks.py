@@ -3,12 +3,14 @@
 A page may show a picture of `../benchmarks/results` or of `../studies`, which is then copied into the site, and link to
 `../CONTRIBUTING.md`, whose text is the page contributing.md. A page has a table of the mechanisms, made of their
 docstrings, where it says `<!-- every mechanism -->`, all studies with their records where it says
-`<!-- every study -->`, and the help of all commands where it says `<!-- every command -->`.
+`<!-- every study -->`, the help of all commands where it says `<!-- every command -->`, and a picture that
+examples/draw_attention.py draws during the build where it says `<!-- picture: NAME -->`.
 """
 
 import functools
 import inspect
 import re
+import runpy
 from pathlib import Path, PurePosixPath
 
 from mkdocs.structure.files import File, Files
@@ -20,11 +22,13 @@ from polysketch.studies.page import page as page_of_studies
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = re.compile(r"!\[([^\]]*)\]\(\.\./((?:benchmarks|studies)/[^)\s]+\.png)\)")
+DRAWN = re.compile(r"<!-- picture: ([\w-]+) -->")
+DRAWN_FOLDER = ROOT / "build" / "pictures"
 EVERY_MECHANISM = "<!-- every mechanism -->"
 EVERY_STUDY = "<!-- every study -->"
 EVERY_COMMAND = "<!-- every command -->"
 _HELP_WIDTH = 88  # columns that a page shows without scrolling
-PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md"}
+PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md", "../CHANGELOG.md": "changelog.md"}
 
 
 def on_files(files: Files, config) -> Files:
@@ -33,7 +37,18 @@ def on_files(files: Files, config) -> Files:
     shown = {name for markdown in pages for _, name in PICTURE.findall(markdown)}
     for name in sorted(shown):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    if any(DRAWN.search(page) for page in pages):
+        for file in draw_pictures():
+            files.append(File.generated(config, f"assets/{file.name}", abs_src_path=str(file)))
     return files
+
+
+@functools.cache
+def draw_pictures() -> list[Path]:
+    """Draw the pictures of mechanisms from the mechanisms as they are now."""
+    DRAWN_FOLDER.mkdir(parents=True, exist_ok=True)
+    script = runpy.run_path(str(ROOT / "examples" / "draw_attention.py"))
+    return [script[draw](DRAWN_FOLDER) for draw in ("draw_seen", "draw_remembered")]
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
@@ -42,6 +57,10 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     up = "../" * (len(PurePosixPath(page.file.src_uri).parts) - 1)
     # A picture leads to itself, for on a telephone it is small.
     markdown = PICTURE.sub(lambda found: f"[![{found[1]}]({up}{found[2]})]({up}{found[2]})", markdown)
+    markdown = DRAWN.sub(
+        lambda found: f"[![{found[1].replace('-', ' ')}]({up}assets/{found[1]}.png)]({up}assets/{found[1]}.png)",
+        markdown,
+    )
     for outside, inside in PAGES.items():
         markdown = markdown.replace(f"]({outside})", f"]({up}{inside})")
     return markdown

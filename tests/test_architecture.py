@@ -83,7 +83,6 @@ OWNERS = {
     "safetensors": {"ops", "models", "distributed", "generation", "training", "integrations", "conversion"},
     "timm": {"integrations"},
     "matplotlib": {""},  # polysketch/plotting.py
-    "tqdm": {"data", "training", "integrations", "conversion", "cli"},
 }
 """Every third-party library beyond torch and numpy, and the packages that may import it."""
 
@@ -269,4 +268,4 @@ def test_importing_the_library_imports_no_extra():
     result = run_python(code)
     assert result.returncode == 0, result.stderr
     loaded = {name.partition(".")[0] for name in result.stdout.split()}
-    assert not loaded & (set(EXTRAS) - {"triton", "tqdm"})
+    assert not loaded & (set(EXTRAS) - {"triton"})

@@ -26,7 +26,6 @@ EXTRA_OF = {
     "tensorboard": "tensorboard",
     "timm": "vision",
     "tokenizers": "train",
-    "tqdm": "train",
     "transformers": "hf",
     "tyro": "train",
     "uvicorn": "serve",

@@ -22,11 +22,14 @@ def _run(stand_in_run, monkeypatch):
 
 @pytest.fixture(scope="module")
 def task_folder(tmp_path_factory) -> Path:
-    """Six documents of two tasks, and one of BIG-bench."""
+    """Six documents of two tasks, one of BIG-bench, questions of one's own, and a file of them that is none."""
     folder = tmp_path_factory.mktemp("tasks")
     for name in ("hellaswag", "piqa"):
         write_documents(folder / f"{name}.jsonl", [MAKERS[name](index) for index in range(6)])
     (folder / "physics.json").write_text(json.dumps(PHYSICS))
+    question = {"question": "Who sails?", "choices": ["a ship", "a hat"]}
+    write_documents(folder / "facts.jsonl", [question | {"answer": 0}] * 4)
+    write_documents(folder / "bad.jsonl", [question | {"answer": 2}])
     return folder
 
 
@@ -52,6 +55,17 @@ def test_every_task_is_scored_at_every_number_of_shots(capsys, tmp_path, task_fo
     assert written["figures"] == found
     assert written["settings"]["shots"] == "0,2"
     assert {"torch", "lm_eval", "polysketch"} <= written["versions"].keys()
+
+
+def test_questions_of_ones_own_are_scored(capsys, task_folder):
+    """By the name of their file, and by its path."""
+    for name, folder in (("facts", ["--task-data", str(task_folder)]), (str(task_folder / "facts.jsonl"), [])):
+        assert main(["evaluate", "run", "--tasks", name, *folder, "--json"]) == 0
+        found = figures(capsys)["tasks"]
+        assert [(each["task"], each["metric"], each["chance"]) for each in found] == [
+            ("facts", "acc", 0.5),
+            ("facts", "acc_norm", 0.5),
+        ]
 
 
 def test_files_are_found_in_the_folder_of_outside_data(capsys, monkeypatch, tmp_path, task_folder):
@@ -107,6 +121,8 @@ def test_any_other_model_of_transformers_can_be_scored(capsys, tmp_path, task_fo
     ("arguments", "message"),
     [
         (["--tasks", "hellaswog"], "expected a task of hellaswag"),
+        (["--tasks", "bad"], "line 1 of {folder}/bad.jsonl: expected a number from 0 to 1 as `answer`"),
+        (["--tasks", "no/such/facts.jsonl"], "a .jsonl file of questions or a .json file of BIG-bench, found 'no/such"),
         (["--tasks", "winogrande"], "expected a file winogrande_dev"),
         (["--tasks", ","], "expected names"),
         (["--tasks", "piqa", "--shots", "five"], "--shots: expected numbers with commas between, found 'five'"),
@@ -122,7 +138,7 @@ def test_bad_input_gives_one_line_and_status_1(capsys, task_folder, arguments, m
     """And no traceback."""
     assert main(["evaluate", "run", *arguments, "--task-data", str(task_folder)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("polysketch: ")]
-    assert message in line
+    assert message.format(folder=task_folder) in line
 
 
 def test_without_any_folder_the_message_says_how_to_give_one(capsys):

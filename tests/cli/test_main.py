@@ -114,7 +114,7 @@ def test_wrong_usage_is_status_2(capsys, stand_in_verb, arguments):
             OSError(errno.ENOSPC, "No space left on device", "x.bin"),
             "no space left on the disk: x.bin: free some and run the same command again",
         ),
-        (ImportError("tqdm is missing: pip install 'polysketch[train]'"), None),
+        (ImportError("tyro is missing: pip install 'polysketch[train]'"), None),
         (
             ModuleNotFoundError("No module named 'datasets.load'", name="datasets.load"),
             "the package 'datasets' is needed here and not installed: pip install 'polysketch[hf]'",
@@ -152,7 +152,7 @@ NO_EXTRAS = """
 import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"tyro", "safetensors", "tokenizers", "tqdm"}:
+        if name.partition(".")[0] in {"tyro", "safetensors", "tokenizers"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocker())
 from polysketch.cli import main

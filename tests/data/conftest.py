@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from polysketch.data.tokenization import BpeTokenizer, BytesTokenizer, SentencePieceTokenizer, TokenizerLike
+from polysketch.progress import Progress
 
 WORDS = "the,a,of,and,state,chunk,sketch,query,key,value,naïve,Ωmega,日本語,x+1,def,return,\t,...,😀"
 
@@ -18,6 +19,13 @@ def make_text(number: int, num_words: int = 120) -> str:
     words = [source.choice(vocabulary) for _ in range(num_words)]
     lines = [" ".join(words[start : start + 9]) for start in range(0, num_words, 9)]
     return "\n".join([f"document {number}", *lines, ""])
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is shown at once, and each time that it is told."""
+    monkeypatch.setitem(Progress.__init__.__kwdefaults__, "quiet_seconds", 0.0)
+    monkeypatch.setattr("polysketch.progress._SECONDS_BETWEEN", {True: 0.0, False: 0.0})
 
 
 @pytest.fixture(scope="session")

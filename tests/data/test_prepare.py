@@ -155,12 +155,17 @@ def test_one_book_gives_all_splits_and_it_is_said(write_files, tmp_path, texts):
     assert data.description.splits["train"].documents == len(said) == 1
 
 
-def test_progress_shows_the_amount_of_text(corpus_folder, tmp_path, capsys, texts):
+def test_progress_shows_the_amount_of_text(corpus_folder, tmp_path, capsys, texts, impatient):
     prepare(corpus_folder, "bpe:300", tmp_path / "out", validation_share=0.2, test_share=0.2)
     shown = capsys.readouterr().err
     assert "reading for the tokenizer" in shown
-    assert "preparing: 100%" in shown
-    assert "B/s" in shown
+    assert "preparing  100.0 %" in shown
+    assert "MB/s" in shown
+
+
+def test_what_is_soon_prepared_shows_no_progress(corpus_folder, tmp_path, capsys):
+    prepare(corpus_folder, "bytes", tmp_path / "out", **SHARES)
+    assert "preparing  " not in capsys.readouterr().err
 
 
 def test_text_that_a_tokenizer_loses_in_spite_of_its_promise_is_noticed(corpus_folder, tmp_path, tokenizers):
@@ -381,7 +386,7 @@ def test_a_missing_extra_says_how_to_install_it(corpus_folder, tmp_path, monkeyp
 
 
 def test_the_bytes_tokenizer_needs_no_extra(corpus_folder, tmp_path, monkeypatch):
-    for module in ("tokenizers", "sentencepiece", "datasets", "pyarrow", "tqdm"):
+    for module in ("tokenizers", "sentencepiece", "datasets", "pyarrow"):
         monkeypatch.setitem(sys.modules, module, None)
     prepare(corpus_folder, "bytes", tmp_path / "out", **SHARES).verify()
 

@@ -13,6 +13,7 @@ import pytest
 from polysketch.data import encoding, prepare, unfinished, workers
 from polysketch.data.corpus import Corpus, Document, Place, ReadOptions, Selection
 from polysketch.data.splits import SplitRule
+from polysketch.progress import Progress
 from polysketch.storage import FolderLock, disk
 
 SHARES = {"validation_share": 0.2, "test_share": 0.2, "progress": False}
@@ -379,15 +380,21 @@ def test_unfinished_work_in_use_is_left_alone(corpus_folder, tmp_path):
         prepare(corpus_folder, out=tmp_path / "out", **SETTINGS)
 
 
-def test_the_bar_goes_on_where_it_was_and_shows_the_time_left(corpus_folder, tmp_path, capsys):
+def test_progress_goes_on_where_it_was_and_shows_the_time_left(corpus_folder, tmp_path, capsys, impatient, monkeypatch):
     kill_at(corpus_folder, tmp_path / "out", 20)
+    made = []
+
+    def remembered(*arguments, **options):
+        made.append(Progress(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("polysketch.data.preparation.Progress", remembered)
     prepare(corpus_folder, out=tmp_path / "out", **(SETTINGS | {"progress": True}))
-    shown = capsys.readouterr().err.replace("\r", "\n").splitlines()
-    first = next(line for line in shown if line.startswith("preparing"))
-    assert 10 < int(first.split(":")[1].split("%")[0]) < 90
-    assert "preparing: 100%" in shown[-1]
-    assert "<" in shown[-1]  # time spent < time left
-    assert "B/s" in shown[-1]
+    shown = capsys.readouterr().err.splitlines()
+    assert 0.1 < made[-1].began_at / made[-1].total < 0.9
+    assert "preparing  100.0 %" in shown[-1]
+    assert "MB/s" in shown[-1]
+    assert shown[-1].endswith(" left")
 
 
 # Places

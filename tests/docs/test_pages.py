@@ -49,9 +49,12 @@ LONG = (
     "replacing-attention.md",
     "datasets.md",
     "huggingface.md",
+    "own-loop.md",
 )  # a minute and a half together
 
 
+# PyTorch's own, as it reads its formulas of forward mode for the first time.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.full] * (page.name in LONG)) for page in RUN], ids=map(name_of, RUN)
 )

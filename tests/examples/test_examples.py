@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPTS = ["replace_attention", "train_on_a_folder", "write_a_feature_map"]
+SCRIPTS = ["draw_attention", "replace_attention", "train_on_a_folder", "write_a_feature_map"]
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from polysketch.data.description import (
 )
 from polysketch.data.encoding import batches
 from polysketch.data.prepared import PreparedData, sha256_of
-from polysketch.data.progress import byte_progress
 from polysketch.data.ray_workers import ray_workers
 from polysketch.data.splits import SplitRule, SplitTable
 from polysketch.data.tokenization import (
@@ -34,6 +33,7 @@ from polysketch.data.tokenization import (
 from polysketch.data.unfinished import Keeper, Record, read_record
 from polysketch.data.workers import EncodeInOrder, encoding_workers
 from polysketch.data.writer import SplitWriter, token_dtype
+from polysketch.progress import Progress
 from polysketch.storage import whole_folder
 
 # 200 MB of uint16: few files, and little to copy again when one is damaged.
@@ -209,10 +209,10 @@ class _TrainingTexts:
 
     def _shown(self, documents: Iterable[Document]) -> Iterator[str]:
         total = 0
-        with byte_progress("reading for the tokenizer", None, enabled=self._progress) as bar:
+        with Progress("reading for the tokenizer", unit="bytes", enabled=self._progress) as bar:
             for document in documents:
                 total += document.num_bytes
-                bar.update(document.num_bytes)
+                bar.advance(document.num_bytes)
                 yield document.text
                 if total >= self._max_bytes:
                     return
@@ -254,14 +254,13 @@ class _Work:
         total = self.corpus.known_bytes()
         measure: Callable[[Place], int] = attrgetter("text_bytes" if total is None else "source_bytes")
         done = measure(start)
-        with byte_progress("preparing", total, enabled=self.progress, done=done) as bar:
+        with Progress("preparing", total, "bytes", enabled=self.progress, done=done) as bar:
             for batch, encoded in encode(batches(self.corpus, start)):
                 for name, part in encoded.items():
                     writers[name].write(part.tokens, part.documents, part.bytes)
                 self.keeper.keep(batch.place, writers)
-                bar.update(measure(batch.place) - done)
-                done = measure(batch.place)
-            bar.update(measure(self.corpus.place()) - done)
+                bar.update(measure(batch.place))
+            bar.update(measure(self.corpus.place()))
 
 
 def _wanted_splits(corpus: Corpus, rule: SplitRule, selection: Selection) -> set[str]:

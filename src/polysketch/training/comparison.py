@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from polysketch import plotting
-from polysketch.training.reporting import MetricsFile, format_seconds
+from polysketch.progress import format_seconds
+from polysketch.training.reporting import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 

@@ -3,20 +3,17 @@
 import contextlib
 import importlib.util
 import json
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from polysketch import plotting
-from polysketch.extras import require
+from polysketch import plotting, progress
 from polysketch.storage import disk, strict_json
 
 _NOT_SHOWN = ("kind", "step")
 _SMOOTHED = 20
-_SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_KNOW_THE_SPEED = 20.0
 _LONG = 30 * 60.0  # seconds
 
@@ -36,7 +33,7 @@ class Reporter:
         self._steps = steps
         self._show = show
         self._folder = board
-        self._progress = Progress(0, steps, enabled=show, bar=False)
+        self._progress = Progress(0, steps, enabled=show)
         self._board: Board | None = None
 
     @contextlib.contextmanager
@@ -150,79 +147,40 @@ class Progress:
         steps: steps of the whole run.
         stream: where to write.
         enabled: False shows nothing.
-        bar: False writes plain lines on a terminal too.
     """
 
-    def __init__(
-        self, first: int, steps: int, *, stream: TextIO | None = None, enabled: bool = True, bar: bool = True
-    ) -> None:
-        self._stream = stream or sys.stderr
-        self._enabled = enabled
-        self._first = first
+    def __init__(self, first: int, steps: int, *, stream: TextIO | None = None, enabled: bool = True) -> None:
         self._steps = steps
         self._started = time.monotonic()
-        self._last_line = float("-inf")
         self._told = False
-        self._bar = self._make_bar() if enabled and bar and self._stream.isatty() else None
-
-    def _make_bar(self) -> Any:
-        tqdm = require("tqdm").tqdm
-        return tqdm(total=self._steps, initial=self._first, file=self._stream, unit="step", dynamic_ncols=True)
+        self._line = progress.Progress(total=steps, done=first, enabled=enabled, stream=stream, quiet_seconds=0.0)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Tell that `step` steps are made."""
-        self._note_a_long_run(step)
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s", refresh=False)
-            self._bar.update(step - self._bar.n)
-        elif self._enabled and (self._line_is_due() or step == self._steps):
-            left = format_seconds(self._seconds_left(step))
-            self._print(f"step {step}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {left} left")
+        note = f"step {step}/{self._steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        self._line.update(step, note, always=step == self._steps)
+        self._note_a_long_run()
 
-    def _note_a_long_run(self, step: int) -> None:
+    def _note_a_long_run(self) -> None:
         """Say once, when the speed is known, that a run takes long, and what can be done about it."""
         if self._told or time.monotonic() - self._started < _SECONDS_TO_KNOW_THE_SPEED:
             return
         self._told = True
-        left = self._seconds_left(step)
+        left = self._line.seconds_left()
         if left > _LONG:
             self.say(
-                f"note: about {format_seconds(left)} to go at this speed. Stop it whenever you like: --resume goes on. "
-                "--max-minutes 30 stops by itself. Fewer --steps, or a smaller --preset or --batch-size, end sooner."
+                f"note: about {progress.format_seconds(left)} to go at this speed. Stop it whenever you like: --resume "
+                "goes on. --max-minutes 30 stops by itself. Fewer --steps, or a smaller --preset or --batch-size, end "
+                "sooner."
             )
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        if self._bar is not None:
-            self._bar.write(text, file=self._stream)
-        elif self._enabled:
-            self._print(text)
+        self._line.say(text)
 
     def close(self) -> None:
-        """End the bar."""
-        if self._bar is not None:
-            self._bar.close()
-
-    def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
-    def _line_is_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._last_line < _SECONDS_BETWEEN_LINES:
-            return False
-        self._last_line = now
-        return True
-
-    def _seconds_left(self, step: int) -> float:
-        seconds_per_step = (time.monotonic() - self._started) / max(1, step - self._first)
-        return (self._steps - step) * seconds_per_step
-
-
-def format_seconds(seconds: float) -> str:
-    """`seconds` as H:MM:SS or M:SS."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+        """Leave the last line where it is."""
+        self._line.close(keep=True)
 
 
 class Board:

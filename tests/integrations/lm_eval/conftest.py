@@ -69,6 +69,29 @@ def lambada(index: int) -> dict[str, Any]:
     return {"text": f'He {verb} the {noun}. "Why {index}?"\n\nShe looks at the {noun}'}
 
 
+def boolq(index: int) -> dict[str, Any]:
+    """As on the Hub."""
+    noun, verb = NOUNS[index % 10], VERBS[index * 3 % 10]
+    passage = f"Nobody {verb} a {noun} no. {index}. It stands there."
+    return {"passage": passage, "question": f"is there a {noun}", "label": index * 5 % 2, "idx": index}
+
+
+def copa(index: int) -> dict[str, Any]:
+    """As on the Hub."""
+    noun, verb = NOUNS[index % 10], VERBS[index * 3 % 10]
+    premise = f"The man {verb} the {noun} no. {index}."
+    choices = {"choice1": f"The {noun} fell.", "choice2": f"He saw the {NOUNS[index * 7 % 10]}."}
+    return {"premise": premise, **choices, "question": ("cause", "effect")[index % 2], "label": index // 2 % 2}
+
+
+def wsc(index: int) -> dict[str, Any]:
+    """As on the Hub, where spans are in the text."""
+    noun, verb = NOUNS[index % 10], VERBS[index * 3 % 10]
+    text = f"Mark told Pete that {index} lies {verb} the {noun} , but he knows."
+    spans = {"span1_index": 0, "span1_text": "Mark", "span2_index": 10, "span2_text": "he"}
+    return {"text": text, **spans, "label": index * 5 % 2}
+
+
 MAKERS = {
     "hellaswag": hellaswag,
     "piqa": piqa,
@@ -77,6 +100,9 @@ MAKERS = {
     "openbookqa": openbookqa,
     "winogrande": winogrande,
     "lambada_openai": lambada,
+    "boolq": boolq,
+    "copa": copa,
+    "wsc": wsc,
 }
 """Documents in the layout of the Hub."""
 

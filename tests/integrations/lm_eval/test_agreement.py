@@ -11,7 +11,7 @@ from polysketch.integrations.huggingface import PolysketchForCausalLM
 from polysketch.integrations.lm_eval import PolysketchLM, evaluate_tasks, load_tasks
 from polysketch.models import ModelConfig, TransformerLM
 
-TASKS = ["hellaswag", "piqa", "lambada", "arc", "winogrande", "openbookqa", "physics"]
+TASKS = ["hellaswag", "piqa", "lambada", "arc", "winogrande", "openbookqa", "physics", "boolq", "copa", "wsc"]
 MAX_LENGTH = 96
 """Shorter than two examples and a question: contexts are cut."""
 
@@ -52,7 +52,7 @@ def test_figures_are_equal_to_the_last_digit(pair, task_folder):
         tasks = load_tasks(TASKS, [task_folder])
         found.append(evaluate_tasks(model, tasks, shots=[0, 2]))
         values.append([response for each in tasks for instance in each.task.instances for response in instance.resps])
-    assert len(found[0]) == 2 * (7 * 2 + 1)
+    assert len(found[0]) == 2 * (7 * 2 + 1 + 3)
     for ours, theirs in zip(*found, strict=True):
         assert (ours.task, ours.shots, ours.metric, ours.num_documents) == (
             theirs.task,

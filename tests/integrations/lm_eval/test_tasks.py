@@ -1,6 +1,7 @@
 """Tasks on local files ask what lm_eval's own tasks ask, in the same words, and no example tells the answer."""
 
 import json
+import re
 from pathlib import Path
 
 import datasets
@@ -51,7 +52,37 @@ def split_lambada(document: dict) -> dict:
     return {"context": context, "continuation": word}
 
 
+def asked_boolq(document: dict) -> dict:
+    """The passage and the question in one, as in files in circulation."""
+    query = f"Passage: {document['passage']}\nQuestion: {document['question']}?\n"
+    return {"query": query, "choices": ["no", "yes"], "gold": document["label"]}
+
+
+def authors_boolq(document: dict) -> dict:
+    """With a title, and the answer as true or false."""
+    fields = {name: document[name] for name in ("passage", "question")}
+    return {**fields, "title": "x", "answer": bool(document["label"])}
+
+
+def asked_copa(document: dict) -> dict:
+    """The premise with its connector, as in files in circulation."""
+    connector = {"cause": "because", "effect": "therefore"}[document["question"]]
+    choices = [document[name][0].lower() + document[name][1:] for name in ("choice1", "choice2")]
+    return {"query": f"{document['premise'][:-1]}, {connector}", "gold": document["label"], "choices": choices}
+
+
+def unmended_wsc(document: dict) -> dict:
+    """The spans apart, one of them not as it is in the text."""
+    target = {name: document[name] for name in ("span1_index", "span1_text", "span2_index", "span2_text")}
+    target |= {"span1_text": "mark.", "span2_text": "He"}
+    return {"text": document["text"], "target": target, "label": bool(document["label"])}
+
+
 OTHER_LAYOUTS = [
+    ("boolq", asked_boolq),
+    ("boolq", authors_boolq),
+    ("copa", asked_copa),
+    ("wsc", unmended_wsc),
     ("hellaswag", begun_hellaswag),
     ("winogrande", filled_winogrande),
     ("arc_easy", lambda document: as_query(document, "question", "Question: ")),
@@ -188,10 +219,10 @@ def test_a_download_without_a_network_says_so_and_what_else_to_do(tmp_path, monk
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ('{"goal": "x"}\n', "document 1 of .*piqa.jsonl is not one of piqa: expected the fields goal, sol1"),
+        ('{"goal": "x"}\n', "line 1 of .*piqa.jsonl is not one of piqa: expected the fields goal, sol1"),
         ('{"goal"\n', "expected JSON in line 1 of .*piqa.jsonl"),
         ("", "expected a list of objects in .*piqa.jsonl, found nothing"),
-        ("3\n", "found others"),
+        ("3\n", "expected an object in line 1 of .*piqa.jsonl, found int"),
     ],
 )
 def test_a_file_that_is_not_the_tasks_is_refused(tmp_path, contents, message):
@@ -199,6 +230,31 @@ def test_a_file_that_is_not_the_tasks_is_refused(tmp_path, contents, message):
     (tmp_path / "piqa.jsonl").write_text(contents)
     with pytest.raises(ValueError, match=message):
         load_tasks(["piqa"], [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("hellaswag", {"label": "4"}, "a number from 0 to 3 as `label`, the place of a choice, found 4"),
+        ("hellaswag", {"endings": []}, "found"),
+        ("piqa", {"label": 2}, "from 0 to 1 as `label`.*found 2"),
+        ("piqa", {"label": "first"}, "from 0 to 1 as `label`.*found 'first'"),
+        ("arc_easy", {"answerKey": "E"}, "expected one of .*as `answerKey`, found 'E'"),
+        ("openbookqa", {"choices": {"text": [], "label": []}}, "expected one of \\[\\] as `answerKey`"),
+        ("winogrande", {"answer": "3"}, "expected '1' or '2' as `answer`, found '3'"),
+        ("boolq", {"label": -1}, "from 0 to 1 as `label`.*found -1"),
+        ("copa", {"question": "why"}, "expected cause or effect as `question`, found 'why'"),
+        ("copa", {"label": 2}, "from 0 to 1 as `label`.*found 2"),
+        ("wsc", {"span2_text": None}, "line 3"),
+    ],
+)
+def test_a_label_that_is_none_is_refused_with_its_line(tmp_path, name, changed, message):
+    """Before anything is scored; empty lines count."""
+    good, bad = MAKERS[name](0), MAKERS[name](1) | changed
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(good) + "\n\n" + json.dumps(bad) + "\n")
+    with pytest.raises(ValueError, match=f"^line 3 of .*{name}.jsonl is not one of {name}: .*") as error:
+        load_tasks([name], [tmp_path])
+    assert re.search(message, str(error.value))
 
 
 def test_a_file_that_is_not_gzip_is_refused(tmp_path):
@@ -218,8 +274,9 @@ def test_documents_may_be_one_json_list(tmp_path):
 @pytest.mark.full
 @pytest.mark.data
 def test_the_files_in_circulation_are_read_whole(outside_data):
-    """Every document of every task; a sentence of HellaSwag that was begun has its capital letter, as in lm_eval."""
-    loaded = {each.name: each.task for each in load_tasks(list(LOCAL_TASKS), [outside_data / "eval"])}
+    """Every document of seven tasks; a sentence of HellaSwag that was begun has its capital letter, as in lm_eval."""
+    names = [name for name in LOCAL_TASKS if name not in ("boolq", "copa", "wsc")]
+    loaded = {each.name: each.task for each in load_tasks(names, [outside_data / "eval"])}
     counts = {name: len(task.eval_docs) for name, task in loaded.items()}
     assert counts == {
         "hellaswag": 10042,

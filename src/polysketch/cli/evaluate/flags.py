@@ -49,8 +49,9 @@ class TaskFlags:
     """Questions with known answers, by lm_eval, on files of this machine (--tasks)."""
 
     tasks: str | None = None
-    """Names with commas between: hellaswag, piqa, lambada, arc, arc_easy, arc_challenge, winogrande, openbookqa;
-    physics or another task of BIG-bench, by name or as the path of its json file."""
+    """Names with commas between: hellaswag, piqa, lambada, arc, arc_easy, arc_challenge, winogrande, openbookqa, boolq,
+    copa, wsc; a .jsonl file of your own, one {"question": ..., "choices": [...], "answer": 0} a line; physics or
+    another task of BIG-bench. The last two by name, or as a path."""
     shots: str = "0"
     """Numbers of examples before each question, with commas between, for instance 0,5."""
     task_data: Path | None = None

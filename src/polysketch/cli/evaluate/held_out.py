@@ -32,7 +32,7 @@ def measure_loss(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, A
         batch_size=flags.batch_size,
         token_bytes=data.tokenizer.token_bytes(),
         max_tokens=flags.max_tokens,
-        on_progress=share_done(),
+        on_progress=share_done("tokens"),
     )
     evaluated.require_finite(result.loss)
     _print_table(result, flags, evaluated)

@@ -1,15 +1,24 @@
-"""How much of an evaluation is done, on a terminal."""
+"""How much of an evaluation is done."""
 
-import sys
 from collections.abc import Callable
+
+from polysketch.progress import Progress
 
 __all__ = ["share_done"]
 
 
-def share_done() -> Callable[[int, int], None] | None:
-    """What shows a person (done, total) as a share; None where stderr goes into a file."""
-    return _overwrite_line if sys.stderr.isatty() else None
+def share_done(unit: str) -> Callable[[int, int], None]:
+    """What shows a person (done, total) as a share, a rate and the time left.
 
+    Args:
+        unit: of what is counted, in the plural.
+    """
+    progress = Progress("evaluating", unit=unit)
 
-def _overwrite_line(done: int, total: int) -> None:
-    print(f"\r{100 * done / total:5.1f} %", end="\r" if done == total else "", file=sys.stderr, flush=True)
+    def tell(done: int, total: int) -> None:
+        progress.total = total
+        progress.update(done)
+        if done >= total:
+            progress.close()
+
+    return tell

@@ -37,7 +37,7 @@ def measure_contexts(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[st
         batch_size=flags.batch_size,
         token_bytes=data.tokenizer.token_bytes(),
         max_tokens=flags.max_tokens,
-        on_progress=share_done(),
+        on_progress=share_done("tokens"),
     )
     evaluated.require_finite(max(result.loss))
     _print_contexts(result, flags, evaluated)
@@ -70,7 +70,7 @@ def measure_needle(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str,
         batch_size=flags.batch_size,
         span=flags.span,
         seed=flags.seed,
-        on_progress=share_done(),
+        on_progress=share_done("places"),
     )
     _print_needle(result, evaluated)
     if flags.plot is not None:
@@ -97,7 +97,7 @@ def measure_recall(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str,
         num_batches=math.ceil(flags.trials / batch_size),
         batch_size=batch_size,
         seed=flags.seed,
-        on_progress=share_done(),
+        on_progress=share_done("places"),
     )
     _print_recall(result, evaluated)
     if flags.plot is not None:

@@ -34,28 +34,42 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"expected JSON in {file}, found something else in line {error.lineno}: {error.msg}") from None
 
 
-def read_documents(file: Path) -> list[dict[str, Any]]:
+def read_documents(file: Path) -> list[tuple[str, dict[str, Any]]]:
     """The objects of a file: one a line, or a JSON list, or a JSON object with a list `examples` or `data`.
+
+    Returns:
+        Each with where it stands, for a message: "line 3" (empty lines count, and are skipped), or "document 3".
 
     Raises:
         ValueError: the file is damaged, or holds no objects.
     """
     is_lines = file.name.removesuffix(".gz").endswith(".jsonl")
-    documents: Any = _read_lines(file) if is_lines else read_json(file)
-    if isinstance(documents, dict):
-        documents = documents.get("examples", documents.get("data"))
-    if not documents or not isinstance(documents, list) or not all(isinstance(each, dict) for each in documents):
-        raise ValueError(f"expected a list of objects in {file}, found {'nothing' if not documents else 'others'}")
+    documents = _read_lines(file) if is_lines else _read_list(file)
+    if not documents:
+        raise ValueError(f"expected a list of objects in {file}, found nothing")
+    for place, document in documents:
+        if not isinstance(document, dict):
+            raise ValueError(f"expected an object in {place} of {file}, found {type(document).__name__}")
     return documents
 
 
-def _read_lines(file: Path) -> list[Any]:
+def _read_list(file: Path) -> list[tuple[str, Any]]:
+    """The values of a JSON list."""
+    documents = read_json(file)
+    if isinstance(documents, dict):
+        documents = documents.get("examples", documents.get("data"))
+    if not isinstance(documents, list):
+        raise ValueError(f"expected a list of objects in {file}, found none")
+    return [(f"document {number}", document) for number, document in enumerate(documents, start=1)]
+
+
+def _read_lines(file: Path) -> list[tuple[str, Any]]:
     """One JSON value a line; empty lines are skipped."""
     documents = []
     for number, line in enumerate(_read_text(file).split("\n"), start=1):
         if line.strip():
             try:
-                documents.append(json.loads(line))
+                documents.append((f"line {number}", json.loads(line)))
             except json.JSONDecodeError as error:
                 raise ValueError(
                     f"expected JSON in line {number} of {file}, found something else: {error.msg}"

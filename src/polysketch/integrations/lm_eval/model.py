@@ -7,7 +7,6 @@ from typing import Any
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import DEFAULT_MAX_LENGTH, normalize_gen_kwargs
-from tqdm import tqdm
 
 from polysketch.data import TokenizerLike
 from polysketch.integrations.huggingface import PolysketchForCausalLM
@@ -15,6 +14,7 @@ from polysketch.integrations.lm_eval.scoring import Continuation, Score, score_b
 from polysketch.integrations.lm_eval.tasks import quiet
 from polysketch.integrations.lm_eval.tokenizer import RunTokenizer
 from polysketch.models import TransformerLM
+from polysketch.progress import Progress
 from polysketch.training import load_model
 from polysketch.training.environment import resolve_device
 
@@ -109,8 +109,8 @@ class PolysketchLM(HFLM):
             for _, context, targets in requests
         ]
         scores: dict[int, Score] = {}
-        with tqdm(total=len(continuations), desc="Scoring", disable=disable_tqdm) as progress:
+        with Progress("scoring", len(continuations), "answers", enabled=not disable_tqdm) as progress:
             for batch in score_batches(self.model.inner, continuations, self.batch_size, self.device):
                 scores |= batch
-                progress.update(len(batch))
+                progress.advance(len(batch))
         return [scores[index] for index in range(len(continuations))]

@@ -14,6 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from polysketch.integrations.lm_eval import layouts
 from polysketch.integrations.lm_eval.bigbench import bigbench_config, require_bigbench
+from polysketch.integrations.lm_eval.choices import choices_config, read_questions
 from polysketch.integrations.lm_eval.fewshot import QUESTION, OtherQuestions
 from polysketch.integrations.lm_eval.files import SUFFIXES, find_file, read_documents
 from polysketch.integrations.lm_eval.layouts import Document, Layout
@@ -62,9 +63,12 @@ LOCAL_TASKS = {
         LocalTask("arc_challenge", "arc", "test", (), layouts.arc, ("question",)),
         LocalTask("winogrande", "winogrande", "validation", ("_dev",), layouts.winogrande, ("option1", "option2")),
         LocalTask("openbookqa", "openbookqa", "test", (), layouts.openbookqa, ("question_stem",)),
+        LocalTask("boolq", "super_glue/boolq", "validation", ("_val",), layouts.boolq, ("passage", "question")),
+        LocalTask("copa", "super_glue/copa", "validation", ("_val",), layouts.copa, ("premise", "question")),
+        LocalTask("wsc", "super_glue/wsc", "validation", ("_val",), layouts.wsc, ("text", "span2_index")),
     )
 }
-"""Tasks that are made from local files; BIG-bench's json files are tasks besides, by name or path."""
+"""Tasks that are made from local files; files of one's own and of BIG-bench are tasks besides, by name or path."""
 
 ALIASES = {"arc": ("arc_easy", "arc_challenge"), "lambada": ("lambada_openai",)}
 """Short names."""
@@ -91,8 +95,8 @@ def load_tasks(names: Sequence[str], folders: Sequence[str | Path], *, download:
     """Make tasks from local files.
 
     Args:
-        names: of `LOCAL_TASKS` or `ALIASES`; the path of a BIG-bench json file; or NAME, for NAME.json or
-            NAME/task.json of that kind in one of the folders.
+        names: of `LOCAL_TASKS` or `ALIASES`; the path of a .jsonl file of questions with choices, or of a BIG-bench
+            json file; or NAME, for NAME.jsonl, NAME.json or NAME/task.json of these kinds in one of the folders.
         folders: where the files are, the first that has one counting.
         download: let lm_eval fetch the data set of a task that it knows and for which there is no file here.
 
@@ -119,8 +123,8 @@ def _load(name: str, folders: list[Path], download: bool) -> list[LoadedTask]:
     """The task or, of a downloaded group, tasks of a name."""
     if name in LOCAL_TASKS and (file := find_file(folders, LOCAL_TASKS[name].files)) is not None:
         return [_local(name, LOCAL_TASKS[name], file, find_file(folders, LOCAL_TASKS[name].train))]
-    if (file := _bigbench_file(name, folders)) is not None:
-        return [_bigbench(file)]
+    if (file := _own_file(name, folders)) is not None:
+        return [_choices(file) if _is_jsonl(file) else _bigbench(file)]
     if download:
         return _downloaded(name)
     if name in LOCAL_TASKS:
@@ -130,8 +134,8 @@ def _load(name: str, folders: list[Path], download: bool) -> list[LoadedTask]:
         )
     missing = [task for task, local in LOCAL_TASKS.items() if find_file(folders, local.files) is None]
     raise ValueError(
-        f"expected a task of {', '.join([*LOCAL_TASKS, *ALIASES])} or a BIG-bench json file, found {name!r}, and no "
-        f"{name}.json in {_in_words(folders)}"
+        f"expected a task of {', '.join([*LOCAL_TASKS, *ALIASES])}, a .jsonl file of questions or a .json file of "
+        f"BIG-bench, found {name!r}, and no file of that name in {_in_words(folders)}"
         + (f" (where files are missing for {', '.join(missing)})" if missing else "")
         + "; a task that lm_eval knows can be fetched with --download"
     )
@@ -160,6 +164,17 @@ def _bundled(local: LocalTask, splits: dict[str, list[Document]], *, own_example
     return manager.load({"group": "local", "task": [changes]})["tasks"][local.bundled]
 
 
+def _choices(file: Path) -> LoadedTask:
+    """A task of questions with choices, in a file of one's own."""
+    name = file.name.removesuffix(".gz").removesuffix(".jsonl")
+    train = find_file([file.parent], [f"{name}_train"])
+    splits = {"test": read_questions(file)} | ({} if train is None else {"train": read_questions(train)})
+    task = ConfigurableTask(
+        config={**choices_config(name, train=train is not None), "custom_dataset": _dataset(splits)}
+    )
+    return LoadedTask(name, task, str(file), str(train) if train else f"{file}, other questions")
+
+
 def _bigbench(file: Path) -> LoadedTask:
     """A task of BIG-bench."""
     name = file.parent.name if file.name.startswith("task.json") else file.name.partition(".")[0]
@@ -178,12 +193,12 @@ def _downloaded(name: str) -> list[LoadedTask]:
     except ConnectionError as error:
         raise ConnectionError(
             f"expected the data set of the task {name} from the Hub for --download, found no way there ({error}): "
-            f"check the network, or put {_own_file(name)} into the folder of --task-data and leave --download out"
+            f"check the network, or put {_file_instead(name)} into the folder of --task-data and leave --download out"
         ) from error
     return [LoadedTask(each, task, "downloaded", "lm_eval's choice") for each, task in loaded.items()]
 
 
-def _own_file(name: str) -> str:
+def _file_instead(name: str) -> str:
     """The file that makes a download needless, for a message."""
     return f"{LOCAL_TASKS[name].files[0]}.jsonl" if name in LOCAL_TASKS else f"a BIG-bench file {name}.json"
 
@@ -191,11 +206,11 @@ def _own_file(name: str) -> str:
 def _documents(file: Path, local: LocalTask) -> list[Document]:
     """The documents of a file in the data set's layout, each with what it asks."""
     documents = []
-    for number, document in enumerate(read_documents(file), start=1):
+    for place, document in read_documents(file):
         try:
             known = local.layout(document)
-        except (ValueError, TypeError, IndexError) as error:
-            raise ValueError(f"document {number} of {file} is not one of {local.bundled}: {error}") from error
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ValueError(f"{place} of {file} is not one of {local.bundled}: {error}") from error
         documents.append({**known, QUESTION: "\n".join(str(known[field]) for field in local.question)})
     return documents
 
@@ -209,17 +224,21 @@ def _dataset(splits: dict[str, list[Document]]) -> Any:
     return build
 
 
-def _bigbench_file(name: str, folders: list[Path]) -> Path | None:
-    """The BIG-bench file that a name stands for: a path, or NAME.json or NAME/task.json in a folder."""
+def _own_file(name: str, folders: list[Path]) -> Path | None:
+    """The file of questions or of BIG-bench that a name stands for: a path, or one of the name in a folder."""
     path = Path(name)
-    if path.is_file() and path.name.removesuffix(".gz").endswith(".json"):
+    if path.is_file() and path.name.endswith(SUFFIXES):
         file: Path | None = path
     else:
         file = find_file(folders, (name, f"{name}/task"))
-    if file is None or not file.name.removesuffix(".gz").endswith(".json"):
-        return None
-    require_bigbench(file)
+    if file is not None and not _is_jsonl(file):
+        require_bigbench(file)
     return file
+
+
+def _is_jsonl(file: Path) -> bool:
+    """Whether a file has one object a line, by its name."""
+    return file.name.removesuffix(".gz").endswith(".jsonl")
 
 
 def _in_words(folders: Sequence[Path]) -> str:
