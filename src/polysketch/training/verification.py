@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,45 +73,44 @@ def _problem(check: Check) -> str | None:
 
 
 def _of_export(folder: Path) -> Iterator[Check]:
-    yield lambda: read_sums(folder)
-    for name, expected in _readable(lambda: read_sums(folder), {}).items():
-        yield lambda name=name, expected=expected: _require_sum(folder / name, expected)
+    yield partial(read_sums, folder)
+    for name, expected in (_readable(partial(read_sums, folder)) or {}).items():
+        yield partial(_require_sum, folder / name, expected)
 
 
 def _require_sum(path: Path, expected: str) -> None:
     found = sum_of(path)
     if found != expected:
-        raise ValueError(
-            f"{path}: expected sha256 {expected[:12]}, found {found[:12]}: altered or damaged; export again"
-        )
+        said = f"expected sha256 {expected[:12]}, found {found[:12]}"
+        raise ValueError(f"{path}: {said}: altered or damaged; export again")
 
 
 def _of_task(folder: Path) -> Iterator[Check]:
-    yield lambda: open_task(folder)
-    yield lambda: verify_task(folder)
+    yield partial(open_task, folder)
+    yield partial(verify_task, folder)
 
 
 def _of_text(folder: Path) -> Iterator[Check]:
-    data = _readable(lambda: PreparedData.open(folder), None)
-    if data is None:
-        yield lambda: PreparedData.open(folder)
-        return
-    yield lambda: data.tokenizer
-    for split in data.description.splits:
-        yield lambda split=split: data.verify(split)
+    yield partial(PreparedData.open, folder)
+    data = _readable(partial(PreparedData.open, folder))
+    if data is not None:
+        yield from (partial(data.verify, split) for split in data.description.splits)
 
 
 def _of_run(folder: Path) -> Iterator[Check]:
     run = RunFolder(folder)
     yield run.read_config
     if run.tokenizer.is_dir():
-        yield lambda: load_tokenizer(run.tokenizer)
+        yield partial(load_tokenizer, run.tokenizer)
     if run.metrics.is_file():
-        yield lambda: _read_lines(run.metrics)
+        yield partial(_read_lines, run.metrics)
     for checkpoint in list_checkpoints(run.checkpoints):
-        yield lambda checkpoint=checkpoint: require_bound(checkpoint, load_state(checkpoint), run.identity())
-        names = _readable(lambda checkpoint=checkpoint: listed(checkpoint), [])
-        yield from (lambda checkpoint=checkpoint, name=name: verify_file(checkpoint, name) for name in names)
+        yield partial(_require_own, run, checkpoint)
+        yield from (partial(verify_file, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ())
+
+
+def _require_own(run: RunFolder, checkpoint: Path) -> None:
+    require_bound(checkpoint, load_state(checkpoint), run.identity())
 
 
 def _read_lines(path: Path) -> None:
@@ -124,12 +124,12 @@ def _read_lines(path: Path) -> None:
             raise ValueError(f"{path}, line {number}: expected a JSON object, found something else: damaged")
 
 
-def _readable(read: Callable[[], Found], instead: Found) -> Found:
-    """What is read; something instead where it cannot be, which another check tells."""
+def _readable(read: Callable[[], Found]) -> Found | None:
+    """What is read; nothing where it cannot be, which another check tells."""
     try:
         return read()
     except (OSError, ValueError, KeyError, TypeError):
-        return instead
+        return None
 
 
 _KINDS: dict[str, tuple[str, Callable[[Path], Iterator[Check]]]] = {
