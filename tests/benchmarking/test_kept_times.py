@@ -20,7 +20,9 @@ def measurements(path: Path) -> list[dict]:
 
 def is_by_length(path: Path) -> bool:
     """Whether the record has times of series at several lengths; others compare rows, spans or commands."""
-    return path.stem != FIRST and not path.stem.startswith(("packed-", "context-", "saving-", "preparing-", "serving-"))
+    return path.stem != FIRST and not path.stem.startswith(
+        ("packed-", "context-", "saving-", "preparing-", "serving-", "first-call-", "mean-loss-")
+    )
 
 
 @pytest.mark.parametrize("path", sorted(filter(is_by_length, TIMES.glob("*-2*.json"))), ids=lambda path: path.stem)

@@ -135,7 +135,7 @@ class TestMaskedLanguageModel:
         model = MaskedLanguageModel(config("softmax"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         generator = torch.Generator().manual_seed(0)
-        for _ in range(150):
+        for _ in range(200):
             ids = torch.randint(1, VOCAB, (32, 8), generator=generator).repeat_interleave(2, 1)
             masked, targets = ids.clone(), torch.full_like(ids, -100)
             masked[:, 0::4], targets[:, 0::4] = 0, ids[:, 0::4]

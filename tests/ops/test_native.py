@@ -314,7 +314,7 @@ def test_programs_are_compiled_once_and_again_when_the_source_changes(tmp_path, 
     source.mkdir()
     (source / "one.cpp").write_text('extern "C" int one() { return 1; }')
     first = build.compiled(source, tmp_path)
-    monkeypatch.setattr(build, "_compile", lambda *arguments: pytest.fail("compiled again"))
+    monkeypatch.setattr(build, "compile_programs", lambda *arguments: pytest.fail("compiled again"))
     assert build.compiled(source, tmp_path) == first
     assert ctypes.CDLL(str(first)).one() == 1
     monkeypatch.undo()

@@ -124,8 +124,8 @@ def training_floor(model: TransformerLM, batch: int, length: int) -> Floor:
     shape = Shape(batch, length, config.num_heads, config.head_dim)
     named = model.blocks.named_parameters()  # sketches are counted by head
     weights = sum(weight.numel() for name, weight in named if weight.dim() == 2 and "feature_map" not in name)
-    logits = 4 * 2 * shape.tokens * config.vocab_size * config.hidden_size
+    weights += config.vocab_size * config.hidden_size  # the output layer, which is the embedding
     layers = [floor(name, options, shape, backward=True, itemsize=2) for name, options in config.layers()]
     attention = sum(layer.operations for layer in layers if layer)
-    operations = 3 * 2 * shape.tokens * weights + logits + attention
+    operations = 3 * 2 * shape.tokens * weights + attention
     return Floor(operations, _OPTIMIZER_BYTES * model.num_parameters())

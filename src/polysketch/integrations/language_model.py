@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polysketch.models import token_losses
+from polysketch.models import mean_token_loss, token_losses
 from polysketch.models.divergence import token_divergences
 from polysketch.models.modes import evaluation_mode
 
@@ -82,7 +82,7 @@ class HuggingFaceLM(nn.Module):
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean cross-entropy (nats) of ids[:, 1:] predicted from ids[:, :-1]; a scalar."""
-        return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
+        return mean_token_loss(self.hidden_states(ids[:, :-1]), *self._output_weights(), ids[:, 1:])
 
     def init_state(self, batch_size: int, *, device: torch.device | str | None = None) -> Any:
         """The cache before the first token; it takes its batch and device from the first tokens."""

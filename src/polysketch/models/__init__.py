@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TokenClassifier, TransformerEncoder
     from polysketch.models.encoder_config import EncoderConfig
     from polysketch.models.encoder_decoder import EncoderDecoderConfig, GivenSource, TransformerEncoderDecoder
+    from polysketch.models.mean_cross_entropy import mean_token_loss
     from polysketch.models.pair_classifier import PairClassifier
     from polysketch.models.patch_encoder import PatchClassifier, PatchEncoder
     from polysketch.models.patch_encoder_config import PatchEncoderConfig
@@ -27,6 +28,7 @@ else:
             "encoder": ["MaskedLanguageModel", "SequenceClassifier", "TokenClassifier", "TransformerEncoder"],
             "encoder_config": ["EncoderConfig"],
             "encoder_decoder": ["EncoderDecoderConfig", "GivenSource", "TransformerEncoderDecoder"],
+            "mean_cross_entropy": ["mean_token_loss"],
             "pair_classifier": ["PairClassifier"],
             "patch_encoder": ["PatchClassifier", "PatchEncoder"],
             "patch_encoder_config": ["PatchEncoderConfig"],
@@ -53,6 +55,7 @@ __all__ = [
     "TransformerEncoder",
     "TransformerEncoderDecoder",
     "TransformerLM",
+    "mean_token_loss",
     "preset",
     "preset_attention",
     "preset_fields",

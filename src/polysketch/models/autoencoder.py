@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.models.base import TokenModel
 from polysketch.models.config import ModelConfig
-from polysketch.models.cross_entropy import token_losses
-from polysketch.models.tokens import check_targets, mean_loss
+from polysketch.models.mean_cross_entropy import mean_token_loss
+from polysketch.models.tokens import check_targets
 from polysketch.models.transformer_lm import TransformerLM
 from polysketch.nn import sinusoidal_positions
 
@@ -78,8 +78,7 @@ class SequenceAutoencoder(TokenModel):
         """
         model = self.language_model
         check_targets(ids, targets, model.config.vocab_size)
-        losses = token_losses(self._read(ids, key_mask), model.embedding.weight, model.output_bias, targets)
-        return mean_loss(losses, targets)
+        return mean_token_loss(self._read(ids, key_mask), model.embedding.weight, model.output_bias, targets)
 
     def _read(self, ids: Tensor, key_mask: Tensor | None) -> Tensor:
         """(batch, length, hidden_size), what each token is read from."""

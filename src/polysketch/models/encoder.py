@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.models.base import TokenModel
 from polysketch.models.block_encoder import BlockEncoder
-from polysketch.models.cross_entropy import token_losses
 from polysketch.models.encoder_config import EncoderConfig
+from polysketch.models.mean_cross_entropy import mean_token_loss
 from polysketch.models.state import ModelState
-from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
+from polysketch.models.tokens import check_ids, check_targets, positions_of
 from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
 
 
@@ -188,7 +188,7 @@ class MaskedLanguageModel(TokenModel):
         """
         check_targets(ids, targets, self.encoder.config.vocab_size)
         hidden = self.encoder(ids, key_mask=key_mask)
-        return mean_loss(token_losses(hidden, self.encoder.embedding.weight, self.output_bias, targets), targets)
+        return mean_token_loss(hidden, self.encoder.embedding.weight, self.output_bias, targets)
 
 
 class SequenceClassifier(TokenModel):

@@ -12,11 +12,11 @@ from polysketch import attention
 from polysketch.models.base import TokenModel
 from polysketch.models.blocks import build_block
 from polysketch.models.config import ModelConfig
-from polysketch.models.cross_entropy import token_losses
 from polysketch.models.encoder import TransformerEncoder
 from polysketch.models.encoder_config import EncoderConfig
+from polysketch.models.mean_cross_entropy import mean_token_loss
 from polysketch.models.state import ModelState
-from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
+from polysketch.models.tokens import check_ids, check_targets, positions_of
 from polysketch.nn import Rotation, TransformerBlock, rotation_at, sinusoidal_positions
 from polysketch.nn.cross_attention import CrossAttention
 
@@ -204,7 +204,7 @@ class TransformerEncoderDecoder(TokenModel):
         """
         check_targets(ids, targets, self.config.decoder.vocab_size)
         hidden = self._hidden_states(source, ids, source_mask)
-        return mean_loss(token_losses(hidden, self.embedding.weight, self.output_bias, targets), targets)
+        return mean_token_loss(hidden, self.embedding.weight, self.output_bias, targets)
 
     @torch.no_grad()
     def given(self, source: Tensor, *, source_mask: Tensor | None = None) -> "GivenSource":

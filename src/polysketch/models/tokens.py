@@ -55,8 +55,3 @@ def positions_of(ids: Tensor, key_mask: Tensor | None) -> Tensor:
     start = torch.zeros(ids.shape[0], dtype=torch.int64, device="cpu")
     positions, _ = advance_positions(start, ids.shape[1], key_mask)
     return positions.to(ids.device)
-
-
-def mean_loss(losses: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the tokens that have something to predict; a scalar."""
-    return losses.sum() / (targets != NO_TARGET).sum()

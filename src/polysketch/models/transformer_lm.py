@@ -13,9 +13,10 @@ from polysketch.models.blocks import build_block
 from polysketch.models.carried import CarriedRows, hidden_states_of
 from polysketch.models.config import ModelConfig
 from polysketch.models.cross_entropy import token_losses
+from polysketch.models.mean_cross_entropy import mean_token_loss
 from polysketch.models.over_ranks import loss_over_ranks
 from polysketch.models.state import ModelState
-from polysketch.models.tokens import check_ids, check_targets, mean_loss, positions_of
+from polysketch.models.tokens import check_ids, check_targets, positions_of
 from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
 from polysketch.ops import PackedDocuments
 from polysketch.targets import NO_TARGET
@@ -169,8 +170,7 @@ class TransformerLM(TokenModel):
                 return self._loss_of_rows(ids)
             targets = _next_tokens(ids, documents)
         check_targets(ids, targets, self.config.vocab_size)
-        losses = self.token_losses(self.hidden_states(ids, cu_seqlens=documents), targets)
-        return mean_loss(losses, targets)
+        return self._mean_loss(self.hidden_states(ids, cu_seqlens=documents), targets)
 
     def init_spans(
         self,
@@ -337,7 +337,10 @@ class TransformerLM(TokenModel):
         if ids.dim() != 2 or ids.shape[1] < 2:
             raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
         self._check_ids(ids)
-        return self.token_losses(self.hidden_states(ids[:, :-1]), ids[:, 1:]).mean()
+        return self._mean_loss(self.hidden_states(ids[:, :-1]), ids[:, 1:])
+
+    def _mean_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return mean_token_loss(hidden, self.embedding.weight, self.output_bias, targets)
 
     def _loss_of_carried(
         self, ids: Tensor, targets: Tensor | None, carried: CarriedRows, beside: tuple[Any, Any]
@@ -345,7 +348,7 @@ class TransformerLM(TokenModel):
         if targets is None or beside != (None, None):
             raise ValueError("rows of documents that go on need targets, and neither cu_seqlens nor context")
         check_targets(ids, targets, self.config.vocab_size)
-        return mean_loss(self.token_losses(self.hidden_states(ids, carried=carried), targets), targets)
+        return self._mean_loss(self.hidden_states(ids, carried=carried), targets)
 
     def _loss_over_ranks(
         self,

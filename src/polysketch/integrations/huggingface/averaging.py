@@ -14,9 +14,14 @@ def averaged(losses: Tensor, targets: Tensor, num_items: Tensor | int | None) ->
         targets: of the same tokens, int64; -100 where nothing is to be predicted.
         num_items: divide the sum by this number instead of theirs.
     """
+    return losses.sum() / divisor(targets, num_items)
+
+
+def divisor(targets: Tensor, num_items: Tensor | int | None) -> Tensor | int:
+    """What summed losses of such tokens are divided by: `num_items`, or the tokens that have something to predict."""
     if num_items is None:
-        return losses.sum() / (targets != NO_TARGET).sum().clamp(min=1)
-    return losses.sum() / (num_items.to(losses.device) if isinstance(num_items, Tensor) else num_items)
+        return (targets != NO_TARGET).sum().clamp(min=1)
+    return num_items.to(targets.device) if isinstance(num_items, Tensor) else num_items
 
 
 def check_labels(labels: Tensor, shape: torch.Size) -> None:

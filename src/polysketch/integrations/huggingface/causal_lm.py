@@ -8,14 +8,14 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from polysketch.attention import PackedDocuments
 from polysketch.integrations.huggingface.arguments import wants_dict
-from polysketch.integrations.huggingface.averaging import averaged, check_labels
+from polysketch.integrations.huggingface.averaging import check_labels, divisor
 from polysketch.integrations.huggingface.cache import PolysketchCache, give_cache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.model import PolysketchModel
 from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.padding import refuse_right_padding
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
-from polysketch.models import TransformerLM
+from polysketch.models import TransformerLM, mean_token_loss
 from polysketch.targets import NO_TARGET
 
 
@@ -116,7 +116,8 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         targets = labels[:, 1:]
         if documents is not None:
             targets = targets.index_fill(1, documents.last_tokens(targets.device)[:-1], NO_TARGET)
-        return averaged(self.inner.token_losses(hidden[:, :-1], targets), targets, num_items)
+        output = self.inner.embedding.weight, self.inner.output_bias
+        return mean_token_loss(hidden[:, :-1], *output, targets, divisor(targets, num_items))
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MaskedLMOutput
 
 from polysketch.integrations.huggingface.arguments import wants_dict
-from polysketch.integrations.huggingface.averaging import averaged, check_labels
+from polysketch.integrations.huggingface.averaging import check_labels, divisor
 from polysketch.integrations.huggingface.encoder_configuration import PolysketchEncoderConfig
 from polysketch.integrations.huggingface.encoder_model import PolysketchEncoderModel, PolysketchEncoderPreTrainedModel
-from polysketch.models import MaskedLanguageModel, token_losses
+from polysketch.models import MaskedLanguageModel, mean_token_loss
 
 
 class PolysketchEncoderForMaskedLM(PolysketchEncoderPreTrainedModel):
@@ -67,7 +67,8 @@ class PolysketchEncoderForMaskedLM(PolysketchEncoderPreTrainedModel):
         loss = None
         if labels is not None:
             check_labels(labels, hidden.shape[:2])
-            loss = averaged(token_losses(hidden, weight, self.output_bias, labels), labels, num_items_in_batch)
+            count = divisor(labels, num_items_in_batch)
+            loss = mean_token_loss(hidden, weight, self.output_bias, labels, count)
         skip = skip_logits and labels is not None
         logits = None if skip else nn.functional.linear(hidden, weight, self.output_bias)
         output = MaskedLMOutput(loss=loss, logits=logits)

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from polysketch.integrations.huggingface.arguments import wants_dict
-from polysketch.integrations.huggingface.averaging import averaged, check_labels
+from polysketch.integrations.huggingface.averaging import check_labels, divisor
 from polysketch.integrations.huggingface.cache import give_cache
 from polysketch.integrations.huggingface.encoder_decoder_cache import PolysketchEncoderDecoderCache
 from polysketch.integrations.huggingface.encoder_decoder_configuration import PolysketchEncoderDecoderConfig
@@ -16,7 +16,7 @@ from polysketch.integrations.huggingface.encoder_decoder_model import (
     PolysketchEncoderDecoderPreTrainedModel,
 )
 from polysketch.integrations.huggingface.padding import refuse_right_padding
-from polysketch.models import TransformerEncoderDecoder, token_losses
+from polysketch.models import TransformerEncoderDecoder, mean_token_loss
 from polysketch.targets import NO_TARGET
 
 
@@ -94,8 +94,8 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
         hidden, inner, loss = found.last_hidden_state, self.inner, None
         if labels is not None:
             check_labels(labels, hidden.shape[:2])
-            losses = token_losses(hidden, inner.embedding.weight, inner.output_bias, labels)
-            loss = averaged(losses, labels, num_items_in_batch)
+            count = divisor(labels, num_items_in_batch)
+            loss = mean_token_loss(hidden, inner.embedding.weight, inner.output_bias, labels, count)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         skip = skip_logits and labels is not None
         output = Seq2SeqLMOutput(

@@ -4,10 +4,11 @@ A library that is loaded runs. So neither it nor its folder may be writable for 
 compiler made, for one that was cut short ends the process by a signal when a missing page is touched.
 """
 
-import hashlib
 import os
 import stat
 from pathlib import Path
+
+from polysketch.ops.native.compiler import named_by_content
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -42,9 +43,24 @@ def why_folder_untrusted(folder: Path) -> str | None:
     return None
 
 
-def named_by_content(stem: str, content: bytes) -> str:
-    """The file name of a library; it holds the sha256 of the content, so that one rename publishes both."""
-    return f"{stem}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+def why_untrusted_beside(path: Path, code: Path) -> str | None:
+    """Why a file that came with the package is trusted less than the package's code; None where it is not.
+
+    Whoever wrote that code, or may write it, has this user run what they want anyway: a package that root installed
+    belongs to root. The two lie in one folder.
+    """
+    if os.name == "nt":
+        return None
+    found, ours = path.lstat(), code.stat()
+    if not stat.S_ISREG(found.st_mode):
+        return f"{path} is no plain file"
+    if found.st_uid not in (os.geteuid(), ours.st_uid):
+        return f"{path} belongs to user {found.st_uid}"
+    others_more = found.st_mode & _OTHERS_WRITE & ~ours.st_mode
+    group_differs = found.st_mode & stat.S_IWGRP and found.st_gid != ours.st_gid
+    if others_more or group_differs:
+        return f"{path} can be written by others than {code.name} (mode {stat.S_IMODE(found.st_mode):o})"
+    return None
 
 
 def find_trusted(folder: Path, stem: str) -> Path | None:
