@@ -55,6 +55,7 @@ def test_text_is_prepared_without_torch(tmp_path):
 WRONG_PLACES = [
     ("task induction --out full", "with contents"),
     ("compare absent", "expected a run folder"),
+    ("verify absent", "expected a folder"),
     ("study nope", "expected a study of selective-copying"),
     ("study", "expected the name of a study"),
     ("task nope --out new", "expected a task of selective-copying"),

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from polysketch.cli.terminal import visible
+from polysketch.storage.folders import require_folder
 
 __all__ = ["VerifyFlags", "run"]
 
@@ -42,10 +43,12 @@ def run(flags: VerifyFlags) -> int:
         FileNotFoundError: a folder does not exist.
         ValueError: no folder is named, or one is of another kind.
     """
-    from polysketch.training.verification import verify
-
     if not flags.folders:
         raise ValueError("expected at least one folder, found none")
+    for folder in flags.folders:
+        require_folder(folder)
+    from polysketch.training.verification import verify
+
     damaged = False
     for folder in flags.folders:
         found = verify(folder)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
+from polysketch.storage.folders import require_folder
 from polysketch.storage.sums import SUMS, read_sums, sum_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
@@ -51,8 +52,7 @@ def verify(folder: str | Path) -> Verified:
     Cost: every file is read once, about a second for 500 MB; of a checkpoint the largest file is held in memory.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"expected a folder, found none at {folder}")
+    require_folder(folder)
     for file, (kind, checks) in _KINDS.items():
         if (folder / file).is_file():
             found = [_problem(check) for check in checks(folder)]
