@@ -1,5 +1,6 @@
 """`polysketch verify`: what is whole is called whole, and one changed bit anywhere is told with its file."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -60,8 +61,10 @@ def test_every_damaged_file_is_named_and_the_rest_is_looked_at(folders, tmp_path
     first, last = sorted((tmp_path / "run" / "checkpoints").iterdir())
     (first / "model.safetensors").write_bytes(b"short")
     (last / "random.safetensors").unlink()
-    assert main(["verify", str(tmp_path / "run"), str(folders / "export")]) == 1
+    assert main(["verify", str(tmp_path / "run"), str(folders / "export"), "--json"]) == 1
     found = capsys.readouterr()
+    record = json.loads(found.out.splitlines()[-1])
+    assert [len(one["problems"]) for one in record.values()] == [2, 0]
     assert "2 damaged" in found.out
     assert "export: an exported model" in found.out
     assert f"{first.name}/model.safetensors" in found.err

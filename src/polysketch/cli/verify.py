@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,9 @@ class VerifyFlags:
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER...")]
     """What to look at."""
 
+    json: bool = False
+    """Print everything as one JSON object on the last line."""
+
 
 def run(flags: VerifyFlags) -> int:
     """Print a line for each folder, and one for each thing that is wrong.
@@ -49,12 +53,12 @@ def run(flags: VerifyFlags) -> int:
         require_folder(folder)
     from polysketch.training.verification import verify
 
-    damaged = False
-    for folder in flags.folders:
-        found = verify(folder)
-        damaged |= bool(found.problems)
+    results = {str(folder): verify(folder) for folder in flags.folders}
+    for folder, found in results.items():
         state = f"{len(found.problems)} damaged" if found.problems else "whole"
         print(visible(f"{folder}: {found.kind}, {found.parts} parts: {state}"))
         for problem in found.problems:
             print(visible(f"  {problem}"), file=sys.stderr)
-    return int(damaged)
+    if flags.json:
+        print(json.dumps({folder: asdict(found) for folder, found in results.items()}))
+    return int(any(found.problems for found in results.values()))
