@@ -233,7 +233,7 @@ def _kinds(module: Any) -> tuple[str, ...]:
 
 _SCALES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "normal": lambda query, key: (query, key),
-    "small": lambda query, key: (1e-3 * query, 1e-3 * key),
+    "small": lambda query, key: (0.1 * query, 0.1 * key),
     "large": lambda query, key: (4 * query, 4 * key),
     "zeros": lambda query, key: (0 * query, 0 * key),
     "zero keys": lambda query, key: (query, 0 * key),

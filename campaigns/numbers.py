@@ -9,9 +9,9 @@ parameters; decoding over random splits; the rows as documents of one packed row
 What is a fault: a difference beyond the bound, a number that is not finite, other bits in a second run, or an error.
 What differs in the last bits between layouts, between thread counts, or of a row alone and in its batch is counted.
 
-The bound of a tensor, `BOUNDS`: the norm of the difference is at most so many times the norm of what is expected. A
-small gradient may be a difference of large numbers, so the norm counts for as much as a share of the largest gradient's
-at least: a thousandth, in half precision all of it.
+The bounds, `BOUNDS` and `BOUNDS_OF_GRADIENTS`: the norm of the difference is at most so many times the norm of what is
+expected. A small gradient may be a difference of large numbers, so the norm counts for as much as a share of the
+largest gradient's at least, `_LEAST`.
 """
 
 import sys
@@ -27,9 +27,9 @@ from torch import Tensor
 from campaigns.drawn import LAYOUTS, OP, Drawn, draw
 from campaigns.harness import Found, main
 
-BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-_OF_GRADIENTS = 2.0  # times the bound of outputs
-_LEAST = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 1.0, torch.float16: 1.0}
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.01}
+BOUNDS_OF_GRADIENTS = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+_LEAST = {torch.float64: 1e-3, torch.float32: 0.1, torch.bfloat16: 1.0, torch.float16: 1.0}
 
 
 def expected(case: Drawn) -> tuple[Tensor, list[Tensor]]:
@@ -122,14 +122,14 @@ def _faults(case: Drawn, found: Found) -> list[str]:
         return []
     output, gradients = forward(case)
     faults = _differences("forward", [output], [wanted], case)
-    faults += _differences("gradient", gradients, wanted_gradients, case, _OF_GRADIENTS)
+    faults += _differences("gradient", gradients, wanted_gradients, case, BOUNDS_OF_GRADIENTS)
     if not _same(forward(case), (output, gradients)):
         faults.append("a second run has other bits")
     for name, other in _other_ways(case):
         if not _same(other, (output, gradients)):
             found.outcomes[f"other last bits, {name}: {case.name}"] += 1
             faults += _differences(f"{name}, forward", [other[0]], [wanted], case)
-            faults += _differences(f"{name}, gradient", other[1], wanted_gradients, case, _OF_GRADIENTS)
+            faults += _differences(f"{name}, gradient", other[1], wanted_gradients, case, BOUNDS_OF_GRADIENTS)
     if case.name != OP and _can_be_compared(case):
         if case.causal:
             faults += _differences("decoding", [decoded(case)], [wanted], case)
@@ -166,9 +166,11 @@ def _can_be_compared(case: Drawn) -> bool:
     return case.name != "hyper"
 
 
-def _differences(what: str, found: list[Tensor], wanted: list[Tensor], case: Drawn, times: float = 1.0) -> list[str]:
+def _differences(
+    what: str, found: list[Tensor], wanted: list[Tensor], case: Drawn, bounds: dict[torch.dtype, float] = BOUNDS
+) -> list[str]:
     """Those beyond the bound."""
-    bound = times * BOUNDS[case.dtype]
+    bound = bounds[case.dtype]
     least = max(1e-3, _LEAST[case.dtype] * max(float(x.norm()) for x in wanted))
     faults = []
     for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
