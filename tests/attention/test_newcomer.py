@@ -66,6 +66,8 @@ LISTS = [
     "tests/attention/test_contract.py",
     "tests/attention/test_contract_documentation.py",
     "tests/attention/test_contract_gradients.py",
+    "tests/attention/test_contract_masked.py",
+    "tests/attention/test_contract_rows.py",
     "tests/attention/test_mutants.py",
     "tests/attention/test_build.py",
     "tests/nn/test_parts.py",

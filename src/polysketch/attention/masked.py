@@ -4,6 +4,7 @@ A weight of zero does not keep a NaN away: zero times NaN is NaN, in a product o
 of a norm, which sums over all tokens.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -13,7 +14,7 @@ def without_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def finite_at_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """x with zeros for what is not finite at masked tokens.
+    """x with zeros at masked tokens that hold any number that is not finite.
 
     For what asks, not for what is asked: a query of another sequence is real where a key is masked.
 
@@ -23,5 +24,6 @@ def finite_at_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
     """
     if key_mask is None or x.shape[-2] != key_mask.shape[1]:
         return x
-    real = key_mask[:, None, :, None] if x.dim() == 4 else key_mask[:, :, None]
-    return x.masked_fill(~(real | x.isfinite()), 0.0)
+    wide, rest = torch.promote_types(x.dtype, torch.float32), (1, 3) if x.dim() == 4 else (2,)
+    kept = key_mask | x.detach().sum(rest, dtype=wide).isfinite()
+    return x.masked_fill(~(kept[:, None, :, None] if x.dim() == 4 else kept[:, :, None]), 0.0)
