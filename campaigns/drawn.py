@@ -187,6 +187,9 @@ def _module(chosen: random.Random, name: str, seed: int, sizes: tuple[int, int, 
             module = attention.build(name, num_heads=heads, head_dim=head_dim, num_kv_heads=kv_heads, **options)
         except (ValueError, TypeError):
             continue
+        if isinstance(getattr(module, "coefficients", None), nn.Parameter):
+            # Those drawn reach from -50 to 50: sums of large numbers that cancel tell rounding alone.
+            module.coefficients.data.abs_()
         return options, module
     raise AssertionError(f"no options of {name} go together")
 

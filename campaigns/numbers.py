@@ -27,7 +27,7 @@ from torch import Tensor
 from campaigns.drawn import LAYOUTS, OP, Drawn, draw
 from campaigns.harness import Found, main
 
-BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.01}
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
 BOUNDS_OF_GRADIENTS = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 _LEAST = {torch.float64: 1e-3, torch.float32: 0.1, torch.bfloat16: 1.0, torch.float16: 1.0}
 

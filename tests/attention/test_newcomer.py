@@ -66,6 +66,7 @@ LISTS = [
     "tests/attention/test_contract.py",
     "tests/attention/test_contract_documentation.py",
     "tests/attention/test_contract_gradients.py",
+    "tests/attention/test_contract_layouts.py",
     "tests/attention/test_contract_masked.py",
     "tests/attention/test_contract_rows.py",
     "tests/attention/test_mutants.py",
