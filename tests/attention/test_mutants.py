@@ -173,8 +173,8 @@ MUTANTS = {
     ),
     "polysketch-window: a new token is added to the sums in place of the one it replaces": Mutant(
         BesideWindow._move,
-        "return recent.slots(kept, value), leaving",
-        "return recent.slots(kept, value), (kept, value)",
+        "return recent.buffers(kept, value), leaving",
+        "return recent.buffers(kept, value), (kept, value)",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [33, 1, 1, 1, 1]),),
     ),
     "polysketch: sums only add": Mutant(
