@@ -13,6 +13,7 @@ from polysketch import attention, ops
 OP = "linear attention"
 NAMES = (*attention.MECHANISMS, *[OP] * 5)
 HIDDEN = 5
+_RESOLUTION = 2.0**-12
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Where the choice of keys jumps with the last digit, two precisions compute two functions.
 JUMPS = ("hyper", "polysketch-heavy")
@@ -46,7 +47,7 @@ _VALUES: dict[str, tuple[Any, ...]] = {
     "sample_size": (2, 1000),
     "sampling": ("uniform", "norm"),
     "share": ("layer", "head"),
-    "sketch_size": (2, 4, 8),
+    "sketch_size": (3, 4, 8),  # a norm of two numbers is their sign
     "window": (1, 2, 7, 16, 64),
 }
 _LENGTHS = (1, 2, 3, 7, 8, 9, 16, 31, 33, 40, 64, 65, 100, 130)
@@ -105,6 +106,27 @@ class Drawn:
         starts = [longest - length if self.before else 0 for length in self.lengths]
         spans = zip(starts, self.lengths, strict=True)
         return torch.stack([(place >= start) & (place < start + length) for start, length in spans])
+
+
+def is_resolved(case: Drawn) -> bool:
+    """Whether every query's mass at power 2 can be told from rounding: else the op says what it takes it for.
+
+    That is 2^-12 of what the squares of the features alone hold.
+    """
+    feature_map = getattr(case.module, "feature_map", None)
+    power = case.options.get("power") if case.name == OP else getattr(feature_map, "power", None)
+    if power != 2 or case.dtype == torch.float64:
+        return True
+    for row, length in enumerate(case.lengths):
+        query, key, _, hidden = (x[row : row + 1].narrow(-2, 0, length) for x in case.inputs)
+        if case.name != OP:
+            (query, key), _ = case.module.operands(query, key, torch.float64, hidden)
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        masses = (query @ key.mT).square(), query.square().sum(-1)[..., None] * key.square().sum(-1)[..., None, :]
+        weights, squares = (x.tril() if case.causal else x for x in masses)
+        if bool((weights.sum(-1) < _RESOLUTION * squares.sum(-1)).any()):
+            return False
+    return True
 
 
 class LinearAttention(nn.Module):

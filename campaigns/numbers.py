@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from campaigns.drawn import LAYOUTS, OP, Drawn, draw
+from campaigns.drawn import LAYOUTS, OP, Drawn, draw, is_resolved
 from campaigns.harness import Found, main
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
@@ -119,6 +119,9 @@ def _faults(case: Drawn, found: Found) -> list[str]:
     wanted, wanted_gradients = expected(case)
     if max(float(x.abs().max()) for x in (wanted, *wanted_gradients)) > torch.finfo(case.dtype).max:
         found.outcomes["beyond the range of the precision"] += 1
+        return []
+    if not is_resolved(case):
+        found.outcomes["below the resolution at power 2"] += 1
         return []
     output, gradients = forward(case)
     faults = _differences("forward", [output], [wanted], case)
