@@ -113,7 +113,7 @@ def is_resolved(case: Drawn) -> bool:
 
     That is 2^-12 of what the squares of the features alone hold.
     """
-    feature_map = getattr(case.module, "feature_map", None)
+    feature_map = getattr(case.module, "feature_map", None) if hasattr(case.module, "operands") else None
     power = case.options.get("power") if case.name == OP else getattr(feature_map, "power", None)
     if power != 2 or case.dtype == torch.float64:
         return True
