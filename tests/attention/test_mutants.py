@@ -163,7 +163,7 @@ MUTANTS = {
         polysketch_window._features,
         "without_masked(key_features, key_mask)",
         "key_features",
-        (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, SEEN),),
+        (partial(contract.test_left_padding_changes_nothing, SEEN, 13),),
     ),
     "polysketch-window: decoding forgets what leaves in the same call": Mutant(
         BesideWindow._leaving,
@@ -173,15 +173,9 @@ MUTANTS = {
     ),
     "polysketch-window: a new token is added to the sums in place of the one it replaces": Mutant(
         BesideWindow._move,
-        "return recent.slots(kept, value), leaving",
-        "return recent.slots(kept, value), (kept, value)",
+        "return recent.buffers(kept, value), leaving",
+        "return recent.buffers(kept, value), (kept, value)",
         (partial(contract.test_forward_equals_extend_over_a_split, SEEN, [33, 1, 1, 1, 1]),),
-    ),
-    "polysketch: masked tokens are written": Mutant(
-        PolysketchAttention._features,
-        "without_masked(kept, key_mask)",
-        "kept",
-        (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, WRITTEN),),
     ),
     "polysketch: sums only add": Mutant(
         polysketch_module._answers,
@@ -408,7 +402,7 @@ MUTANTS = {
         polysketch_heavy_module._masked,
         "codes if key_mask is None else codes.masked_fill(~key_mask[:, None], -1)",
         "codes",
-        (partial(contract.test_masked_tokens_in_the_middle_have_no_weight, heavy()),),
+        (partial(contract.test_left_padding_changes_nothing, heavy(), 13),),
     ),
     "blocks: a window reaches to the end of it in its own block": Mutant(
         window._attend_by_blocks,

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
 from polysketch.ops import PackedDocuments
-from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.arguments import check_at_least_one, check_key_mask
 from polysketch.ops.blocks import check_at_boundary
 
 
@@ -107,7 +108,8 @@ class Mechanism(nn.Module):
                 and all before it, i // block_size >= j // block_size; None for 1. Blocks count from a row's first real
                 token, and the last may be short. What sees both sides inside a block is what sees them with
                 `causal=False`.
-            key_mask: (batch, length) bool, True for a real token; None when all are real.
+            key_mask: (batch, length) bool, True for a real token; None when all are real. What stands at other tokens
+                reaches neither the output at real ones nor a gradient, be it NaN.
             hidden: (batch, length, hidden_size), the layer's input, for mechanisms that gate on it; else ignored.
 
         Returns:
@@ -312,7 +314,7 @@ class Mechanism(nn.Module):
             ValueError: the mechanism needs queries and keys of the same tokens (`is_cross`).
         """
         self._require_cross()
-        return KeptSource(key, value, key_mask)
+        return KeptSource(without_masked(key, key_mask), without_masked(value, key_mask), key_mask)
 
     @torch.no_grad()
     def ask_source(self, query: Tensor, source: Any) -> Tensor:
@@ -422,6 +424,32 @@ class Mechanism(nn.Module):
         if value.dim() != 4 or value.shape[1] != self.num_kv_heads:
             raise ValueError(f"value must be (batch, {self.num_kv_heads}, length, value_dim), got {tuple(value.shape)}")
         self._check_kinds(query, key, value)
+
+    def real_inputs(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """`check_inputs`, and what is given without what stands at masked tokens: NaN there reaches nothing.
+
+        Keys and values become zeros there. Queries may be of another sequence, so of them, and of `hidden`, only what
+        is not finite becomes zero. Without a mask nothing is copied.
+
+        Args:
+            query, key, value, key_mask, hidden: as for `forward` and `extend`, which begin with this.
+
+        Returns:
+            The same query, key, value and hidden, cleaned.
+
+        Raises:
+            TypeError, ValueError: as `check_inputs`, and for a mask that does not fit the key.
+        """
+        self.check_inputs(query, key, value)
+        if key_mask is None:
+            return query, key, value, hidden
+        check_key_mask(key_mask, key)
+        if hidden is not None and self.reads_hidden:
+            hidden = finite_at_masked(hidden, key_mask)
+        query = finite_at_masked(query, key_mask)
+        return query, without_masked(key, key_mask), without_masked(value, key_mask), hidden
 
     def _check_kinds(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         # Older compilers of PyTorch do not trace next with a default.

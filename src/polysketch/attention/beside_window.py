@@ -10,6 +10,7 @@ from polysketch import ops
 from polysketch.attention.base import Mechanism
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import in_range, widened
+from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.span_state import Following, SpanState, sum_tensors
 from polysketch.attention.unit_scale import UnitScale
@@ -185,10 +186,10 @@ class BesideWindow(Mechanism):
             query, key, value, causal, block_size, key_mask, hidden: as there.
             unrotated: query and key before rotary positions, for features; those given when None.
         """
-        self.check_inputs(query, key, value)
+        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         blocks = self.block_options(block_size)
-        value = without_masked(value, key_mask)
-        beside = self._far(unrotated or (query, key), value, causal, key_mask, hidden)
+        vectors = (query, key) if unrotated is None else _real_pair(unrotated, key_mask)
+        beside = self._far(vectors, value, causal, key_mask, hidden)
         return self._near(query, key, value, beside, causal, key_mask, **blocks).to(value.dtype)
 
     @torch.no_grad()
@@ -210,7 +211,9 @@ class BesideWindow(Mechanism):
             (num_heads,) in [0, 1]; 0 in a sequence that fits into the window.
         """
         nothing = torch.zeros_like(widened(key[..., :1]))
-        logit, value = self._far(unrotated or (query, key), nothing, True, key_mask, hidden)
+        query, key, nothing, hidden = self.real_inputs(query, key, nothing, key_mask, hidden)
+        vectors = (query, key) if unrotated is None else _real_pair(unrotated, key_mask)
+        logit, value = self._far(vectors, nothing, True, key_mask, hidden)
         share = self._near(query, key, nothing, ops.BesideKey(logit, value + 1.0), True, key_mask)[..., 0]
         beyond = logit > float("-inf")
         if key_mask is not None:
@@ -262,13 +265,14 @@ class BesideWindow(Mechanism):
             query, key, value, state, block_size, key_mask, hidden: as there.
             unrotated: as for `forward`.
         """
-        self.check_inputs(query, key, value)
+        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
         blocks = self._blocks_after(state, block_size)
         self._check_state(query, value, state, hidden)
-        query_features, kept = self._features(unrotated or (query, key), value.dtype, key_mask, hidden)
+        vectors = (query, key) if unrotated is None else _real_pair(unrotated, key_mask)
+        query_features, kept = self._features(vectors, value.dtype, key_mask, hidden)
         query, key = self.unit_scale(query, key, value.dtype)
-        kept, value = torch.cat([key, kept], -1), without_masked(value, key_mask)
+        kept = torch.cat([key, kept], -1)
         (rows, values, mask), (left, leaving) = self._move(state.recent, kept, value, key_mask)
         keys, leaving = rows[..., : self.head_dim], in_range(leaving)
         of_query, of_key = query_features.to(leaving.dtype), left[..., self.head_dim :].to(leaving.dtype)
@@ -421,9 +425,9 @@ class BesideWindow(Mechanism):
         return ops.BesideKey(logit, value)
 
 
-def without_masked(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """x (batch, heads, length, width) with zeros at masked tokens, whatever stands there."""
-    return x if key_mask is None else x.masked_fill(~key_mask[:, None, :, None], 0.0)
+def _real_pair(unrotated: tuple[Tensor, Tensor], key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Query and key as `Mechanism.real_inputs` gives them."""
+    return finite_at_masked(unrotated[0], key_mask), without_masked(unrotated[1], key_mask)
 
 
 def delayed(x: Tensor, by: int) -> Tensor:

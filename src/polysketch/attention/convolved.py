@@ -107,7 +107,7 @@ class ConvolvedAttention(LinearizedAttention):
         Raises:
             ValueError: `causal` with a grid, or a length that is not the grid's.
         """
-        self.check_inputs(query, key, value)
+        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         self.block_options(block_size)
         self._check_lengths(query, key, causal)
         wide = widened(value)
@@ -162,7 +162,7 @@ class ConvolvedAttention(LinearizedAttention):
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`, with a `ConvolvedState`; a token costs the same however many came before."""
         self._expect_causal()
-        self.check_inputs(query, key, value)
+        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         self.block_options(block_size)
         wide = widened(value)
         convolved, tail = self.convolution.extend(wide, state.tail, key_mask=key_mask)

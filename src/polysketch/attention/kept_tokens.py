@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polysketch.attention.base import Mechanism
 from polysketch.attention.key_value_state import KeyValueRows, KeyValueState
+from polysketch.attention.masked import without_masked
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
@@ -51,7 +52,7 @@ class KeptTokensAttention(Mechanism):
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`; `hidden` is ignored."""
-        self.check_inputs(query, key, value)
+        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
         blocks = self.block_options(block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         return self.attend(query, key, value, causal=causal, key_mask=key_mask, **blocks)
@@ -64,6 +65,7 @@ class KeptTokensAttention(Mechanism):
             key, value, key_mask: as there.
         """
         self._require_cross()
+        key, value = without_masked(key, key_mask), without_masked(value, key_mask)
         return KeptSource(self.prepare_key(key, value.dtype), value, key_mask)
 
     @torch.no_grad()
@@ -111,7 +113,7 @@ class AllTokensAttention(KeptTokensAttention):
 
         The rows of `KeyValueRows` are attended one after the other, each to as many keys as it has.
         """
-        self.check_inputs(query, key, value)
+        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
         blocks, key = self._blocks_after(state, block_size), self.prepare_key(key, value.dtype)
         if not isinstance(state, KeyValueRows):
             return self._extend_prepared(query, key, value, state, key_mask, blocks), state
@@ -218,7 +220,7 @@ class RecentTokensAttention(KeptTokensAttention):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, RecentTokens]:
         """As `Mechanism.extend`; a new token costs one product with the keys and values that are kept."""
-        self.check_inputs(query, key, value)
+        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
         blocks = self._blocks_after(state, block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         if query.shape[2] == 1:

@@ -10,7 +10,8 @@ class LinearAttention(LinearizedAttention):
     """o_i = sum_j w_ij v_j / sum_j w_ij, w_ij = f(q_i) . f(k_j), f = elu + 1, relu or squared relu entry by entry.
 
     Katharopoulos, Vyas, Pappas and Fleuret, "Transformers are RNNs" (ICML 2020), section 3.2: elu + 1. With the two
-    others a query that has weight zero on every key gets zeros. No 1/sqrt(head_dim), as there.
+    others a query that has weight zero on every key gets zeros. No 1/sqrt(head_dim), as there. Sums of weights must
+    stay within the 1e38 of float32: with squared relu, entries of queries and keys up to about 1e8.
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.base import Mechanism
+from polysketch.attention.masked import without_masked
 from polysketch.attention.span_state import (
     SUMMED,
     Following,
@@ -66,7 +67,7 @@ class LinearizedAttention(Mechanism):
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`."""
-        self.check_inputs(query, key, value)
+        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         options |= self.block_options(block_size)
@@ -122,7 +123,7 @@ class LinearizedAttention(Mechanism):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
-        self.check_inputs(query, key, value)
+        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         options |= self.block_options(block_size)
@@ -195,7 +196,7 @@ class LinearizedAttention(Mechanism):
             key, value, key_mask: as there.
         """
         self._require_cross()
-        wide = in_range(value)
+        key, wide = without_masked(key, key_mask), in_range(without_masked(value, key_mask))
         nobody = key.new_zeros(key.shape[0], self.num_heads, *key.shape[2:])
         (query_features, key_features), options = self.operands(nobody, key, wide.dtype, None)
         state = self.init_state(key.shape[0], key.device, value.dtype, value_dim=value.shape[3])

@@ -10,7 +10,8 @@ class LlopsAttention(LinearizedAttention):
     By default there is no denominator, as in the paper (LLOPS, equations 2 and 17). Weights are of either sign, and
     their sum may be anything, zero too. Outputs beyond the range of a float16 value are infinite. `nonnegative` squares
     the features entrywise: weights are then never negative and may be normalised. `normalize` divides: o_i =
-    sum_j w_ij v_j / (1 + sum_j w_ij). Queries and keys have no layer norm and no factor 1 / sqrt(head_dim).
+    sum_j w_ij v_j / (1 + sum_j w_ij); products of features then grow as entries to the power of 4 `degree`, and must
+    stay within the 1e38 of float32. Queries and keys have no layer norm and no factor 1 / sqrt(head_dim).
 
     The paper does not say whether heads share the factors. Here each key/value head has its own (`LowRankSketch`).
 

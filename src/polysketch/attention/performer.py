@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.linearized import LinearizedAttention, widened
+from polysketch.attention.masked import without_masked
 from polysketch.attention.prefix_gain import mean_share
 from polysketch.attention.span_state import Following, SpanState, causal_linear_attention
 from polysketch.feature_maps import PerformerFeatures
@@ -96,6 +97,7 @@ class PerformerAttention(LinearizedAttention):
             ValueError: without a local part all weights are estimated.
         """
         self._expect_local("the share of the prefix")
+        query, key, _, _ = self.real_inputs(query, key, key, key_mask)
         _, share = self._attend_locally(query, key, key[..., :0], causal=True, key_mask=key_mask)
         return mean_share(share, 1.0 - share)
 
@@ -129,7 +131,7 @@ class PerformerAttention(LinearizedAttention):
         if self.local_chunk is None:
             options = {"causal": causal, "block_size": block_size, "key_mask": key_mask}
             return super().forward(query, key, widened(value), **options).to(value.dtype)  # type: ignore[arg-type]
-        self.check_inputs(query, key, value)
+        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
         blocks = self.block_options(block_size)
         output, _ = self._attend_locally(query, key, value, causal=causal, key_mask=key_mask, **blocks)
         return output.to(value.dtype)
@@ -163,7 +165,7 @@ class PerformerAttention(LinearizedAttention):
         if self.local_chunk is None:
             output, state = super().extend(query, key, widened(value), state, block_size=block_size, key_mask=key_mask)
         else:
-            self.check_inputs(query, key, value)
+            query, key, value, _ = self.real_inputs(query, key, value, key_mask)
             blocks = self._blocks_after(state, block_size)
             output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state, **blocks)
         return output.to(value.dtype), state
@@ -200,7 +202,7 @@ class PerformerAttention(LinearizedAttention):
         """The output and the prefix's share of the mass of every token; a state moves on."""
         query, key, value = (widened(x) for x in (query, key, value))
         value = torch.cat([value, torch.ones_like(key[..., :1])], -1)
-        value = value if key_mask is None else value.masked_fill(~key_mask[:, None, :, None], 0.0)
+        value = without_masked(value, key_mask)  # its ones too
         opened = None
         if isinstance(state, ops.LinearAttentionState):  # copies, for the state moves on before they are used
             opened = ops.OpenChunk(state.open_key.clone(), state.open_value.clone(), state.position.clone())

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.beside_window import BesideWindow, without_masked
+from polysketch.attention.beside_window import BesideWindow
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import widened
+from polysketch.attention.masked import without_masked
 from polysketch.attention.span_state import Following
 from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
@@ -106,6 +107,7 @@ class PolysketchAttention(BesideWindow):
         strength = self.strength_logit(hidden).sigmoid()[..., None]
         strength = strength.expand(*key_features.shape[:3], 1).to(key_features.dtype)
         kept = torch.cat([key_features, strength], -1)
+        # Features of a masked key, which is zeros, are zeros; its gradient ends here, for at zero it would be huge.
         return query_features.to(dtype), without_masked(kept, key_mask).to(dtype)
 
     def _recall(

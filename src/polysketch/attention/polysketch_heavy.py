@@ -126,7 +126,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         hidden: Tensor | None = None,
     ) -> Tensor:
         """As `Mechanism.forward`; `hidden` is ignored."""
-        self.check_inputs(query, key, value)
+        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
         wide = _with_ones(value)
         features, options = self._operands(query, key, wide.dtype)
         options |= self.block_options(block_size)
@@ -170,7 +170,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         A single token reads the keys of one bucket. Where chunks fill up, and for several tokens at once, the
         remembered ones are sorted together with the new ones.
         """
-        self.check_inputs(query, key, value)
+        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
         wide = _with_ones(value)
         features, options = self._operands(query, key, wide.dtype)
         blocks = self._blocks_after(state, block_size)

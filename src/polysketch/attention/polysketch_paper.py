@@ -131,6 +131,7 @@ class PolysketchPaperAttention(LinearizedAttention):
             query, key, key_mask, hidden: as for `forward`, of a batch like those to train on.
         """
         if self.prefix_gain is not None:
+            query, key, _, hidden = self.real_inputs(query, key, key, key_mask, hidden)
             self.prefix_gain.calibrate(*self._masses(query, key, key_mask, hidden, with_gain=False))
 
     @torch.no_grad()
@@ -148,6 +149,7 @@ class PolysketchPaperAttention(LinearizedAttention):
         Raises:
             ValueError: without a local part all weights are sketched.
         """
+        query, key, _, hidden = self.real_inputs(query, key, key, key_mask, hidden)
         return mean_share(*self._masses(query, key, key_mask, hidden, with_gain=True))
 
     def remove_prefix(self) -> None:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.attention.beside_window import BesideWindow, delayed, without_masked
+from polysketch.attention.beside_window import BesideWindow, delayed
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import in_range
+from polysketch.attention.masked import without_masked
 from polysketch.attention.span_state import Following, causal_linear_attention
 from polysketch.attention.unit_scale import unit
 from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch, SoftCodes

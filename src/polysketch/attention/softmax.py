@@ -10,7 +10,10 @@ class SoftmaxAttention(AllTokensAttention):
     """o_i = sum_j softmax_j(q_i . k_j / sqrt(head_dim)) v_j, by PyTorch's scaled_dot_product_attention.
 
     Vaswani et al., "Attention Is All You Need" (arXiv:1706.03762), section 3.2.1. Time is quadratic in the length.
-    Decoding keeps every key and value. Sizes are as for `Mechanism`; there are no options.
+    Decoding keeps every key and value. Where |q . k| / sqrt(head_dim) is above about 1e7, PyTorch's gradient may not be
+    finite: it takes weights from a logarithm of their sum that is rounded to several units.
+
+    Sizes are as for `Mechanism`; there are no options.
 
     Cost: 2 (head_dim + value_dim) operations a token and head for each token it sees; the state is head_dim + value_dim
     numbers a token and key/value head.

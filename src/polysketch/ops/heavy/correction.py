@@ -135,7 +135,7 @@ def _part(pairs: Pairs, key_rows: Tensor, some: slice) -> Part:
     tile, behind = pairs.tile[some], pairs.behind[some, None]
     rank = pairs.first[some, None] + torch.arange(KEYS, device=tile.device)
     # A rank behind the span may be anybody's key: its number is not read, for there zero times it might be NaN.
-    keys = key_rows[rank.minimum(behind - 1).clamp(min=0)]
+    keys = key_rows[rank.minimum(behind - 1)]
     lower, upper = pairs.lower[tile, :, None], pairs.upper[tile, :, None]
     return Part(pairs.query_rows[tile], keys, (rank[:, None] < lower) | (rank[:, None] >= upper))
 

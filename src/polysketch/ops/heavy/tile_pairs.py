@@ -20,11 +20,11 @@ class Pairs(NamedTuple):
     """Tiles of sorted queries, and pairs of a tile with `KEYS` successive ranks of keys.
 
     Attributes:
-        query_rows: (tiles, QUERIES) int64; the rows of places beyond the end are any.
+        query_rows: (tiles, QUERIES) int64; at places beyond the end the last row of the same lead.
         lower, upper: (tiles, QUERIES) int64, windows; empty at places beyond the end.
         tile: (pairs,) int64, ascending.
         first: (pairs,) int64, the first rank of the keys.
-        behind: (pairs,) int64, the rank behind the last key of the tile.
+        behind: (pairs,) int64, the rank behind the last key of the tile: behind a key of the same lead always.
     """
 
     query_rows: Tensor
@@ -51,19 +51,23 @@ def make_pairs(windows: Windows, size: int, *, count: bool) -> Pairs:
             superfluous ones have no candidates.
     """
     leads, queries = windows.lower.shape
-    query_rows, lower, upper = (_tiles(x) for x in (windows.query_rows, windows.lower, windows.upper))
+    keys = len(windows.key_rows) // leads
+    lower, upper = (_tiles(x, torch.zeros_like(x[:, :1])) for x in (windows.lower, windows.upper))
+    query_rows = _tiles(windows.query_rows, windows.query_rows[:, -1:])
     some = upper > lower
-    end = upper.masked_fill(~some, 0).amax(1)
+    # Whatever has no candidates points at its own lead all the same: zero times another row's number may be NaN.
+    first_key = torch.arange(len(lower), device=lower.device) // (len(lower) // leads) * keys
+    end = torch.where(some, upper, first_key[:, None]).amax(1)
     start = torch.where(some, lower, end[:, None]).amin(1)
     counts = (end - start + KEYS - 1) // KEYS
     total = counts.cumsum(0)
-    number = int(total[-1]) if count else pairs_at_most(leads, queries, len(windows.key_rows) // leads, size)
+    number = int(total[-1]) if count else pairs_at_most(leads, queries, keys, size)
     pair = torch.arange(number, device=counts.device)
     tile = torch.searchsorted(total, pair, right=True).clamp(max=len(counts) - 1)
     first = start[tile] + (pair - (total - counts)[tile]) * KEYS
-    return Pairs(query_rows, lower, upper, tile, first, end[tile])
+    return Pairs(query_rows, lower, upper, tile, first, torch.maximum(end, first_key + 1)[tile])
 
 
-def _tiles(x: Tensor) -> Tensor:
-    """(leads, queries) -> (tiles, QUERIES), zeros behind the last one of a lead."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % QUERIES)).reshape(-1, QUERIES)
+def _tiles(x: Tensor, behind: Tensor) -> Tensor:
+    """(leads, queries) -> (tiles, QUERIES), each lead's (leads, 1) number `behind` after its last one."""
+    return torch.cat([x, behind.expand(-1, -x.shape[1] % QUERIES)], 1).reshape(-1, QUERIES)

@@ -63,7 +63,8 @@ def attend_backward(
     mask = None if bias is None else bias.unsqueeze(2)
     wide = _equal_widths(query, *(x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (key, value)))
     missing = (0, wide[2].shape[3] - value.shape[2])
-    steered, grad_output = (F.pad(x, missing) for x in (_steered(output, grad_output, grad_log_sum), grad_output))
+    of_output = (_steered(output, grad_output, grad_log_sum), grad_output)
+    steered, grad_output = (_in_rows(F.pad(x, missing)) for x in of_output)
     log_sum = log_sum.masked_fill(log_sum == -torch.inf, 0.0)  # as the kernel has it
     backward = getattr(torch.ops.aten, f"{_NAME}_backward")
     grads = backward(grad_output, *wide, steered, log_sum, 0.0, causal, attn_mask=mask, scale=scale)
@@ -87,4 +88,9 @@ def _steered(output: Tensor, grad_output: Tensor, grad_log_sum: Tensor) -> Tenso
 def _equal_widths(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """Queries and keys, or values, with zeros behind: the kernel takes one width."""
     width = max(key.shape[3], value.shape[3])
-    return [F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (query, key, value)]
+    return [_in_rows(F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x) for x in (query, key, value)]
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """x with the numbers of a token side by side, as the kernel takes for granted: it would read others."""
+    return x if x.stride(-1) == 1 else x.contiguous()

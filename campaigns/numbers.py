@@ -1,0 +1,241 @@
+"""Random mechanisms, shapes, precisions and layouts against float64, row by row; and the same bits twice.
+
+    python -m campaigns.numbers --count 5000 --seed 0
+
+Case number n of seed s is what `--count 1 --seed s+n` runs alone. The reference is the same mechanism in float64, one
+row at a time, without padding, masks or splits, contiguous, with one thread, and of the op its quadratic definition.
+Against it stand, in the drawn precision: the padded batch with garbage at its padding, with gradients of inputs and
+parameters; decoding over random splits; the rows as documents of one packed row; other layouts in memory; two threads.
+What is a fault: a difference beyond the bound, a number that is not finite, other bits in a second run, or an error.
+What differs in the last bits between layouts, between thread counts, or of a row alone and in its batch is counted.
+
+The bounds, `BOUNDS` and `BOUNDS_OF_GRADIENTS`: the norm of the difference is at most so many times the norm of what is
+expected. A small gradient may be a difference of large numbers, so the norm counts for as much as a share of the
+largest gradient's at least, `_LEAST`.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from campaigns.drawn import LAYOUTS, OP, Drawn, draw, is_resolved
+from campaigns.harness import Found, main
+
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
+BOUNDS_OF_GRADIENTS = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+_LEAST = {torch.float64: 1e-3, torch.float32: 0.1, torch.bfloat16: 1.0, torch.float16: 1.0}
+
+
+def expected(case: Drawn) -> tuple[Tensor, list[Tensor]]:
+    """The output and the gradients of inputs and parameters, by rows alone in float64."""
+    outputs, gradients = [], []
+    module, upstream = deepcopy(case.module), _upstream(case)
+    for row, length in enumerate(case.lengths):
+        leaves = [x[row : row + 1].narrow(-2, 0, length).clone().requires_grad_() for x in case.inputs]
+        output = module(*leaves[:3], causal=case.causal, hidden=leaves[3])
+        found = _gradients(output, upstream[row : row + 1, :, :length], [*leaves, *module.parameters()])
+        outputs.append(output.detach())
+        gradients.append(found)
+    inputs = [_joined(list(rows), case) for rows in zip(*(found[:4] for found in gradients), strict=True)]
+    parameters = [sum(rows, torch.zeros(())) for rows in zip(*(found[4:] for found in gradients), strict=True)]
+    return _joined(outputs, case), inputs + parameters
+
+
+def forward(
+    case: Drawn, layout: Callable[[Tensor], Tensor] | None = None, upstream: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The same by the padded batch in the drawn precision; zeros at padding."""
+    module, real = _module(case), case.real
+    leaves = [x.requires_grad_() for x in _given(case)]
+    laid = leaves if layout is None else [*map(layout, leaves[:3]), leaves[3]]
+    mask = None if real.all() else real
+    output = module(*laid[:3], causal=case.causal, key_mask=mask, hidden=laid[3])
+    wanted = _placed(_upstream(case) if upstream is None else upstream, case, 0.0).to(output.dtype)
+    gradients = _gradients(output, wanted, [*leaves, *module.parameters()])
+    return _without_padding(output.detach(), real), gradients
+
+
+def decoded(case: Drawn) -> Tensor:
+    """The output of decoding, span after span."""
+    module, given, real = _module(case), _given(case), case.real
+    dtype = torch.float64 if case.dtype == torch.float64 else None  # sums are float32 at least
+    state, outputs = module.init_state(len(case.lengths), dtype=dtype, value_dim=case.heads[3]), []
+    edges = [0, *case.cuts, max(case.lengths)]
+    for start, stop in pairwise(edges):
+        part = [x.narrow(-2, start, stop - start) for x in given]
+        mask = None if real.all() else real[:, start:stop]
+        output, state = module.extend(*part[:3], state, key_mask=mask, hidden=part[3])
+        outputs.append(output)
+    return _without_padding(torch.cat(outputs, 2), real)
+
+
+def packed(case: Drawn) -> Tensor:
+    """The output of all rows as documents of one row."""
+    module = _module(case)
+    rows = list(enumerate(case.lengths))
+    given = [
+        torch.cat([x[row : row + 1].narrow(-2, 0, length) for row, length in rows], -2).to(case.dtype)
+        for x in case.inputs
+    ]
+    offsets = torch.tensor([0, *case.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    with torch.no_grad():
+        output = module.forward_packed(*given[:3], offsets, causal=case.causal, hidden=given[3])
+    return _joined(list(output.split(case.lengths, 2)), case)
+
+
+def attack(seed: int, found: Found) -> None:
+    """One case."""
+    case = draw(seed)
+    try:
+        faults = list(_faults(case, found))
+    except Exception as error:  # noqa: BLE001 - that is what is looked for
+        faults = [f"{type(error).__name__}: {error}"]
+    for fault in faults:
+        found.add(f"--seed {seed}, {case}", fault, is_fault=True)
+    if not faults:
+        found.add(str(case), case.name)
+
+
+def campaign(count: int, seed: int, folder: Path) -> Found:
+    """So many cases; the folder is not used."""
+    found, threads = Found(), torch.get_num_threads()
+    try:
+        for number in range(seed, seed + count):
+            attack(number, found)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def _faults(case: Drawn, found: Found) -> list[str]:
+    """What is wrong, in words."""
+    torch.set_num_threads(1)
+    wanted, wanted_gradients = expected(case)
+    if max(float(x.abs().max()) for x in (wanted, *wanted_gradients)) > torch.finfo(case.dtype).max:
+        found.outcomes["beyond the range of the precision"] += 1
+        return []
+    if not is_resolved(case):
+        found.outcomes["below the resolution at power 2"] += 1
+        return []
+    output, gradients = forward(case)
+    faults = _differences("forward", [output], [wanted], case)
+    faults += _differences("gradient", gradients, wanted_gradients, case, BOUNDS_OF_GRADIENTS)
+    if not _same(forward(case), (output, gradients)):
+        faults.append("a second run has other bits")
+    for name, other in _other_ways(case):
+        if not _same(other, (output, gradients)):
+            found.outcomes[f"other last bits, {name}: {case.name}"] += 1
+            faults += _differences(f"{name}, forward", [other[0]], [wanted], case)
+            faults += _differences(f"{name}, gradient", other[1], wanted_gradients, case, BOUNDS_OF_GRADIENTS)
+    if case.name != OP and _can_be_compared(case):
+        if case.causal:
+            faults += _differences("decoding", [decoded(case)], [wanted], case)
+        faults += _differences("packed", [packed(case)], [wanted], case)
+    return faults
+
+
+def _other_ways(case: Drawn) -> Iterator[tuple[str, tuple[Tensor, list[Tensor]]]]:
+    """What ought to have the same bits, or at least the same numbers."""
+    yield case.layout, forward(case, LAYOUTS[case.layout])
+    torch.set_num_threads(2)
+    threaded = forward(case)
+    torch.set_num_threads(1)
+    yield "two threads", threaded
+    if len(set(case.lengths)) == 1 < len(case.lengths):
+        yield "rows apart", _rows_apart(case)
+
+
+def _rows_apart(case: Drawn) -> tuple[Tensor, list[Tensor]]:
+    """As `forward`, each row a batch by itself."""
+    found = []
+    for row in range(len(case.lengths)):
+        inputs = [x[row : row + 1] for x in case.inputs]
+        found.append(
+            forward(replace(case, lengths=case.lengths[:1], inputs=inputs), upstream=_upstream(case)[row, None])
+        )
+    each = list(zip(*(gradients for _, gradients in found), strict=True))
+    gradients = [torch.cat(x) for x in each[:4]] + [sum(x[1:], x[0]) for x in each[4:]]
+    return torch.cat([output for output, _ in found]), gradients
+
+
+def _can_be_compared(case: Drawn) -> bool:
+    """Decoding is exact where HyperAttention's forward leaves out keys."""
+    return case.name != "hyper"
+
+
+def _differences(
+    what: str, found: list[Tensor], wanted: list[Tensor], case: Drawn, bounds: dict[torch.dtype, float] = BOUNDS
+) -> list[str]:
+    """Those beyond the bound."""
+    bound = bounds[case.dtype]
+    least = max(1e-3, _LEAST[case.dtype] * max(float(x.norm()) for x in wanted))
+    faults = []
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        error = float((one.double() - other).norm() / (other.norm() + least))
+        if not error <= bound:
+            faults.append(f"{what} {number}: error {error:.1e}")
+    return faults
+
+
+def _same(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip([one[0], *one[1]], [other[0], *other[1]], strict=True))
+
+
+def _module(case: Drawn) -> torch.nn.Module:
+    """In the drawn precision."""
+    module = deepcopy(case.module).to(case.dtype)
+    if case.name == OP:
+        module.backend = case.backend
+    return module
+
+
+def _given(case: Drawn) -> list[Tensor]:
+    """The padded inputs, with garbage at padding."""
+    garbage = [case.garbage] * 3 + [0.0 if case.name == OP else case.garbage]  # a decay of 50 is refused
+    return [_placed(x, case, number).to(case.dtype) for x, number in zip(case.inputs, garbage, strict=True)]
+
+
+def _placed(x: Tensor, case: Drawn, padding: float) -> Tensor:
+    """Rows, which begin at the first place, where they belong in the padded batch."""
+    rows = torch.full_like(x, padding)
+    for row, length in enumerate(case.lengths):
+        start = max(case.lengths) - length if case.before else 0
+        rows[row].narrow(-2, start, length).copy_(x[row].narrow(-2, 0, length))
+    return rows
+
+
+def _joined(rows: list[Tensor], case: Drawn) -> Tensor:
+    """Rows of unlike lengths, each (1, ..., length, width), as a padded batch with zeros at padding."""
+    longest = max(case.lengths)
+    wide = torch.cat([torch.nn.functional.pad(x, (0, 0, 0, longest - x.shape[-2])) for x in rows])
+    return _placed(wide, case, 0.0)
+
+
+def _without_padding(x: Tensor, real: Tensor) -> Tensor:
+    return x.masked_fill(~real[:, None, :, None], 0.0)
+
+
+def _upstream(case: Drawn) -> Tensor:
+    """The gradient of the output, for rows that begin at the first place."""
+    lead, heads, longest = len(case.lengths), case.heads[0], max(case.lengths)
+    drawn = torch.randn(lead, heads, longest, case.heads[3], generator=torch.Generator().manual_seed(0))
+    return drawn.to(case.dtype).double()
+
+
+def _gradients(output: Tensor, upstream: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(output, leaves, upstream, allow_unused=True, materialize_grads=True))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    return main(campaign, __doc__, 2000, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())
