@@ -54,11 +54,11 @@ def run(flags: VerifyFlags) -> int:
     from polysketch.training.verification import verify
 
     results = {str(folder): verify(folder) for folder in flags.folders}
-    for folder, found in results.items():
+    for name, found in results.items():
         state = f"{len(found.problems)} damaged" if found.problems else "whole"
-        print(visible(f"{folder}: {found.kind}, {found.parts} parts: {state}"))
+        print(visible(f"{name}: {found.kind}, {found.parts} parts: {state}"))
         for problem in found.problems:
             print(visible(f"  {problem}"), file=sys.stderr)
     if flags.json:
-        print(json.dumps({folder: asdict(found) for folder, found in results.items()}))
+        print(json.dumps({name: asdict(found) for name, found in results.items()}))
     return int(any(found.problems for found in results.values()))
