@@ -196,7 +196,7 @@ class PerformerAttention(LinearizedAttention):
         *,
         causal: bool,
         key_mask: Tensor | None,
-        state: ops.LinearAttentionState | Following | None = None,
+        state: ops.LinearAttentionState | ops.StateRows | Following | None = None,
         block_size: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output and the prefix's share of the mass of every token; a state moves on."""
@@ -204,8 +204,8 @@ class PerformerAttention(LinearizedAttention):
         value = torch.cat([value, torch.ones_like(key[..., :1])], -1)
         value = without_masked(value, key_mask)  # its ones too
         opened = None
-        if isinstance(state, ops.LinearAttentionState):  # copies, for the state moves on before they are used
-            opened = ops.OpenChunk(state.open_key.clone(), state.open_value.clone(), state.position.clone())
+        if state is not None and not isinstance(state, Following):
+            opened = ops.OpenChunk(*state.opened(), state.position.clone())  # before the state moves on
         sums = self._prefix_sums(query, key, value, causal, block_size, key_mask, state)
         sums = torch.zeros_like(sums) if self.prefix_removed else sums
         remaining, chunk = RemainingSums(sums, self.feature_map.log_scale(query)), self.local_chunk or 0
@@ -232,7 +232,7 @@ class PerformerAttention(LinearizedAttention):
         causal: bool,
         block_size: int | None,
         key_mask: Tensor | None,
-        state: ops.LinearAttentionState | Following | None,
+        state: ops.LinearAttentionState | ops.StateRows | Following | None,
     ) -> Tensor:
         """Numerators over all chunks but a token's own: inside it, powers of queries of zeros stand for its weights."""
         features, chunk = self.feature_map.map_both(query, key), self.local_chunk or 0

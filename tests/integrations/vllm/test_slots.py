@@ -28,6 +28,7 @@ LAYERS = [
     for name in sorted({*MECHANISMS, "short-convolution"} - GROWING - NOT_CAUSAL)
     for number, options in enumerate(mechanism_class(name).examples if name in MECHANISMS else ({},))
 ]
+LAYERS.append(pytest.param("performer", {"local_chunk": 8}, id="performer, which reads its open chunk itself"))
 
 
 class Server:

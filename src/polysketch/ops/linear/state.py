@@ -139,6 +139,10 @@ class LinearAttentionState:
         """(batch,) int64, tokens in each row's open chunk."""
         return self.position % self.local_chunk if self.local_chunk else torch.zeros_like(self.position)
 
+    def opened(self) -> tuple[Tensor, Tensor]:
+        """Copies of `open_key` and `open_value`."""
+        return self.open_key.clone(), self.open_value.clone()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors: the same at every position."""

@@ -72,6 +72,10 @@ class StateRows:
         """Width of the values."""
         return self.pool.value_dim
 
+    def opened(self) -> tuple[Tensor, Tensor]:
+        """As of `LinearAttentionState`, of these rows."""
+        return self.pool.open_key.index_select(0, self.rows), self.pool.open_value.index_select(0, self.rows)
+
     @property
     def nbytes(self) -> int:
         """Bytes of these rows of the pool."""
