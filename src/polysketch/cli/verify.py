@@ -11,7 +11,6 @@ from typing import Annotated
 import tyro
 
 from polysketch.cli.terminal import visible
-from polysketch.storage.folders import require_folder
 
 __all__ = ["VerifyFlags", "run"]
 
@@ -49,6 +48,8 @@ def run(flags: VerifyFlags) -> int:
     """
     if not flags.folders:
         raise ValueError("expected at least one folder, found none")
+    from polysketch.training.requirements import require_folder
+
     for folder in flags.folders:
         require_folder(folder)
     from polysketch.training.verification import verify

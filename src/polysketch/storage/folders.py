@@ -63,16 +63,6 @@ def whole_folder(out: Path, *, record: str | None = None, sums: bool = False) ->
     disk.sync(out)
 
 
-def require_folder(folder: Path) -> None:
-    """Refuse what is no folder.
-
-    Raises:
-        FileNotFoundError: nothing is there, or a file.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"expected a folder, found none at {folder}")
-
-
 def require_free(folder: Path) -> None:
     """Refuse to write over anything.
 

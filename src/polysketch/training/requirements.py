@@ -159,3 +159,13 @@ def starting_checkpoint(config: TrainingConfig) -> Path | None:
     if not list_checkpoints(run.checkpoints) and config.checkpoint == "latest":
         return None  # killed before the first checkpoint was complete
     return find_checkpoint(run.checkpoints, config.checkpoint)
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse what is no folder.
+
+    Raises:
+        FileNotFoundError: nothing is there, or a file.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"expected a folder, found none at {folder}")

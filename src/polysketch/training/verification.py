@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
-from polysketch.storage.folders import require_folder
 from polysketch.storage.sums import SUMS, read_sums, sum_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
 from polysketch.training.manifest import listed, verify_file
+from polysketch.training.requirements import require_folder
 from polysketch.training.run_folder import RunFolder
 
 Check = Callable[[], object]

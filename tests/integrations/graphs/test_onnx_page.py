@@ -31,7 +31,8 @@ def test_the_program_of_the_page_writes_what_generate_writes(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(run), "edge", "--format", "onnx"]) == 0
     files = {path.name for path in (tmp_path / "edge").iterdir()}
-    assert files == {"prefill.onnx", "step.onnx", "weights.data", "manifest.json", "config.json", "tokenizer.json"}
+    graphs = {"prefill.onnx", "step.onnx", "weights.data"}
+    assert files == graphs | {"manifest.json", "config.json", "tokenizer.json", "SHA256SUMS"}
     manifest = json.loads((tmp_path / "edge/manifest.json").read_text())
     assert (manifest["run"], manifest["format"], manifest["step_of_training"]) == ("run", "onnx", 4)
     assert manifest["state_bytes"] > 0
