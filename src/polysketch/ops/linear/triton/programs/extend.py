@@ -263,11 +263,7 @@ def linear_extend_finish(
     head = tl.program_id(0).to(tl.int64)
     batch, key_head = head // KEY_HEADS, head % KEY_HEADS
     row = batch if rows is None else tl.load(rows + batch)
-    open_features += row * features_row + key_head * (CHUNK * FEATURES)
-    open_value += row * values_row + key_head * (CHUNK * WIDTH)
-    open_key += row * keys_row + key_head * (CHUNK * LOCAL_WIDTH)
     open_log_decay += row * decays_row + key_head * CHUNK
-    state_log_decay += row * total_row + key_head
     # Not from `position`: the program of another head may already have moved it.
     seen = tl.load(positions + head)
     slot = (seen % CHUNK).to(tl.int32) if CHUNK else 0
@@ -298,8 +294,13 @@ def linear_extend_finish(
         of_output = output + (head * SHARED + shared) * WIDTH + columns
         tl.store(of_output, numerator.to(output.dtype.element_ty), mask=columns < WIDTH)
 
+    # Addresses are made where they are used: so long as the answers are added up, registers are few.
+    state_log_decay += row * total_row + key_head
     if CHUNK:
         full = slot + 1 == CHUNK
+        open_features += row * features_row + key_head * (CHUNK * FEATURES)
+        open_value += row * values_row + key_head * (CHUNK * WIDTH)
+        open_key += row * keys_row + key_head * (CHUNK * LOCAL_WIDTH)
         of_key = key + batch * key_batch + key_head * key_head_stride
         of_value = value + batch * value_batch + key_head * value_head
         of_local = local_key + batch * local_key_batch + key_head * local_key_head
