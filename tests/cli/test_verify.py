@@ -1,6 +1,7 @@
 """`polysketch verify`: what is whole is called whole, and one changed bit anywhere is told with its file."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -88,6 +89,20 @@ def test_sums_of_another_form_are_damage_and_nothing_outside_is_read(line, folde
     path.write_text(f"{path.read_text()}{line}\n")
     (problem,) = verification.verify(tmp_path / "export").problems
     assert "expected a sha256, two spaces and a file of the folder" in problem
+
+
+def test_a_pipe_is_not_waited_for_and_no_manifest_leads_out_of_its_folder(folders, tmp_path):
+    shutil.copytree(folders / "export", tmp_path / "export")
+    (tmp_path / "export" / "config.json").unlink()
+    os.mkfifo(tmp_path / "export" / "config.json")
+    (problem,) = verification.verify(tmp_path / "export").problems
+    assert "config.json is missing" in problem
+    shutil.copytree(folders / "run", tmp_path / "run")
+    manifest = min((tmp_path / "run" / "checkpoints").iterdir()) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"random.safetensors"', '"../../config.json"'))
+    assert any(
+        "expected a list of files in the folder" in one for one in verification.verify(tmp_path / "run").problems
+    )
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polysketch.data import DocumentRows, PreparedData, prepare
-from polysketch.data.prepared import sha256_of
 from polysketch.evaluation import evaluate
+from polysketch.storage.sums import sha256_of
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import MODEL_FILE, load_checkpoint
 from polysketch.training.run_folder import RunFolder

@@ -20,7 +20,7 @@ from polysketch.data.description import (
     TokenizerDescription,
 )
 from polysketch.data.encoding import batches
-from polysketch.data.prepared import PreparedData, sha256_of
+from polysketch.data.prepared import PreparedData
 from polysketch.data.ray_workers import ray_workers
 from polysketch.data.splits import SplitRule, SplitTable
 from polysketch.data.tokenization import (
@@ -35,6 +35,7 @@ from polysketch.data.workers import EncodeInOrder, encoding_workers
 from polysketch.data.writer import SplitWriter, token_dtype
 from polysketch.progress import Progress
 from polysketch.storage import whole_folder
+from polysketch.storage.sums import sha256_of
 
 # 200 MB of uint16: few files, and little to copy again when one is damaged.
 SHARD_TOKENS = 100_000_000

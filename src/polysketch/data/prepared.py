@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from polysketch.data.tokenization import TokenizerLike, described_tokenizer
 from polysketch.data.tokens import ShardedTokens, TokenFile, Tokens, joined, require_size
 from polysketch.storage import disk
 from polysketch.storage.folders import LOCK_FILE
+from polysketch.storage.sums import sha256_of
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
@@ -186,12 +186,6 @@ def split_in(folder: Path, description: DataDescription, name: str) -> SplitDesc
             "prepared with a share of 0"
         )
     return description.splits[name]
-
-
-def sha256_of(path: Path) -> str:
-    """Of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_sha256(path: Path, expected: str) -> None:

@@ -12,7 +12,7 @@ def write_sums(folder: Path) -> None:
     """Write the sums of all files in a folder, those in folders inside it too, and not of hidden ones."""
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     shown = [name for name in names if not name.startswith(".") and name != SUMS]
-    lines = "".join(f"{sum_of(folder / name)}  {name}\n" for name in shown)
+    lines = "".join(f"{sha256_of(folder / name)}  {name}\n" for name in shown)
     (folder / SUMS).write_text(lines, encoding="utf-8")
 
 
@@ -32,7 +32,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     return found
 
 
-def sum_of(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     """The sha256 of a file, in hexadecimal digits; read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
+
+from polysketch.storage.sums import sha256_of
 
 TASK_FILE = "task.json"
 FORMAT, VERSION = "polysketch-task", 1
@@ -39,9 +40,3 @@ def read_task_description(folder: str | Path) -> dict[str, Any]:
 def task_digest(folder: str | Path) -> str:
     """SHA-256 of a folder's task.json, which holds those of its other files."""
     return sha256_of(Path(folder) / TASK_FILE)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

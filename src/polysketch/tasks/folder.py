@@ -8,8 +8,9 @@ from polysketch.data import TokenizerLike
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, TokenizerDescription
 from polysketch.storage import whole_folder
 from polysketch.storage.strict_json import encoded
+from polysketch.storage.sums import sha256_of
 from polysketch.tasks.base import GeneratedTask, Task
-from polysketch.tasks.description import FORMAT, TASK_FILE, VERSION, read_task_description, sha256_of
+from polysketch.tasks.description import FORMAT, TASK_FILE, VERSION, read_task_description
 from polysketch.tasks.registry import TASKS, task_class
 from polysketch.tasks.stored import Classification, read_rows, write_rows
 

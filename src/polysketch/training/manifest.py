@@ -59,21 +59,15 @@ def listed(folder: Path) -> list[str]:
 
     Raises:
         FileNotFoundError: the manifest is missing.
-        ValueError: it cannot be read.
+        ValueError: it cannot be read, or names what does not lie in the folder.
     """
     try:
-        return [*json.loads(_manifest(folder))["files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / MANIFEST}: expected a list of files, found something else: altered") from error
-
-
-def verify_file(folder: Path, name: str) -> None:
-    """Check a file as `read_verified` does, and forget it.
-
-    Raises:
-        FileNotFoundError, ValueError: as there.
-    """
-    read_verified(folder, name)
+        names = [*json.loads(_manifest(folder))["files"]]
+        if all(Path(name).name == name for name in names):
+            return names
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{folder / MANIFEST}: expected a list of files in the folder, found something else: altered")
 
 
 def files_in(folder: Path, kind: str) -> list[str]:

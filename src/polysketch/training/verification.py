@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
-from polysketch.storage.sums import SUMS, read_sums, sum_of
+from polysketch.storage.sums import SUMS, read_sums, sha256_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
-from polysketch.training.manifest import listed, verify_file
+from polysketch.training.manifest import listed, read_verified
 from polysketch.training.requirements import require_folder
 from polysketch.training.run_folder import RunFolder
 
@@ -79,7 +79,9 @@ def _of_export(folder: Path) -> Iterator[Check]:
 
 
 def _require_sum(path: Path, expected: str) -> None:
-    found = sum_of(path)
+    if not path.is_file():  # nor a pipe, which would be waited for
+        raise FileNotFoundError(f"{path} is missing, but {SUMS} lists it: export again")
+    found = sha256_of(path)
     if found != expected:
         said = f"expected sha256 {expected[:12]}, found {found[:12]}"
         raise ValueError(f"{path}: {said}: altered or damaged; export again")
@@ -106,7 +108,8 @@ def _of_run(folder: Path) -> Iterator[Check]:
         yield partial(_read_lines, run.metrics)
     for checkpoint in list_checkpoints(run.checkpoints):
         yield partial(_require_own, run, checkpoint)
-        yield from (partial(verify_file, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ())
+        yield partial(listed, checkpoint)
+        yield from (partial(read_verified, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ())
 
 
 def _require_own(run: RunFolder, checkpoint: Path) -> None:

@@ -61,7 +61,7 @@ def linear_attention_extend_(
     for as much memory, where few need it.
 
     Returns:
-        As `linear_attention`; `.state` is the one that was given.
+        As `linear_attention`; `.state` is the one that was given, None for `StateRows`.
 
     Cost of one token, per key head: reading `state.sums` once, and the tokens of the open chunk. When a chunk is full
     it is folded into the sums, at the cost of about one forward pass over that chunk. `StateRows` are copied before
