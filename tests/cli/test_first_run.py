@@ -43,17 +43,17 @@ def test_a_run_without_sizes_is_a_first_one_and_says_what_a_longer_one_takes(tra
     assert sizes_of(trained()) == first_run.SIZES
     opening, ending, longer = capfd.readouterr().err.splitlines()
     assert opening == (
-        "a first run, about five minutes on two cores: 800 steps of 4 rows of 512 tokens; --steps, --context or "
+        "a first run, about five minutes on two cores: 650 steps of 4 rows of 512 tokens; --steps, --context or "
         "--batch-size make it another"
     )
-    assert ending.startswith("finished: 800 steps")
-    assert longer == "more steps make a better model: --steps 8000 would take about 50:00"
+    assert ending.startswith("finished: 650 steps")
+    assert longer == "more steps make a better model: --steps 6500 would take about 50:00"
 
 
 def test_another_model_is_not_promised_to_take_five_minutes(trained, capfd):
     """The steps are the same."""
     assert sizes_of(trained("--preset", "mini")) == first_run.SIZES
-    assert "a first run, longer than with --preset tiny: 800 steps" in capfd.readouterr().err
+    assert "a first run, longer than with --preset tiny: 650 steps" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class TrainFlags(TrainingConfig):
     ends as if nothing had happened. The exit status is 0 when the run is finished or --max-minutes is reached, 130
     after Ctrl-C and 143 after SIGTERM. All of these save the run first.
 
-    A new run on text without --steps, --context, --batch-size and --max-minutes is a first one: 800 steps of 4 rows of
+    A new run on text without --steps, --context, --batch-size and --max-minutes is a first one: 650 steps of 4 rows of
     512 tokens, about five minutes with preset tiny on two cores. It ends with what a longer one would take.
 
     Several processes, or machines, train one model where torchrun starts them: torchrun --nproc-per-node 8 -m
