@@ -77,6 +77,8 @@ OWNERS = {
     "tyro": {"cli"},
     "sklearn": {"tasks"},
     "tensorboard": {"training"},
+    "trackio": {"training"},
+    "wandb": {"training"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},
     "jinja2": {"integrations"},

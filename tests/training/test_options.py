@@ -63,7 +63,18 @@ def test_what_the_result_depends_on_may_not_change():
         *("out", "resume", "checkpoint", "extend", "init_from", "init_new"),
         *("accumulation", "device", "mesh", "threads", "activation_checkpointing"),
         *("steps", "warmup"),
-        *("log_every", "eval_every", "eval_tokens", "save_every", "keep", "max_minutes", "tensorboard", "validation"),
+        *(
+            "log_every",
+            "eval_every",
+            "eval_tokens",
+            "save_every",
+            "keep",
+            "keep_best",
+            "max_minutes",
+            "tensorboard",
+            "tracker",
+        ),
+        *("tracker_project", "validation"),
     }
 
 

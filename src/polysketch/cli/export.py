@@ -32,7 +32,8 @@ class ExportFlags:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """folder to write: new or empty"""
     checkpoint: str = "latest"
-    """which checkpoint of the run: latest, or a name such as step-00000100"""
+    """which checkpoint of the run: latest, best (the least validation loss), or a name such as
+    step-00000100"""
     format: Literal["transformers", "onnx", "torch-export"] = "transformers"
     """what to write: a model of transformers, or graphs: onnx (runs without PyTorch), or torch-export"""
 

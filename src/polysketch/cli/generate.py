@@ -80,7 +80,8 @@ class GenerateFlags:
     seed: int = 0
     """Seed of the draws. The same one gives the same continuation."""
     checkpoint: str = "latest"
-    """Which checkpoint of the run: latest, or a name such as step-00000100."""
+    """Which checkpoint of the run: latest, best (the least validation loss), or a name such as
+    step-00000100."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     json: bool = False

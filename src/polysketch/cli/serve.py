@@ -46,7 +46,8 @@ class ServeFlags:
     name: str | None = None
     """Name of the model for clients. Default: that of the folder."""
     checkpoint: str = "latest"
-    """Which checkpoint of the run: latest, or a name such as step-00000100."""
+    """Which checkpoint of the run: latest, best (the least validation loss), or a name such as
+    step-00000100."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
     chat_template: Path | None = None

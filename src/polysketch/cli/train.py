@@ -175,7 +175,10 @@ def _options(flags: TrainFlags, used: str | tuple[str, ...]) -> dict[str, Any]:
 
 
 def _ending(result: TrainingResult, config: TrainingConfig) -> str:
-    return _ENDINGS[result.stopped_by].format(step=result.step, steps=config.steps, folder=result.folder)
+    ending = _ENDINGS[result.stopped_by].format(step=result.step, steps=config.steps, folder=result.folder)
+    if result.best_step in (None, result.step):
+        return ending
+    return f"{ending}\nthe least validation loss was after step {result.best_step}: --checkpoint best"
 
 
 _ENDINGS = {

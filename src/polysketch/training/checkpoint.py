@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ OPTIMIZER_FILE = f"{_OPTIMIZER}.safetensors"
 RANDOM_FILE = f"{_RANDOM}.safetensors"
 CARRIED_FILE = f"{_CARRIED}.safetensors"
 STATE_FILE = "state.json"
+
+LATEST, BEST = "latest", "best"
+"""Names that stand for a checkpoint: the newest, and the one of the evaluation with the least loss. The state of every
+checkpoint says under the second which step that is, as far as is known at its step."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 _SET_ASIDE = "set-aside"
@@ -91,19 +96,27 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=checkpoint_step)
 
 
-def find_checkpoint(folder: Path, name: str = "latest") -> Path:
+def find_checkpoint(folder: Path, name: str = LATEST) -> Path:
     """The checkpoint called `name` in `folder`.
 
     Args:
         folder: the checkpoints folder of a run.
-        name: a folder name such as `step-00000100`, or `latest`.
+        name: a folder name such as `step-00000100`, `latest`, or `best`: that of the evaluation with the least loss.
 
     Raises:
         FileNotFoundError: there is no such checkpoint; the message lists those that exist.
+        ValueError: `best` of a run of which the newest checkpoint is altered.
     """
     found = {path.name: path for path in list_checkpoints(folder)}
-    if found and name == "latest":
+    if found and name == LATEST:
         return list(found.values())[-1]
+    if found and name == BEST:
+        name = _best_name(load_state(list(found.values())[-1])) or BEST
+        if name == BEST:
+            raise FileNotFoundError(
+                f"no checkpoint {BEST!r} in {folder}: found {', '.join(found)}; a run has one after its first "
+                "evaluation (--eval-every), but for one with --no-keep-best, and for `convert`"
+            )
     if name not in found:
         there = ", ".join(found) or "none"
         raise FileNotFoundError(
@@ -112,15 +125,20 @@ def find_checkpoint(folder: Path, name: str = "latest") -> Path:
     return found[name]
 
 
+def _best_name(state: Mapping[str, Any]) -> str | None:
+    """The name of the best checkpoint, as the state of a checkpoint has it."""
+    return checkpoint_name(state[BEST]["step"]) if BEST in state else None
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write a checkpoint, then delete all but the newest `keep`.
+    """Write a checkpoint, then delete all but the newest `keep` and the best.
 
     Costs, while it runs, as much memory as the largest of its files. If it is interrupted anywhere, or fails, the
     checkpoints that were complete before are untouched or the new one is complete.
 
     Args:
         folder: the checkpoints folder of a run, which exists.
-        checkpoint: what to write; its step gives the name.
+        checkpoint: what to write; its step gives the name, and its state may say which one is the best.
         keep: number of checkpoints to keep, at least 1.
 
     Returns:
@@ -135,7 +153,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     disk.make_folder(temporary)
     _write_files(temporary, _serialised(checkpoint), {})
     disk.publish_folder(temporary, target)
-    _delete_older(folder, keep)
+    _delete_older(folder, keep, _best_name(checkpoint.state))
     return target
 
 
@@ -184,7 +202,7 @@ def save_shared_checkpoint(
     def commit(entries: Mapping[str, Any]) -> None:
         _write_files(temporary, _rest(copy), entries)
         disk.publish_folder(temporary, target)
-        _delete_older(folder, keep)
+        _delete_older(folder, keep, _best_name(copy.state))
 
     kinds = (_MODEL, _OPTIMIZER) if copy.carried is None else (_MODEL, _OPTIMIZER, _CARRIED)
     writer = PieceWriter(
@@ -231,9 +249,12 @@ def _safetensors(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, bytes]:
     return name, require("safetensors.torch").save(content)
 
 
-def _delete_older(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep`: first the names, then the content, so that no named one is ever half there."""
-    doomed = list_checkpoints(folder)[:-keep]
+def _delete_older(folder: Path, keep: int, best: str | None) -> None:
+    """Delete all but the newest `keep` and the best.
+
+    First the names go, then the content, so that no named one is ever half there.
+    """
+    doomed = [path for path in list_checkpoints(folder)[:-keep] if path.name != best]
     for path in doomed:
         disk.rename(path, disk.temporary_name(path))
     if doomed:
@@ -288,9 +309,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """The JSON state of the checkpoint folder `path`; errors as in `load_model_tensors`."""
     try:
         state = json.loads(read_verified(path, STATE_FILE))
-        well_formed = state["step"] == checkpoint_step(path) and state.get("seconds", 0.0) >= 0 <= state.get(
-            "tokens", 0
-        )
+        well_formed = _is_state_of(state, checkpoint_step(path))
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         well_formed = False
     if not well_formed:
@@ -299,6 +318,13 @@ def load_state(path: Path) -> dict[str, Any]:
             "the folder was renamed, or the file altered by hand"
         )
     return state
+
+
+def _is_state_of(state: Any, step: int) -> bool:
+    """Whether the JSON values are a state of that step; a KeyError or TypeError says no as well."""
+    if state["step"] != step or not state.get("seconds", 0.0) >= 0 <= state.get("tokens", 0):
+        return False
+    return BEST not in state or (0 <= state[BEST]["step"] <= step and math.isfinite(state[BEST]["loss"]))
 
 
 def require_bound(path: Path, state: Mapping[str, Any], identity: str | None) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from polysketch.training.boards import TRACKERS
 from polysketch.training.option_groups import LearningOptions, MachineOptions, ModelOptions, ReadingOptions
 from polysketch.training.options import OnResume, RunOptions, StepOptions, option
 
@@ -34,12 +35,23 @@ class TrainingConfig(MachineOptions, LearningOptions, ModelOptions, ReadingOptio
     eval_every: int = option(100, on_resume=OnResume.FREE, least=0)
     """Evaluate on the validation split every so many steps, and at the end. 0: never."""
 
+    keep_best: bool = option(True, on_resume=OnResume.FREE)
+    """Also keep the checkpoint of the evaluation with the least validation loss, which commands take as --checkpoint
+    best. It is written at that step, whatever --save-every says, and not counted in --keep."""
+
     validation: Literal["auto", "documents", "carried", "windows"] = option("auto", on_resume=OnResume.FREE)
     """How the validation split is read. documents: each apart, cut at the context. carried: whole documents, the state
     carried along. windows: stretches of the text. auto: as training reads; with --resume as the run was begun."""
 
     tensorboard: bool = option(True, on_resume=OnResume.FREE)
     """Also write TensorBoard files into the run folder, if TensorBoard is installed."""
+
+    tracker: TRACKERS = option("none", on_resume=OnResume.FREE)
+    """Also send the metrics and options of the run to Weights & Biases or Trackio, as that package is set up. The
+    package must be installed."""
+
+    tracker_project: str = option("polysketch", on_resume=OnResume.FREE)
+    """The project of --tracker; the run has the name of its folder there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,14 @@ from polysketch.data import TokenizerLike, load_tokenizer
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.models.answering import AnsweringConfig
 from polysketch.models.base import TokenModel
-from polysketch.training.checkpoint import checkpoint_step, load_model_tensors, load_state, require_bound
+from polysketch.training.checkpoint import (
+    BEST,
+    LATEST,
+    checkpoint_step,
+    load_model_tensors,
+    load_state,
+    require_bound,
+)
 from polysketch.training.run_folder import IDENTITY, RunFolder, find_run, require_text, task_of_run
 from polysketch.training.tensors import load_weights
 
@@ -50,7 +57,8 @@ def load_model(
     Args:
         run_dir: the run folder.
         device: where to put the model.
-        checkpoint: a checkpoint's folder name, for instance `step-00000100`, or `latest`.
+        checkpoint: a checkpoint's folder name, for instance `step-00000100`, `latest`, or `best`, that of the least
+            validation loss.
 
     Returns:
         The model in evaluation mode, in float32, and what goes with it.
@@ -90,7 +98,7 @@ def load_answering_model(
 def _read(run_dir: str | Path, checkpoint: str) -> tuple[dict[str, Any], Path, dict[str, Tensor]]:
     """The configuration of a run, and one of its checkpoints with its weights, verified.
 
-    While a run goes on, the latest checkpoint can be deleted as it is read; then there is a later one.
+    While a run goes on, the latest or the best checkpoint can be deleted as it is read; then there is another one.
     """
     while True:
         config, path = find_run(run_dir, checkpoint)
@@ -100,7 +108,7 @@ def _read(run_dir: str | Path, checkpoint: str) -> tuple[dict[str, Any], Path, d
             _require_layers(config["model"], tensors, path)
             return config, path, tensors
         except (FileNotFoundError, ValueError):
-            if checkpoint != "latest" or path.is_dir():
+            if checkpoint not in (LATEST, BEST) or path.is_dir():
                 raise
 
 

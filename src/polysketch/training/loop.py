@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from polysketch.data import DocumentLanes, DocumentRows, TrainingWindows
 from polysketch.distributed.processes import Processes
 from polysketch.storage.folders import DISK_FULL
 from polysketch.tasks import TaskRows
+from polysketch.training.best import BestEvaluation, best_of
 from polysketch.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -49,6 +51,8 @@ class Task:
         ends: numbers of steps after which a stage is over; after the last of them, all is.
         updater: the optimizer steps of the stage.
         advice: what to change where loss or gradient was not finite.
+        best: the evaluation with the least loss, whose checkpoint is kept; None before the first, and where none is
+            to be kept.
     """
 
     stage: str
@@ -56,6 +60,7 @@ class Task:
     ends: tuple[int, ...]
     updater: Updater
     advice: str
+    best: BestEvaluation | None = None
 
     def begin_step(self, step: int) -> None:
         """What comes before step number `step` (from 0)."""
@@ -138,7 +143,7 @@ class Loop:
                 if self._is_due(self._options.log_every):
                     self._log(gradient, rate)
                 self._task.end_step(self.step, self._reporter)
-                if self._is_due(self._options.save_every):
+                if self._is_due(self._options.save_every) or self._is_best():
                     self._begin_to_save()
             self.save()
         if self.step == steps:
@@ -168,6 +173,9 @@ class Loop:
 
     def _is_due(self, every: int) -> bool:
         return self.step % every == 0 or self.step in self._task.ends
+
+    def _is_best(self) -> bool:
+        return self._task.best is not None and self._task.best.step == self.step
 
     def _require_finite(self, gradient: Gradient) -> None:
         if math.isfinite(gradient.loss) and math.isfinite(gradient.norm):
@@ -209,9 +217,12 @@ class Loop:
             model=self._task.tensors(),
             optimizer=optimizer_tensors(updater.model, updater.optimizer),
             random=random_tensors(),
-            state={"step": self.step, "tokens": self.tokens, "seconds": self.seconds, **self._run()},
+            state={"step": self.step, "tokens": self.tokens, "seconds": self.seconds, **self._best(), **self._run()},
             carried=updater.carried.tensors() if isinstance(self._rows, DocumentLanes) else None,
         )
+
+    def _best(self) -> dict[str, Any]:
+        return {} if self._task.best is None else self._task.best.entry()
 
     def _run(self) -> dict[str, str]:
         """What binds a checkpoint to its run."""
@@ -229,6 +240,7 @@ class Loop:
         require_bound(path, checkpoint.state, self._run().get("run"))
         step = checkpoint.state["step"]
         self._task.load(step, checkpoint.model, str(path))
+        self._task.best = best_of(checkpoint.state, self._folder.checkpoints)
         updater = self._task.updater
         load_optimizer_tensors(updater.model, updater.optimizer, checkpoint.optimizer)
         load_random_tensors(checkpoint.random)

@@ -1,18 +1,16 @@
-"""What a run tells: metrics.jsonl, TensorBoard, the terminal, and the plot of the loss."""
+"""What a run tells: metrics.jsonl, boards, the terminal, and the plot of the loss."""
 
 import contextlib
-import importlib.util
 import json
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from polysketch import plotting, progress
 from polysketch.storage import disk, strict_json
+from polysketch.training.boards import Board, Boards
 
-_NOT_SHOWN = ("kind", "step")
 _SMOOTHED = 20
 _SECONDS_TO_KNOW_THE_SPEED = 20.0
 _LONG = 30 * 60.0  # seconds
@@ -25,34 +23,34 @@ class Reporter:
         metrics: the file of metrics.
         steps: steps of the whole run.
         show: whether to write on stderr.
-        board: folder for TensorBoard's files, when it is installed; None writes none.
+        boards: opens, for the number of steps made already, the boards that get the metrics too.
     """
 
-    def __init__(self, metrics: Path, steps: int, *, show: bool, board: Path | None = None) -> None:
+    def __init__(
+        self, metrics: Path, steps: int, *, show: bool, boards: Callable[[int], Iterator[Board]] | None = None
+    ) -> None:
         self.metrics = MetricsFile(metrics)
         self._steps = steps
         self._show = show
-        self._folder = board
+        self._open_boards = boards or (lambda step: iter(()))
         self._progress = Progress(0, steps, enabled=show)
-        self._board: Board | None = None
+        self._boards = Boards(iter(()), self.say)
 
     @contextlib.contextmanager
     def following(self, step: int) -> Iterator[None]:
         """Show inside, where `step` steps are made already, how the next ones go."""
         self._progress = Progress(step, self._steps, enabled=self._show)
-        self._board = Board(self._folder, first_step=step) if self._folder is not None else None
+        self._boards = Boards(self._open_boards(step), self.say)
         try:
             yield
         finally:
             self._progress.close()
-            if self._board is not None:
-                self._board.close()
+            self._boards.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add one line of metrics, which has at least `kind` and `step`."""
         self.metrics.append(line)
-        if self._board is not None:
-            self._board.add(line)
+        self._boards.add(line)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Tell that `step` steps are made."""
@@ -181,45 +179,6 @@ class Progress:
     def close(self) -> None:
         """Leave the last line where it is."""
         self._line.close(keep=True)
-
-
-class Board:
-    """Writes lines of metrics as TensorBoard scalars, when it is installed.
-
-    Args:
-        folder: where its files go.
-        first_step: what earlier processes wrote about later steps is hidden.
-    """
-
-    def __init__(self, folder: Path, *, first_step: int) -> None:
-        self._writer = _make_writer(folder, first_step) if importlib.util.find_spec("tensorboard") else None
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Add the numbers of one line of metrics."""
-        if self._writer is not None:
-            for name, value in _scalars(line):
-                self._writer.add_scalar(f"{line['kind']}/{name}", value, line["step"])
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _make_writer(folder: Path, first_step: int) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TensorBoard's own imports warn of deprecations that no user can act on
-        from torch.utils.tensorboard import SummaryWriter
-    return SummaryWriter(str(folder), purge_step=first_step + 1)
-
-
-def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers in `line`; of the prefix's shares, the mean over the heads of each layer."""
-    for name, value in line.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/layer {key}", sum(heads) / len(heads)) for key, heads in value.items())
-        elif name not in _NOT_SHOWN and value is not None:
-            yield name, value
 
 
 def plot_loss(lines: Sequence[Mapping[str, Any]], path: Path) -> bool:

@@ -1,12 +1,14 @@
 """What a run has to find before it starts. PyTorch takes a second to load, and is not needed to tell."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from polysketch.data import DataDescription, PreparedData, TokenizerLike
 from polysketch.data.foreign import tokenizer_of_ids
 from polysketch.data.prepared import is_foreign, read_description, split_in
+from polysketch.extras import how_to_install
 from polysketch.models.presets import preset_fields
 from polysketch.nn.names import check_mixer_name
 from polysketch.tasks.description import is_task, read_task_description
@@ -32,7 +34,8 @@ def check_requirements(config: TrainingConfig) -> None:
 
     Raises:
         FileNotFoundError: one of them, or the checkpoint to go on from, is missing.
-        ValueError: one of them is damaged, too short, in use for something else, or holds a run already.
+        ValueError: one of them is damaged, too short, in use for something else, or holds a run already; or the
+            package of a tracker is not installed.
     """
     if is_task(config.data):
         check_task(config)
@@ -42,6 +45,8 @@ def check_requirements(config: TrainingConfig) -> None:
     starting_checkpoint(config)
     if config.init_from is not None:
         find_run(config.init_from)
+    if config.tracker != "none" and importlib.util.find_spec(config.tracker) is None:
+        raise ValueError(f"--tracker {config.tracker}: {how_to_install(config.tracker)}")
 
 
 VERIFIED_AT_START = 2**36

@@ -180,7 +180,8 @@ def find_run(run_dir: str | Path, checkpoint: str = "latest") -> tuple[dict[str,
 
     Args:
         run_dir: the run folder.
-        checkpoint: a checkpoint's folder name, for instance `step-00000100`, or `latest`.
+        checkpoint: a checkpoint's folder name, for instance `step-00000100`, `latest`, or `best`, that of the least
+            validation loss.
 
     Raises:
         FileNotFoundError: no run, or no such checkpoint; the message lists those that exist.

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from polysketch.distributed.processes import Processes, joined
 from polysketch.storage import FolderLock
+from polysketch.training.best import better
+from polysketch.training.boards import Board, TensorBoard, Tracker, tensorboard_is_installed
 from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import reproducible, use_threads
 from polysketch.training.loop import Loop, StopRequests, Task, deadline
@@ -30,12 +32,14 @@ class TrainingResult:
         step: number of optimizer steps made, all processes together.
         stopped_by: `finished`, `time` (`max_minutes`) or `signal`.
         signal_number: the signal, or None.
+        best_step: step of the evaluation with the least loss, whose checkpoint is kept; None where there is none.
     """
 
     folder: Path
     step: int
     stopped_by: str
     signal_number: int | None = None
+    best_step: int | None = None
 
 
 def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
@@ -108,14 +112,30 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool, pr
     reason = loop.run(stop, deadline(config))
     if processes.is_first:
         _plot(reporter, run.plot)
-    return TrainingResult(run.path, loop.step, reason, stop.signal_number)
+    best = None if task.best is None else task.best.step
+    return TrainingResult(run.path, loop.step, reason, stop.signal_number, best)
 
 
 def _reporter(run: RunFolder, config: TrainingConfig, show: bool, processes: Processes) -> Reporter:
     """What tells of the run: one of the processes alone."""
     if not processes.is_first:
         return SilentReporter(run.metrics)
-    return Reporter(run.metrics, config.steps, show=show, board=run.tensorboard if config.tensorboard else None)
+    return Reporter(run.metrics, config.steps, show=show, boards=lambda step: _boards(run, config, step))
+
+
+def _boards(run: RunFolder, config: TrainingConfig, step: int) -> Iterator[Board]:
+    """The boards that the options ask for, of a run that made `step` steps already."""
+    if config.tensorboard and tensorboard_is_installed():
+        yield TensorBoard(run.tensorboard, first_step=step)
+    if config.tracker != "none":
+        saved = run.read_config()
+        yield Tracker(
+            config.tracker,
+            project=config.tracker_project,
+            run=run.path.resolve().name,
+            identity=run.identity() or str(saved["data"]["description_sha256"]),
+            config={"training": saved["training"], "model": saved["model"]},
+        )
 
 
 def _start(run: RunFolder, plan: Plan, say: Callable[[str], None], processes: Processes) -> Path | None:
@@ -174,6 +194,9 @@ class TrainingTask(Task):
         with self.updater.precision():
             figures = self._plan.goal.measure(self.model, self._processes)
         reporter.write({"kind": "evaluation", "step": step} | figures)
+        if self._plan.config.keep_best:
+            loss = self._processes.first(lambda: figures["loss"])  # others may differ by rounding
+            self.best = better(self.best, step, loss)
         reporter.say(f"step {step}: {self._plan.goal.told(figures)}")
 
     def tensors(self) -> Mapping[str, Tensor]:

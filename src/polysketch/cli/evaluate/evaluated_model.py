@@ -118,7 +118,7 @@ def open_model(path: Path, *, device: str, checkpoint: str) -> EvaluatedModel:
     Args:
         path: the run's folder, or that of transformers.
         device: where to compute: cpu, cuda, ...; auto takes a GPU where there is one.
-        checkpoint: of a run: latest, or a name.
+        checkpoint: of a run: latest, best, or a name.
 
     Raises:
         FileNotFoundError: no run and no model there, or no such checkpoint.

@@ -23,7 +23,8 @@ class TextFlags:
     context: int | None = None
     """Tokens in a window. Default: as in training."""
     checkpoint: str = "latest"
-    """Which checkpoint of the run: latest, or a name such as step-00000100."""
+    """Which checkpoint of the run: latest, best (the least validation loss), or a name such as
+    step-00000100."""
     batch_size: int = 8
     """Windows read at a time. Fewer need less memory."""
     span: int = 2048

@@ -32,7 +32,7 @@ def export_graphs(
         folder: to write; new or empty.
         format: "onnx", two graphs that share a file of weights; or "torch-export", two programs for
             `torch.export.load`.
-        checkpoint: a checkpoint's name, or `latest`.
+        checkpoint: a checkpoint's name, `latest`, or `best` (of the least validation loss).
 
     Returns:
         The folder.

@@ -33,7 +33,7 @@ def export_run(run: str | Path, folder: str | Path, *, checkpoint: str = "latest
     Args:
         run: the run folder.
         folder: to write; new or empty.
-        checkpoint: a checkpoint's name, or `latest`.
+        checkpoint: a checkpoint's name, `latest`, or `best` (of the least validation loss).
 
     Returns:
         The folder.
