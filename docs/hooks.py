@@ -5,14 +5,18 @@ A page may show a picture of `../benchmarks/results` or of `../studies`, which i
 docstrings, where it says `<!-- every mechanism -->`, all studies with their records where it says
 `<!-- every study -->`, the help of all commands where it says `<!-- every command -->`, and a picture that
 examples/draw_attention.py draws during the build where it says `<!-- picture: NAME -->`.
+
+Formulas between dollars, in TeX, become MathML, which browsers draw by themselves: no script, no network.
 """
 
 import functools
+import html
 import inspect
 import re
 import runpy
 from pathlib import Path, PurePosixPath
 
+from latex2mathml.converter import convert as mathml_of
 from mkdocs.structure.files import File, Files
 
 from polysketch.attention import MECHANISMS
@@ -27,6 +31,7 @@ DRAWN_FOLDER = ROOT / "build" / "pictures"
 EVERY_MECHANISM = "<!-- every mechanism -->"
 EVERY_STUDY = "<!-- every study -->"
 EVERY_COMMAND = "<!-- every command -->"
+FORMULA = re.compile(r'(?s)<(span|div) class="arithmatex">\\[([](.*?)\\[)\]]</\1>')
 _HELP_WIDTH = 88  # columns that a page shows without scrolling
 PAGES = {"../CONTRIBUTING.md": "contributing.md", "../README.md": "index.md", "../CHANGELOG.md": "changelog.md"}
 
@@ -64,6 +69,16 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
     for outside, inside in PAGES.items():
         markdown = markdown.replace(f"]({outside})", f"]({up}{inside})")
     return markdown
+
+
+def on_page_content(content: str, page, config, files) -> str:
+    """Formulas as MathML; arithmatex has marked them."""
+    return FORMULA.sub(lambda found: typeset(html.unescape(found[2]), block=found[1] == "div"), content)
+
+
+def typeset(formula: str, *, block: bool) -> str:
+    """A formula in TeX as MathML, in a line of text or in a line of its own."""
+    return mathml_of(formula.strip(), display="block" if block else "inline")
 
 
 def generated(markdown: str) -> str:

@@ -6,6 +6,7 @@ from then on, with a note.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -111,7 +112,7 @@ class Boards:
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line of metrics to each."""
         for board in list(self._boards):
-            self._attempt(board, lambda board=board: board.add(line))
+            self._attempt(board, functools.partial(board.add, line))
 
     def close(self) -> None:
         """Close each."""
