@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import polysketch.cli.generate  # noqa: F401  (patched by name)
 from polysketch.cli import main
 from polysketch.data import PreparedData
 from polysketch.models import ModelConfig, TransformerLM
+from polysketch.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +172,19 @@ def test_prompts_of_a_file_are_continued_each_as_if_alone(tmp_path, capsys):
     for one in found:
         assert main(["generate", "run", "--prompt", one["prompt"], "--max-new-tokens", "9", "--json"]) == 0
         assert last_json(capsys.readouterr().out)["texts"] == [one["text"]]
+
+
+def test_prompts_of_a_file_show_how_many_are_done_and_the_time_left(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("polysketch.progress._SECONDS_BETWEEN", {False: 0.0})
+    monkeypatch.setattr(Progress.__init__, "__kwdefaults__", {**Progress.__init__.__kwdefaults__, "quiet_seconds": 0.0})
+    (tmp_path / "prompts.jsonl").write_text('"a"\n' * 3 + '"b"\n' * 2)
+    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--batch-size", "2", "--max-new-tokens", "3"]
+    assert main(["generate", "run", *files, "--out", str(tmp_path / "out.jsonl")]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"0.0 %  0/5 prompts  1 tokens  0 prompts/s  \d+:\d\d left", lines[0])
+    assert any(re.fullmatch(r"40.0 %  2/5 prompts  6 tokens  \S+ prompts/s  \d+:\d\d left", line) for line in lines)
+    assert any(re.fullmatch(r"100.0 %  5/5 prompts  15 tokens  \S+ prompts/s  0:00 left", line) for line in lines)
+    assert lines[-1] == f"5 continuations in {tmp_path / 'out.jsonl'}"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 30, 250, 400, 10**6])

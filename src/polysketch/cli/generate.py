@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import tyro
 from polysketch.cli.chat_template import require_template
 from polysketch.cli.terminal import write_visible
 from polysketch.cli.ways_to_generate import Way, check_way, generated
+from polysketch.progress import Progress
 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
@@ -213,21 +214,40 @@ def _continue_file(
     from polysketch.data.prompt_files import Continuations
 
     assert flags.out is not None
+    described = _described(flags, model, tokenizer, chat)
+    continuations = Continuations(flags.out, prompts, described, flags.batch_size)
+    with Progress(total=len(prompts), unit="prompts", done=continuations.done) as progress:
+        tokens_made = 0
+
+        def tell() -> None:
+            progress.update(continuations.done, f"{continuations.done}/{len(prompts)} prompts  {tokens_made:,} tokens")
+
+        def count() -> None:
+            nonlocal tokens_made
+            tokens_made += 1
+            tell()
+
+        def continued(batch: Sequence[str]) -> list[Mapping[str, Any]]:
+            result, texts = _continued(flags, model, tokenizer, chat, batch, shown=False, on_each=count)
+            return [
+                {"text": text, "tokens": len(tokens), "stopped": stopped}
+                for text, tokens, stopped in zip(texts, result.tokens, result.stopped, strict=True)
+            ]
+
+        continuations.make(continued, lambda done: tell())
+    _say(f"{len(prompts)} continuations in {flags.out}")
+
+
+def _described(
+    flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, chat: Chat | None
+) -> dict[str, Any]:
+    """What a continuation depends on."""
     described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": _digest(model)}
     if flags.beams is not None:
         described["beams"] = flags.beams
     if chat is not None:
         described["chat"] = _encode(tokenizer, chat, "?")  # another template writes other tokens
-
-    def continued(batch: Sequence[str]) -> list[Mapping[str, Any]]:
-        result, texts = _continued(flags, model, tokenizer, chat, batch, shown=False)
-        return [
-            {"text": text, "tokens": len(tokens), "stopped": stopped}
-            for text, tokens, stopped in zip(texts, result.tokens, result.stopped, strict=True)
-        ]
-
-    Continuations(flags.out, prompts, described, flags.batch_size).make(continued, say=_say)
-    _say(f"continuations in {flags.out}")
+    return described
 
 
 def _digest(model: Any) -> str:
@@ -245,14 +265,16 @@ def _continued(
     prompts: Sequence[str],
     *,
     shown: bool,
+    on_each: Callable[[], None] = lambda: None,
 ) -> tuple[GenerationResult, list[str]]:
-    """Continue prompts together; the text of the only one is shown as it comes."""
+    """Continue prompts together; the text of the only one is shown as it comes, `on_each` called for every token."""
     from polysketch.generation import TextStream
 
     streams = [TextStream(tokenizer.decode_bytes, flags.stop) for _ in prompts]
     texts = ["" for _ in prompts]
 
     def on_token(row: int, token: int) -> bool:
+        on_each()
         ended = streams[row].add(token)
         take(row, streams[row].take())
         return ended

@@ -47,6 +47,9 @@ class Continuations:
         settings: what a continuation depends on besides; JSON values.
         batch_size: prompts that are continued together, and written together.
 
+    Attributes:
+        done: how many prompts are continued, and written.
+
     Raises:
         ValueError: the file holds other prompts, or continuations by other settings.
     """
@@ -60,13 +63,13 @@ class Continuations:
         self.done = self._kept()
 
     def make(
-        self, continued: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]], say: Callable[[str], None]
+        self, continued: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]], tell: Callable[[int], None]
     ) -> None:
         """Continue what is missing.
 
         Args:
             continued: gives for a batch of prompts what is to be written of each.
-            say: gets a line after each batch.
+            tell: gets, after each batch, how many prompts are done in all.
         """
         for begin in range(self.done, len(self._prompts), self._batch_size):
             batch = self._prompts[begin : begin + self._batch_size]
@@ -76,7 +79,8 @@ class Continuations:
                 for prompt, values in found
             ]
             disk.append(self._path, b"".join(lines))
-            say(f"{begin + len(batch)}/{len(self._prompts)} prompts")
+            self.done = begin + len(batch)
+            tell(self.done)
 
     def _kept(self) -> int:
         """How many are done; a batch that was written in part is dropped."""
