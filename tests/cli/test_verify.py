@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from polysketch.cli import main
 from polysketch.integrations.huggingface.export import export_run
+from polysketch.progress import Progress
 from polysketch.storage.sums import SUMS
 from polysketch.tasks import reversal
 from polysketch.tasks.folder import write_task
@@ -103,6 +105,13 @@ def test_a_pipe_is_not_waited_for_and_no_manifest_leads_out_of_its_folder(folder
     assert any(
         "expected a list of files in the folder" in one for one in verification.verify(tmp_path / "run").problems
     )
+
+
+def test_a_large_folder_shows_how_much_is_read(folders, monkeypatch, capsys):
+    monkeypatch.setattr(Progress.__init__, "__kwdefaults__", {**Progress.__init__.__kwdefaults__, "quiet_seconds": 0.0})
+    assert main(["verify", str(folders / "prepared")]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"verifying  \d+\.\d %  \S+ parts/s  \d+:\d\d left", told[0])
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):

@@ -54,7 +54,7 @@ def run(flags: VerifyFlags) -> int:
         require_folder(folder)
     from polysketch.training.verification import verify
 
-    results = {str(folder): verify(folder) for folder in flags.folders}
+    results = {str(folder): verify(folder, progress=True) for folder in flags.folders}
     for name, found in results.items():
         state = f"{len(found.problems)} damaged" if found.problems else "whole"
         print(visible(f"{name}: {found.kind}, {found.parts} parts: {state}"))

@@ -1,7 +1,7 @@
 """Whether every byte of a folder is what was written: prepared text, a task, a run and its checkpoints, an export."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
+from polysketch.progress import Progress
 from polysketch.storage.sums import SUMS, read_sums, sha256_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
@@ -36,7 +37,7 @@ class Verified:
     problems: tuple[str, ...]
 
 
-def verify(folder: str | Path) -> Verified:
+def verify(folder: str | Path, *, progress: bool = False) -> Verified:
     """Compare all that is in a folder with the sums that were written beside it.
 
     It finds damage, and files that were exchanged for others. It is no signature: whoever writes the files can write
@@ -44,6 +45,7 @@ def verify(folder: str | Path) -> Verified:
 
     Args:
         folder: what `polysketch prepare`, `task`, `train` or `export` made.
+        progress: show progress on stderr.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -55,12 +57,20 @@ def verify(folder: str | Path) -> Verified:
     require_folder(folder)
     for file, (kind, checks) in _KINDS.items():
         if (folder / file).is_file():
-            found = [_problem(check) for check in checks(folder)]
+            found = list(_found(list(checks(folder)), progress))
             return Verified(kind, len(found), tuple(problem for problem in found if problem))
     raise ValueError(
         f"{folder}: expected prepared text, a task, a training run or an exported model, found none of "
         f"{', '.join(_KINDS)}"
     )
+
+
+def _found(checks: Sequence[Check], shown: bool) -> Iterator[str | None]:
+    """What each check complains of."""
+    with Progress("verifying", len(checks), "parts", enabled=shown) as progress:
+        for check in checks:
+            yield _problem(check)
+            progress.advance(1)
 
 
 def _problem(check: Check) -> str | None:
