@@ -59,6 +59,14 @@ def test_the_last_figure_is_the_loss_of_the_saved_model(converted, options, data
     assert stages(converted)["tuning"]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_model_without_a_tokenizer_is_saved_with_that_of_its_text(converted, options, data):
+    from transformers import AutoTokenizer
+
+    assert not list(options["model"].glob("*token*"))
+    found = AutoTokenizer.from_pretrained(converted.folder / "model")
+    assert found("Straße, naïve 漢字").input_ids == data.tokenizer.encode("Straße, naïve 漢字")
+
+
 def test_replacing_costs_and_every_stage_regains(converted):
     losses = [line["loss"] for line in converted.report["stages"]]
     assert [line["stage"] for line in converted.report["stages"]] == ["original", "replaced", "transfer", "tuning"]

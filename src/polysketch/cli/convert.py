@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from polysketch.cli.attention_options import parse_attention_options
+from polysketch.cli.next_command import next_command
 from polysketch.conversion import ConversionConfig
 
 __all__ = ["ConvertFlags", "run"]
@@ -62,9 +63,9 @@ def run(flags: ConvertFlags) -> int:
         from polysketch.conversion import report_table  # loads transformers
 
         print(report_table(result.report))
-        print(
-            f"the converted model is in {result.folder / 'model'}; next: polysketch evaluate {result.folder / 'model'}"
-        )
+        model = result.folder / "model"
+        print(f"the converted model is in {model}")
+        print(next_command("evaluate", model, "--data", config.data, "--context", str(config.context)))
     else:
         print(
             f"stopped after step {result.step} of {flags.steps} and saved in {result.folder}; the same command with "

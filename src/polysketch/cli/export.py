@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from polysketch.cli.next_command import open_in_transformers
+
 __all__ = ["ExportFlags", "run"]
 
 
@@ -50,6 +52,8 @@ def run(flags: ExportFlags) -> int:
     with quiet():
         export_run(flags.run, flags.folder, checkpoint=flags.checkpoint)
     print(f"exported to {flags.folder}: README.md there has its figures, and lines that use it")
+    if (line := open_in_transformers(flags.folder)) is not None:
+        print(line)
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polysketch.cli.chat_template import require_template
+from polysketch.cli.next_command import next_command
 from polysketch.cli.terminal import write_visible
 from polysketch.cli.ways_to_generate import Way, check_way, generated
 from polysketch.progress import Progress
@@ -101,6 +102,8 @@ def run(flags: GenerateFlags) -> int:
     chat = _chat(flags, tokenizer)
     if flags.interactive:
         _converse(flags, model, tokenizer, chat, prompts[0])
+        if not of_transformers:
+            _say(next_command("export", flags.run, flags.run.with_name(f"{flags.run.name}-exported")))
     elif flags.prompts is not None:
         _continue_file(flags, model, tokenizer, chat, prompts)
     else:

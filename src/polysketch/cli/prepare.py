@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from polysketch.cli.next_command import next_command
 from polysketch.cli.standard_input import standard_input_kept
 
 if TYPE_CHECKING:
@@ -187,9 +187,8 @@ def summary_lines(data: PreparedData, seconds: float) -> list[str]:
     lines += [f"left out: {count:,} {reason} documents" for reason, count in description.skipped.items()]
     if not description.tokenizer.lossless:
         lines.append("note: this tokenizer does not keep all text; bits per byte count what it keeps")
-    folder = shlex.quote(str(data.folder))
     return [
         *lines,
         f"prepared {data.folder}",
-        f"next: polysketch train --data {folder} --preset tiny --out runs/{shlex.quote(data.folder.name)}",
+        next_command("train", "--data", data.folder, "--preset", "tiny", "--out", f"runs/{data.folder.name}"),
     ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
 from polysketch.cli.first_run import is_first_run, longer_run, opening, sizes_where_none_are_given
+from polysketch.cli.next_command import next_command
 from polysketch.cli.run_defaults import flag_values, value_of
 from polysketch.distributed.launch import find_launch
 from polysketch.training import TrainingConfig
@@ -176,13 +177,16 @@ def _options(flags: TrainFlags, used: str | tuple[str, ...]) -> dict[str, Any]:
 
 def _ending(result: TrainingResult, config: TrainingConfig) -> str:
     ending = _ENDINGS[result.stopped_by].format(step=result.step, steps=config.steps, folder=result.folder)
-    if result.best_step in (None, result.step):
-        return ending
-    return f"{ending}\nthe least validation loss was after step {result.best_step}: --checkpoint best"
+    lines = [ending]
+    if result.best_step not in (None, result.step):
+        lines.append(f"the least validation loss was after step {result.best_step}: --checkpoint best")
+    if result.stopped_by == "finished":
+        lines.append(next_command("evaluate", result.folder))
+    return "\n".join(lines)
 
 
 _ENDINGS = {
-    "finished": "finished: {steps} steps, everything is in {folder}; next: polysketch evaluate {folder}",
+    "finished": "finished: {steps} steps, everything is in {folder}",
     "signal": "stopped after step {step} of {steps} and saved in {folder}; the same command with --resume goes on",
     "time": "time is up after step {step} of {steps}, saved in {folder}; the same command with --resume goes on",
 }

@@ -1,7 +1,9 @@
 """What `convert` does with the model once data, folder and options are known to fit: read, train back, write."""
 
+import contextlib
 import itertools
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,10 @@ from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.folder import ConversionFolder, write_report
 from polysketch.conversion.report import build_report, plot_report
 from polysketch.conversion.task import ConversionTask
-from polysketch.data import PreparedData, load_tokenizer
+from polysketch.data import PreparedData, TokenizerLike, load_tokenizer
 from polysketch.data.tokenization.loading import FILES_OF_FOLDERS, PAIRS
 from polysketch.integrations import lora
+from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
 from polysketch.integrations.transformers_folder import read_model
 from polysketch.storage import disk
@@ -65,7 +68,7 @@ def train_back(
     report = build_report(task.figures())
     if reason == "finished":
         lora.merge_adapters(model)
-        _write_results(folder, config, model, report)
+        _write_results(folder, config, model, report, data.tokenizer)
     return reason, loop.step, report
 
 
@@ -108,7 +111,7 @@ def _require_same_vocabulary(model: Any, data: PreparedData, config: ConversionC
             f"--data: expected text prepared with the tokenizer of {config.model}, whose vocabulary has {size} tokens, "
             f"found {data.tokenizer.name} with {data.tokenizer.vocab_size}: {advice}"
         )
-    if not any((config.model / name).is_file() for name in FILES_OF_FOLDERS):
+    if not _has_tokenizer(config.model):
         return  # a model without its tokenizer: the size is all that can be compared
     own = load_tokenizer(config.model, data.tokenizer.end_of_text)
     sample = data.tokenizer.decode(np.asarray(data.split("validation").tokens[:_SAMPLE]).tolist())
@@ -119,7 +122,19 @@ def _require_same_vocabulary(model: Any, data: PreparedData, config: ConversionC
         )
 
 
-def _write_results(folder: ConversionFolder, config: ConversionConfig, model: Any, report: dict[str, Any]) -> None:
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES_OF_FOLDERS)
+
+
+def _save_tokenizer_of_text(tokenizer: TokenizerLike, folder: Path) -> None:
+    """Give a model that came without a tokenizer that of the text it learned from, if transformers can have it."""
+    with contextlib.suppress(ValueError):
+        to_fast_tokenizer(tokenizer).save_pretrained(folder)
+
+
+def _write_results(
+    folder: ConversionFolder, config: ConversionConfig, model: Any, report: dict[str, Any], tokenizer: TokenizerLike
+) -> None:
     temporary = disk.temporary_name(folder.model)
     for leftover in (temporary, folder.model):
         if leftover.is_dir():
@@ -128,6 +143,8 @@ def _write_results(folder: ConversionFolder, config: ConversionConfig, model: An
     for name in {*FILES_OF_FOLDERS, *itertools.chain(*PAIRS), *_BESIDE_TOKENIZERS}:
         if (config.model / name).is_file():
             shutil.copyfile(config.model / name, temporary / name)
+    if not _has_tokenizer(config.model):
+        _save_tokenizer_of_text(tokenizer, temporary)
     disk.publish_folder(temporary, folder.model)
     write_report(folder, report)
     if plotting.is_installed():

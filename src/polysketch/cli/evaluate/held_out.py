@@ -7,6 +7,7 @@ from polysketch.cli.evaluate.evaluated_model import EvaluatedModel
 from polysketch.cli.evaluate.flags import EvaluateFlags
 from polysketch.cli.evaluate.plots import plot_loss_by_position
 from polysketch.cli.evaluate.progress import share_done
+from polysketch.cli.next_command import next_command
 from polysketch.evaluation import Evaluation, evaluate
 
 __all__ = ["measure_loss"]
@@ -38,6 +39,8 @@ def measure_loss(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, A
     _print_table(result, flags, evaluated)
     if flags.plot is not None:
         plot_loss_by_position(result, flags.plot, title=f"{flags.run.name}, {flags.split}")
+    checkpoint = () if flags.checkpoint == "latest" else ("--checkpoint", flags.checkpoint)
+    print(next_command("generate", evaluated.path, *checkpoint, "--interactive"))
     return _as_json(result, flags, evaluated)
 
 
