@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.attention import in_spans
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.span_state import SpanState, causal_linear_attention, sum_tensors
 from polysketch.attention.token_convolution import TokenConvolution
@@ -110,6 +111,8 @@ class ConvolvedAttention(LinearizedAttention):
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         self.block_options(block_size)
         self._check_lengths(query, key, causal)
+        if causal and (span := in_spans.length_of_a_span(self, query, key, value, hidden)):
+            return in_spans.attended(self, query, key, value, span, key_mask=key_mask, hidden=hidden)
         wide = widened(value)
         convolved = self.convolution(wide, causal=causal, key_mask=key_mask)
         operands, options = self._summands(query, key, wide, hidden)

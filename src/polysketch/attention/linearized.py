@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.attention import in_spans
 from polysketch.attention.base import Mechanism
 from polysketch.attention.masked import without_masked
 from polysketch.attention.span_state import (
@@ -68,6 +69,8 @@ class LinearizedAttention(Mechanism):
     ) -> Tensor:
         """As `Mechanism.forward`."""
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
+        if causal and block_size is None and (span := in_spans.length_of_a_span(self, query, key, value, hidden)):
+            return in_spans.attended(self, query, key, value, span, key_mask=key_mask, hidden=hidden)
         wide = in_range(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         options |= self.block_options(block_size)
