@@ -2,11 +2,13 @@
 
 import contextlib
 import importlib.util
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from polysketch.extras import require
+from polysketch.storage import disk
 
 __all__ = ["SUFFIXES", "finish", "is_installed", "loss_by_position", "picture", "powers_of_two", "whole_numbers"]
 
@@ -23,7 +25,7 @@ def is_installed() -> bool:
 def picture(
     file: Path, size: tuple[float, float] = (7, 4), *, rows: int = 1, columns: int = 1, title: str = "", dpi: int = 150
 ) -> Iterator[Any]:
-    """Axes to draw into; at the end, unless something was raised, they are written to `file`.
+    """Axes to draw into; at the end, unless something was raised, they are written to `file`, whole or not at all.
 
     Args:
         file: its suffix gives the format.
@@ -42,7 +44,9 @@ def picture(
     yield figure.subplots(rows, columns, squeeze=rows == columns == 1)
     if title:
         figure.suptitle(title, fontsize=9)
-    figure.savefig(file, dpi=dpi)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=file.suffix.removeprefix("."), dpi=dpi)
+    disk.replace_file(file, drawn.getvalue())
 
 
 def finish(axes: Any, *, legend: bool = True, **options: Any) -> None:

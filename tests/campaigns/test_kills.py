@@ -1,0 +1,64 @@
+"""Commands that are killed: a few attacks find nothing, and find what is planted."""
+
+import os
+import random
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from campaigns.forked import TEXT, serving
+from campaigns.harness import Found
+from campaigns.kills import Arena, Stop
+from campaigns.subjects import SUBJECTS, make_given
+
+from campaigns import faulty, kills
+
+needs_faulty_disks = pytest.mark.skipif(faulty.why_none() is not None, reason=str(faulty.why_none()))
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """A function that stops a training run as it is told, with a fault planted, and gives what is found."""
+    folder, subject = tmp_path_factory.mktemp("kills"), SUBJECTS["train"]
+    path = mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
+    with path, serving((*TEXT, "planted"), faulty.preloaded(folder)) as commands:
+        make_given(commands, folder / "given", {"data"})
+        plain = Arena(commands, folder, armed=True)
+        plain.alone(subject)
+
+        def attack(*stops, planted=None):
+            found = Found()
+            arena = plain.planted(f"planted:{planted}") if planted else plain
+            arena.attack(subject, stops, random.Random(0), found)
+            return found.faults
+
+        yield attack
+
+
+@needs_faulty_disks
+def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
+    assert not attacked(Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5), Stop("TERM", "clock", 0.5))
+    assert not attacked(Stop("STOP", "call", 0.3), Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6))
+
+
+@needs_faulty_disks
+@pytest.mark.parametrize(
+    ("planted", "how", "message"),
+    [
+        ("no_sync", "POWER", "no config.json"),
+        ("early_name", "KILL", "manifest.json is missing"),
+        ("metrics_twice", "KILL", "metrics of steps"),
+    ],
+)
+def test_a_planted_fault_is_found(attacked, planted, how, message):
+    faults = (attacked(Stop(how, "call", share), planted=planted) for share in (0.35, 0.52, 0.64, 0.78, 0.9))
+    assert message in str(next(filter(None, faults), "none"))
+
+
+@needs_faulty_disks
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_commands_of_every_kind_that_are_killed_end_as_those_left_alone(tmp_path):
+    found = kills.campaign(40, 11, tmp_path)
+    assert not found.faults
+    assert len(found.outcomes) > 10
