@@ -43,6 +43,7 @@ _HOW = ("KILL", "KILL", "KILL", "POWER", "POWER", "TERM", "INT", "STOP", "TERM T
 _WHEN = ("clock", "clock", "call", "call", "early")
 _WEIGHTS = {"train": 10, "pair": 2, "compile": 1, "prepare": 2, "convert": 2, "export": 2}  # of others 1
 _PATIENCE = 120.0
+_ALONE = 8.0  # seconds in which a process may notice by itself that another is gone
 _PAUSE = 0.15  # seconds between STOP and CONT
 
 
@@ -146,7 +147,7 @@ class Arena:
             cut_power(self._log)
         allowed = {0}.union(*(_ENDS[part] for part in stop.how.split()))
         if subject.processes > 1 and stop.how != "STOP":
-            allowed |= {1}  # the others tell who is gone
+            allowed |= {1, -signal.SIGTERM}  # the others tell who is gone, or are told to end
         wrong = [f"status {status}: {self._words()}" for status in statuses if status not in allowed]
         if not (fresh and "INT" in stop.how):  # before Python has read the command, it shows where it was
             wrong += self._traceback()
@@ -190,19 +191,25 @@ class Arena:
         return {"at": 1 + int(stop.share * calls), "what": SIGNAL, "number": int(number)}
 
     def _end(self, processes: Sequence[int]) -> list[int]:
-        """The statuses; one that is paused is told to go on, one that does not end is killed, for status 124."""
-        return [self._status(process, processes[place:]) for place, process in enumerate(processes)]
+        """The statuses. Of several processes, the rest is told to end when one was killed, as torchrun does.
 
-    def _status(self, process: int, beside: Sequence[int]) -> int:
-        """Of a process; it and those beside it were not waited for, so their ids are theirs."""
-        until = time.monotonic() + _PATIENCE
-        while (status := self._commands.wait(process, _PAUSE)) is None:
-            _send([each for each in beside if _is_paused(each)], "CONT")
-            if time.monotonic() > until:
-                _send(beside, "KILL")
-                self._commands.wait(process, _PATIENCE)
-                return 124
-        return status
+        One that is paused is told to go on; one that does not end is killed, for status 124.
+        """
+        statuses: dict[int, int] = {}
+        started, told = time.monotonic(), False
+        while left := [process for process in processes if process not in statuses]:
+            _send([process for process in left if _is_paused(process)], "CONT")
+            for process in left:
+                if (status := self._commands.wait(process, _PAUSE)) is not None:
+                    statuses[process] = status
+            seconds, rest = time.monotonic() - started, [process for process in left if process not in statuses]
+            if not told and seconds > _ALONE and any(status < 0 for status in statuses.values()):
+                told = True
+                _send(rest, "TERM")
+            if seconds > _PATIENCE:
+                _send(rest, "KILL")
+                statuses |= {process: 124 for process in rest if self._commands.wait(process, _PATIENCE)}
+        return [statuses[process] for process in processes]
 
     def _words(self) -> str:
         lines = self._told.read_text(errors="replace").splitlines() if self._told.exists() else []

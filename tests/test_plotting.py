@@ -1,5 +1,8 @@
 """Pictures: written whole or not at all, and every axis says what it shows."""
 
+import contextlib
+import errno
+
 import pytest
 
 from polysketch import plotting
@@ -27,6 +30,22 @@ def test_an_error_while_drawing_leaves_the_old_picture(tmp_path):
     with pytest.raises(RuntimeError, match="deliberately broken"):
         draw()
     assert (tmp_path / "picture.svg").read_text() == "old"
+
+
+def test_a_disk_that_is_full_leaves_the_old_picture(tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    file = tmp_path / "picture.png"
+    file.write_text("old")
+
+    def half(self, target, **options):
+        with contextlib.nullcontext(target) if hasattr(target, "write") else open(target, "wb") as opened:
+            opened.write(b"half a picture")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", half)
+    with pytest.raises(OSError, match="No space left"), plotting.picture(file) as axes:
+        axes.plot([1, 2], [3, 4])
+    assert file.read_text() == "old"
 
 
 def test_the_axes_of_positions_are_named_and_reach_the_last_edge(tmp_path):
