@@ -24,7 +24,8 @@ static int what, number, kinds, lasting, record = -1;
 
 #define REAL(name) static __typeof__(&name) real; if (!real) real = dlsym(RTLD_NEXT, #name)
 
-// Begin: at the call number `at` of these kinds, or the first after it, do `what`; from then on where it is `lasting`.
+// Begin: at the call number `at`, or the first of these kinds after it, do `what`; where it is `lasting`, at all later
+// ones too, which fail after a short one.
 // `log` gets a line for each call that was made; what a rename replaces is kept beside it.
 void faulty_arm(const char *below, long call, int action, int error_or_signal, int of_kinds, int is_lasting, const char *log) {
   snprintf(folder, sizeof folder, "%s/", below);
@@ -56,7 +57,9 @@ static const char *path_of(int descriptor, const char *name, char *room) {
 static int due(int kind) {
   long call = __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST);
   if (at < 1 || call < at || !(kinds & kind)) return 0;
-  if (__atomic_add_fetch(&done, 1, __ATOMIC_SEQ_CST) > 1 && !lasting) return 0;
+  int later = __atomic_add_fetch(&done, 1, __ATOMIC_SEQ_CST) > 1;
+  if (later && !lasting) return 0;
+  if (later && what == SHORTEN) return FAIL;
   if (what == SIGNAL) kill(getpid(), number);
   return what == SIGNAL ? 0 : what;
 }

@@ -55,7 +55,7 @@ def arm(
         what: `FAIL`, `SHORTEN` (half of a write is done) or `SIGNAL`.
         number: of the error or the signal.
         kinds: of calls at which it may happen; one of others is left alone, and it happens at the next.
-        lasting: whether it happens at all later ones too.
+        lasting: whether it happens at all later ones too; after a short write, that later ones fail.
     """
     words = (folder.encode(), at, what, number, kinds, int(lasting), log.encode())
     begin = ctypes.CDLL(None).faulty_arm

@@ -140,6 +140,7 @@ class Arena:
             time.sleep(stop.share * alone.seconds * (0.1 if stop.when == "early" else 1.0))
             _send(victims, stop.how.partition(" ")[0])
         if second := stop.how.partition(" ")[2]:
+            self._await_call(subject, stop, alone)
             time.sleep(draw.choice((0.0, 0.0, 0.05)) * draw.random())
             _send(victims, second)
         statuses = self._end(processes)
@@ -154,6 +155,12 @@ class Arena:
         if subject.once and (here / subject.once).exists():
             return wrong, True
         return wrong + subject.problems(here, alone.seen), False
+
+    def _await_call(self, subject: Subject, stop: Stop, alone: Alone) -> None:
+        """Wait for the call at which a process gets its first signal, so that the second comes later."""
+        until, number = time.monotonic() + alone.seconds, self._call(subject, stop).get("at", 0)
+        while time.monotonic() < until and len(faulty.calls(self._log)) < number - 1:
+            time.sleep(0.005)
 
     def _ended(self, subject: Subject, here: Path, alone: Alone) -> list[str]:
         """What is wrong with the same command, left alone at last."""
@@ -203,7 +210,7 @@ class Arena:
                 if (status := self._commands.wait(process, _PAUSE)) is not None:
                     statuses[process] = status
             seconds, rest = time.monotonic() - started, [process for process in left if process not in statuses]
-            if not told and seconds > _ALONE and any(status < 0 for status in statuses.values()):
+            if not told and seconds > _ALONE and any(statuses.values()):
                 told = True
                 _send(rest, "TERM")
             if seconds > _PATIENCE:
