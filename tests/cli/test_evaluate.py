@@ -1,7 +1,10 @@
 """`polysketch evaluate`: its figures are the library's, and data that do not fit are refused."""
 
+import errno
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from polysketch.cli import main
 from polysketch.data import PreparedData, prepare
 from polysketch.evaluation import evaluate
 from polysketch.models import ModelConfig, TransformerLM
+from polysketch.storage import disk
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +62,19 @@ def test_the_plot_is_a_picture(tmp_path):
     """Of the loss by position."""
     assert main(["evaluate", "run", "--plot", str(tmp_path / "loss.png")]) == 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_on_a_full_disk_leave_the_earlier_ones(tmp_path, monkeypatch, capsys):
+    def full(path, *_, **__):
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    (tmp_path / "figures.json").write_text("earlier")
+    monkeypatch.setattr(disk, "write", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["evaluate", "run", "--out", str(tmp_path / "figures.json")]) == 1
+    assert "no space left on the disk" in capsys.readouterr().err
+    assert (tmp_path / "figures.json").read_bytes() == b"earlier"
 
 
 def test_without_prefix_switches_the_prefix_off(capsys, stand_in_run):

@@ -122,6 +122,7 @@ def test_wrong_usage_is_status_2(capsys, stand_in_verb, arguments):
         (RuntimeError("the run folder is in use"), "the run folder is in use"),
         (MemoryError(), "not enough memory: choose a smaller batch, context or model"),
         (ValueError(), "ValueError"),
+        (Exception("Input/output error (os error 5)"), "Input/output error (os error 5)"),  # of tokenizers
     ],
 )
 def test_a_known_failure_is_one_line_and_status_1(capsys, stand_in_verb, error, line):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from polysketch.cli import main
-from polysketch.conversion import ConversionConfig, convert
+from polysketch.conversion import ConversionConfig, convert, retraining
 from polysketch.conversion.report import build_report
 from polysketch.data import PreparedData
 from polysketch.integrations.replacement import load_replaced
@@ -250,6 +251,19 @@ def test_a_finished_conversion_can_be_asked_for_again(converted, options):
     assert again.report == converted.report
     after = tensors(converted.folder / "model")
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_model_that_is_made_again_loses_its_name_before_its_files(converted, options, tmp_path, monkeypatch):
+    """An earlier process had written it, and ended before its report."""
+    folder, deleted = shutil.copytree(converted.folder, tmp_path / "out"), []
+    (folder / "report.json").unlink()
+    delete = shutil.rmtree
+    monkeypatch.setattr(
+        retraining.shutil, "rmtree", lambda path, **given: (deleted.append(path), delete(path, **given))
+    )
+    assert convert(ConversionConfig(**options, out=folder, resume=True), progress=False).report == converted.report
+    assert [path.name for path in deleted if path.parent == folder] == [".model.tmp"]
+    assert_same(folder, converted.folder)
 
 
 def test_every_option_says_what_its_change_means():

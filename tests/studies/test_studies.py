@@ -1,7 +1,9 @@
 """Studies: every table of the papers is listed, a run leaves one record, and what is there is kept."""
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 from polysketch.cli import main
 from polysketch.models import ModelConfig, TransformerLM, preset
+from polysketch.storage import disk
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
 from polysketch.studies.study import Verdict
 from polysketch.studies.task_study import TaskSettings, TaskStudy, state_bytes
@@ -88,6 +91,22 @@ def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path
     assert record.read_bytes() == before
     summary = json.loads((record.parent / "summary.json").read_text())
     assert (summary["runs"], summary["rows"], summary["study"], summary["size"]) == (2, 1, "reversal", "smoke")
+
+
+def test_a_full_disk_leaves_the_earlier_table(folder: Path, capsys, monkeypatch):
+    def full(path: Path, *_: object, **__: object) -> None:
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    command = ["study", "reversal", "--only", "linear", "--threads", "1"]
+    assert main(command) == 0
+    table = folder / "runs/studies/reversal-smoke/results/table.md"
+    before = table.read_bytes()
+    monkeypatch.setattr(disk, "write", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(command) == 1
+    assert "no space left on the disk" in capsys.readouterr().err
+    assert table.read_bytes() == before != b""
 
 
 def test_a_row_may_have_options_of_its_mechanism_and_of_the_model(folder: Path, capsys):

@@ -105,8 +105,12 @@ def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
 
 
 def _is_known(error: Exception) -> bool:
-    """Whether bad input explains it; a damaged file of weights raises an error of a library that may not be loaded."""
-    return isinstance(error, KNOWN_FAILURES) or type(error).__name__ == "SafetensorError"
+    """Whether bad input or a full machine explains it.
+
+    Of libraries that may not be loaded, safetensors has a type of error of its own, and tokenizers raises a bare
+    `Exception` where its file cannot be written.
+    """
+    return isinstance(error, KNOWN_FAILURES) or type(error).__name__ == "SafetensorError" or type(error) is Exception
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -136,9 +136,11 @@ def _write_results(
     folder: ConversionFolder, config: ConversionConfig, model: Any, report: dict[str, Any], tokenizer: TokenizerLike
 ) -> None:
     temporary = disk.temporary_name(folder.model)
-    for leftover in (temporary, folder.model):
-        if leftover.is_dir():
-            shutil.rmtree(leftover)  # of an earlier process that ended here: it is made of the same weights again
+    if temporary.is_dir():
+        shutil.rmtree(temporary)
+    if folder.model.is_dir():  # of an earlier process that ended here: it is made of the same weights again
+        disk.rename(folder.model, temporary)  # no part of it is to stand under its name
+        shutil.rmtree(temporary)
     save_replaced(model.eval(), temporary)
     for name in {*FILES_OF_FOLDERS, *itertools.chain(*PAIRS), *_BESIDE_TOKENIZERS}:
         if (config.model / name).is_file():

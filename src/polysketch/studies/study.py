@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.benchmarking.workbench import save
+from polysketch.storage import disk
 from polysketch.studies import kept
 from polysketch.studies.presentation import markdown_table
 
@@ -161,7 +162,7 @@ def show(name: str, study: Study, size: str, results: Path) -> str:
     holds = {True: "holds", False: "does not hold", None: "open"}[verdict.holds]
     line = f"{study.claim} Paper: {study.paper}. Here: {verdict.ours}. {holds.capitalize()}."
     text = f"{markdown_table(*study.table(records))}\n\n{line}\n"
-    (results / TABLE_FILE).write_text(text, encoding="utf-8")
+    disk.replace_file(results / TABLE_FILE, text.encode())
     study.draw(records, results)
     found = {"study": name, "size": size, "runs": len(records), "rows": len({one["row"] for one in records})}
     save({**found, "of_rows": len(study.rows), "ours": verdict.ours, "holds": verdict.holds}, results / SUMMARY_FILE)

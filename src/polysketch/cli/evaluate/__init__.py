@@ -10,6 +10,7 @@ from typing import Any
 
 from polysketch.cli.evaluate.flags import EvaluateFlags
 from polysketch.cli.output_files import check_folder, check_plot
+from polysketch.storage import disk
 
 __all__ = ["EvaluateFlags", "run"]
 
@@ -25,7 +26,7 @@ def run(flags: EvaluateFlags) -> int:
     figures = _measure_task(asked, flags) if _check_folders(flags) else _measure(asked, flags)
     if flags.out is not None:
         report = {"figures": figures, "settings": _settings(flags), "versions": _versions()}
-        flags.out.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        disk.replace_file(flags.out, json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")
         print(f"figures: {flags.out}")
     if flags.json:
         print(json.dumps(figures, allow_nan=False))
