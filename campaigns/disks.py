@@ -56,7 +56,7 @@ FAULTS = {
 
 NAMES = tuple(name for name in SUBJECTS if name not in ("pair", "compile"))
 _MANY = 40  # faults from which on small file systems are tried too
-_SECONDS = 120.0
+_SECONDS = 600.0
 
 
 def short(subject: Subject) -> Subject:

@@ -41,8 +41,15 @@ _ENDS = {
 
 _HOW = ("KILL", "KILL", "KILL", "POWER", "POWER", "TERM", "INT", "STOP", "TERM TERM", "INT INT", "INT KILL")
 _WHEN = ("clock", "clock", "call", "call", "early")
-_WEIGHTS = {"train": 10, "pair": 2, "compile": 1, "prepare": 2, "convert": 2, "export": 2}  # of others 1
-_PATIENCE = 120.0
+_WEIGHTS: dict[str, float] = {
+    "train": 10,
+    "pair": 2,
+    "compile": 0.3,
+    "prepare": 2,
+    "convert": 2,
+    "export": 2,
+}  # of others 1
+_PATIENCE = 600.0
 _ALONE = 8.0  # seconds in which a process may notice by itself that another is gone
 _PAUSE = 0.15  # seconds between STOP and CONT
 

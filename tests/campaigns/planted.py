@@ -1,5 +1,8 @@
 """Faults that a campaign has to find, each planted in the process of a command."""
 
+import contextlib
+from pathlib import Path
+
 from polysketch.storage import disk
 from polysketch.training.reporting import MetricsFile
 
@@ -17,3 +20,31 @@ def early_name() -> None:
 def metrics_twice() -> None:
     """A resumed run leaves the lines of steps that it makes again."""
     MetricsFile.drop_after = lambda self, step: 0
+
+
+def swallowed() -> None:
+    """What cannot be written is left out without a word."""
+    write = Path.write_bytes
+
+    def quiet(self, data):
+        with contextlib.suppress(OSError):
+            write(self, data)
+
+    Path.write_bytes = quiet
+
+
+def half_names() -> None:
+    """Records are written where the earlier ones stand."""
+    disk.replace_file = lambda path, data: disk.write(path, data)
+
+
+def unexplained() -> None:
+    """An error that no command explains."""
+
+    def make_folder(path):
+        try:
+            path.mkdir()
+        except OSError as error:
+            raise KeyError(str(path)) from error
+
+    disk.make_folder = make_folder

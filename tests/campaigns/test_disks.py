@@ -1,0 +1,70 @@
+"""Disks that fail: a few faults find nothing in ours, and find what is planted."""
+
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from campaigns.disks import FAULTS, Arena, short
+from campaigns.forked import TEXT, serving
+from campaigns.harness import Found
+from campaigns.subjects import SUBJECTS, make_given
+
+from campaigns import disks, faulty
+
+pytestmark = pytest.mark.skipif(faulty.why_none() is not None, reason=str(faulty.why_none()))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server whose processes can have planted faults, and a folder with what commands read."""
+    folder = tmp_path_factory.mktemp("disks")
+    path = mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
+    with path, serving((*TEXT, "planted"), faulty.preloaded(folder)) as commands:
+        make_given(commands, folder / "given", {"classes", "data", "run"})
+        yield commands, folder
+
+
+@pytest.fixture
+def found(served, tmp_path):
+    """A function that lets a disk fail at some calls of a command, and gives what is found."""
+    commands, folder = served
+    (tmp_path / "given").symlink_to(folder / "given")
+
+    def attacked(name, kinds, planted=(), most=100):
+        arena, subject, found = Arena(commands, tmp_path, planted), short(SUBJECTS[name]), Found()
+        every = [fault for fault in arena.faults(subject) if fault[1] in kinds]
+        for _, kind, call in every[:: -(-len(every) // most)]:
+            if not found.faults:
+                arena.attack(subject, kind, call, found)
+        return found
+
+    return attacked
+
+
+def test_a_command_on_a_disk_that_fails_says_so_in_a_line_or_is_done(found):
+    outcomes = found("task", FAULTS, most=14)
+    assert outcomes.faults == []
+    assert set(outcomes.outcomes) == {"task: one line", "task: done in spite of it"}
+
+
+def test_a_run_on_a_full_disk_is_whole_up_to_a_checkpoint_and_goes_on(found):
+    assert found("train", ("full", "short and full"), most=3).faults == []
+
+
+@pytest.mark.parametrize(
+    ("command", "planted", "kind", "message"),
+    [
+        ("task", "swallowed", "I/O error", "in the end task is another"),
+        ("generate", "half_names", "full", "in the end"),
+        ("train", "unexplained", "read-only", "traceback"),
+    ],
+)
+def test_a_planted_fault_is_found(found, command, planted, kind, message):
+    assert message in str(found(command, (kind,), (f"planted:{planted}",)).faults)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_dozens_of_faults_of_all_commands_find_nothing(tmp_path):
+    assert disks.campaign(80, 5, tmp_path).faults == []
