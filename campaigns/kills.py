@@ -41,14 +41,7 @@ _ENDS = {
 
 _HOW = ("KILL", "KILL", "KILL", "POWER", "POWER", "TERM", "INT", "STOP", "TERM TERM", "INT INT", "INT KILL")
 _WHEN = ("clock", "clock", "call", "call", "early")
-_WEIGHTS: dict[str, float] = {
-    "train": 10,
-    "pair": 2,
-    "compile": 0.3,
-    "prepare": 2,
-    "convert": 2,
-    "export": 2,
-}  # of others 1
+_WEIGHTS: dict[str, float] = {"train": 10, "pair": 2, "compile": 0.3, "prepare": 2, "convert": 2, "export": 2}
 _PATIENCE = 600.0
 _ALONE = 8.0  # seconds in which a process may notice by itself that another is gone
 _PAUSE = 0.15  # seconds between STOP and CONT
@@ -273,7 +266,7 @@ def _place(subject: Subject, here: Path) -> str:
 
 def drawn(draw: random.Random, names: Sequence[str], *, armed: bool) -> tuple[str, list[Stop]]:
     """A command and how it is stopped."""
-    (name,) = draw.choices(names, [_WEIGHTS.get(name, 1) for name in names])
+    (name,) = draw.choices(names, [_WEIGHTS.get(name, 1.0) for name in names])
     stops = [Stop(draw.choice(_HOW), draw.choice(_WHEN), draw.random()) for _ in range(draw.choice((1, 1, 1, 2, 2, 3)))]
     if not armed:
         stops = [replace(stop, how=stop.how.replace("POWER", "KILL"), when="clock") for stop in stops]

@@ -41,10 +41,10 @@ def half_names() -> None:
 def unexplained() -> None:
     """An error that no command explains."""
 
-    def make_folder(path):
+    def rename(source, target):
         try:
-            path.mkdir()
+            source.rename(target)
         except OSError as error:
-            raise KeyError(str(path)) from error
+            raise KeyError(str(target)) from error
 
-    disk.make_folder = make_folder
+    disk.rename = rename

@@ -55,9 +55,9 @@ def test_a_run_on_a_full_disk_is_whole_up_to_a_checkpoint_and_goes_on(found):
 @pytest.mark.parametrize(
     ("command", "planted", "kind", "message"),
     [
-        ("task", "swallowed", "I/O error", "in the end task is another"),
-        ("generate", "half_names", "full", "in the end"),
-        ("train", "unexplained", "read-only", "traceback"),
+        ("task", "swallowed", "I/O error", "task is another"),
+        ("task", "unexplained", "no permission", "traceback"),
+        ("evaluate", "half_names", "full", "is cut off"),
     ],
 )
 def test_a_planted_fault_is_found(found, command, planted, kind, message):
