@@ -14,6 +14,7 @@ import copy
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -42,6 +43,7 @@ _ENDS = {
 _HOW = ("KILL", "KILL", "KILL", "POWER", "POWER", "TERM", "INT", "STOP", "TERM TERM", "INT INT", "INT KILL")
 _WHEN = ("clock", "clock", "call", "call", "early")
 _WEIGHTS: dict[str, float] = {"train": 10, "pair": 2, "compile": 0.3, "prepare": 2, "convert": 2, "export": 2}
+_DROPPED = re.compile(r"Exception ignored in.*?\nKeyboardInterrupt: *\n", re.DOTALL)
 _PATIENCE = 600.0
 _ALONE = 8.0  # seconds in which a process may notice by itself that another is gone
 _PAUSE = 0.15  # seconds between STOP and CONT
@@ -223,7 +225,9 @@ class Arena:
         return " | ".join(lines[-3:])
 
     def _traceback(self) -> list[str]:
+        """A traceback, but for those of interrupts that Python itself drops, in the middle of an import for one."""
         told = self._told.read_text(errors="replace") if self._told.exists() else ""
+        told = _DROPPED.sub("", told)
         return [f"traceback: {self._words()}"] if "Traceback" in told else []
 
 
