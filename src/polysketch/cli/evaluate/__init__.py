@@ -10,7 +10,6 @@ from typing import Any
 
 from polysketch.cli.evaluate.flags import EvaluateFlags
 from polysketch.cli.output_files import check_folder, check_plot
-from polysketch.storage import disk
 
 __all__ = ["EvaluateFlags", "run"]
 
@@ -26,7 +25,9 @@ def run(flags: EvaluateFlags) -> int:
     figures = _measure_task(asked, flags) if _check_folders(flags) else _measure(asked, flags)
     if flags.out is not None:
         report = {"figures": figures, "settings": _settings(flags), "versions": _versions()}
-        disk.replace_file(flags.out, json.dumps(report, indent=2, allow_nan=False).encode() + b"\n")
+        from polysketch.benchmarking.workbench import save
+
+        save(report, flags.out)
         print(f"figures: {flags.out}")
     if flags.json:
         print(json.dumps(figures, allow_nan=False))
