@@ -36,6 +36,8 @@ def campaign(count: int, seed: int, folder: Path, parts: Sequence[str] = PARTS) 
             for attack, wrong, outcome in _attacks(part, count, random.Random(f"{part} {seed}"), folder):
                 kind = "command" if part in command_lines.BASES else "reader" if part in readers.READERS else "function"
                 found.add(attack, wrong or f"{kind}: {outcome}", is_fault=wrong is not None)
+                if wrong is not None:
+                    print(f"{attack}: {wrong}", file=sys.stderr, flush=True)
     finally:
         os.chdir(before)
         torch.set_num_threads(threads)

@@ -61,7 +61,7 @@ def open_task(folder: str | Path) -> Task:
     options, name = dict(found["options"]), found["task"]
     if name not in (*TASKS, Classification.name):
         raise ValueError(f"{folder}: expected one of the tasks {', '.join(TASKS)}, found {name!r}")
-    splits = {split: read_rows(folder, split) for split in found["splits"]}
+    splits = {split: read_rows(folder, split) for split in found["splits"] if name not in TASKS}
     shape = options.pop("shape", None)
     try:
         if name in TASKS:

@@ -12,6 +12,7 @@ from polysketch.data.tokenization.base import TokenizerLike, check_unicode
 from polysketch.data.tokenization.decoders import pieces_of
 from polysketch.data.tokenization.end_of_text import choose_end_of_text, usual_end_of_text
 from polysketch.extras import require
+from polysketch.storage.outside import decoded
 
 
 class JsonTokenizer(TokenizerLike):
@@ -122,10 +123,7 @@ def description_of(contents: bytes, path: Path) -> dict[str, Any]:
     Raises:
         ValueError: It is not JSON, or not that of the tokenizers library.
     """
-    try:
-        description = json.loads(contents)
-    except ValueError as error:  # not JSON, or not even text
-        raise ValueError(f"expected a tokenizer.json in {path}, found something that is not JSON: {error}") from error
+    description = decoded(contents, f"the tokenizer.json {path}")
     if not isinstance(description, dict) or not isinstance(description.get("model"), dict):
         raise ValueError(f"expected a tokenizer.json of the tokenizers library in {path}, found other JSON")
     return description

@@ -31,7 +31,7 @@ def optimal_frobenius_error(exact: Tensor, ranks: Sequence[int]) -> Tensor:
     energies = torch.linalg.svdvals(exact.double()).square()
     tails = energies.flip(-1).cumsum(-1).flip(-1)
     tails = torch.cat([tails, torch.zeros_like(tails[..., :1])], -1)
-    kept = torch.tensor([min(rank, energies.shape[-1]) for rank in ranks], device=exact.device)
+    kept = torch.tensor([min(rank, energies.shape[-1]) for rank in ranks], dtype=torch.int64, device=exact.device)
     return (tails[..., kept] / tails[..., :1]).sqrt()
 
 
