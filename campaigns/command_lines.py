@@ -117,9 +117,19 @@ _ODD: dict[Any, list[str]] = {
     bool: ["True", "False", "x", ""],
 }
 _ENDLESS = {"steps", "repeats", "trials", "max_new_tokens", "num_samples", "seeds", "tuning_steps", "transfer_steps"}
-_ENDLESS |= {"distillation_steps", "grace", "budget_seconds", "beams", "lookup", "lengths", "contexts", "positions"}
+_ENDLESS |= {
+    "distillation_steps",
+    "compile",
+    "grace",
+    "budget_seconds",
+    "beams",
+    "lookup",
+    "lengths",
+    "contexts",
+    "positions",
+}
 _WRITTEN = ("out", "plot", "results", "folder", "run")
-SECONDS, SECONDS_OF_ENDLESS = 30, 6
+SECONDS, SECONDS_OF_ENDLESS = 120, 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,10 +222,10 @@ def make_place(folder: Path) -> None:
                 raise RuntimeError(f"expected a folder to attack, found that this fails: polysketch {' '.join(line)}")
 
 
-def contents(written: set[Path]) -> dict[str, bytes]:
-    """Every file below the working folder, but for what commands may write."""
+def contents() -> dict[str, bytes]:
+    """Every file below the working folder, but for locks and what commands make."""
     files = [path for path in sorted(Path().rglob("*")) if path.is_file() and not path.is_symlink()]
-    kept = [path for path in files if "lock" not in path.name and not any(path.is_relative_to(one) for one in written)]
+    kept = [path for path in files if "lock" not in path.name and not path.parts[0].startswith("new")]
     return {str(path): path.read_bytes() for path in kept}
 
 
@@ -239,18 +249,19 @@ def _serve_nobody() -> None:
 
 def attacks(command: str, count: int, draw: random.Random) -> Iterator[tuple[str, str | None, str]]:
     """So many calls of a command in the working folder: what was typed, what is wrong, and what came of it."""
-    flags, before = flags_of_command(command), contents(set())
+    flags, before = flags_of_command(command), contents()
     for _ in range(count):
         line, drawn = drawn_line(command, flags, draw)
         _clear()
         ended = call(command, line, drawn)
         wrong = complaint(ended, may_go_on=bool(drawn & _ENDLESS))
         written = _written(line, flags)
-        after = contents(written)
-        lost = [name for name, content in before.items() if after.get(name) != content and not _is_below(name, written)]
+        after = contents()
+        changed = [name for name, content in before.items() if after.get(name) != content]
+        _restore({name: before[name] for name in changed})
+        lost = [name for name in changed if not any(Path(name).is_relative_to(path) for path in written)]
         if lost:
             wrong = f"{wrong or 'done'}, and these files changed: {', '.join(lost[:5])}"
-            _restore(before)
         outcome = "at work until stopped" if ended.is_hang else ("done", "refused", "wrong usage")[min(ended.status, 2)]
         yield f"polysketch {command} {' '.join(map(_shown, line))}", wrong, outcome
 
@@ -274,10 +285,6 @@ def _written(line: list[str], flags: list[Flag]) -> set[Path]:
         if name in typed:
             found.add(Path(value if equals else (line[place + 1] if place + 1 < len(line) else "")))
     return {path for path in found if path != Path()}
-
-
-def _is_below(name: str, written: set[Path]) -> bool:
-    return any(Path(name).is_relative_to(path) for path in written)
 
 
 def _restore(before: dict[str, bytes]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from campaigns.harness import REFUSALS
+from polysketch.cli.terminal import visible
 
 MEMORY = 3 << 30
 """Bytes of address space that a call may take beyond what the campaign itself has."""
@@ -55,19 +56,20 @@ class Ended:
         return self.status == -signal.SIGALRM
 
 
-def isolated(work: Callable[[], Any], *, seconds: int = 60, memory: int = MEMORY) -> Ended:
+def isolated(work: Callable[[], Any], *, seconds: int = 60, memory: int = MEMORY, terminal: bool = False) -> Ended:
     """Call `work` in a fork of this process.
 
     Args:
         work: gives an exit status, or anything else for 0.
         seconds: until it is ended.
         memory: bytes of address space beyond what this process has.
+        terminal: whether it believes that its output goes to a terminal.
     """
     sys.stdout.flush()
     with tempfile.TemporaryFile("w+b") as errors, tempfile.TemporaryFile("w+b") as output:
         child = os.fork()
         if child == 0:
-            _work_and_exit(work, seconds, memory, errors.fileno(), output.fileno())
+            _work_and_exit(work, seconds, memory, errors.fileno(), output.fileno(), terminal=terminal)
         _, status, used = os.wait4(child, 0)
         texts = []
         for file in (errors, output):
@@ -76,10 +78,12 @@ def isolated(work: Callable[[], Any], *, seconds: int = 60, memory: int = MEMORY
     return Ended(os.waitstatus_to_exitcode(status), texts[0], texts[1], used.ru_maxrss * 1024)
 
 
-def _work_and_exit(work: Callable[[], Any], seconds: int, memory: int, errors: int, output: int) -> None:
+def _work_and_exit(
+    work: Callable[[], Any], seconds: int, memory: int, errors: int, output: int, *, terminal: bool
+) -> None:
     status = 99
     try:
-        limit = _address_space() + memory
+        limit = address_space() + memory
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -87,6 +91,8 @@ def _work_and_exit(work: Callable[[], Any], seconds: int, memory: int, errors: i
         os.dup2(errors, 2)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+        if terminal:
+            sys.stdout.isatty = sys.stderr.isatty = lambda: True  # type: ignore[method-assign]
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds)
         given = work()
@@ -101,7 +107,7 @@ def _work_and_exit(work: Callable[[], Any], seconds: int, memory: int, errors: i
         os._exit(status)
 
 
-def _address_space() -> int:
+def address_space() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
@@ -115,7 +121,7 @@ def refusing(work: Callable[[], Any]) -> Callable[[], int]:
         except Exception as error:
             if not isinstance(error, REFUSALS) and type(error).__name__ != "SafetensorError":
                 raise
-            print(f"polysketch: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+            print(visible(f"polysketch: {type(error).__name__}: {' '.join(str(error).split())}"), file=sys.stderr)
             return 1
         return 0
 

@@ -36,7 +36,7 @@ def attacks(folder: Path, name: str, count: int, draw: random.Random) -> Iterato
         ended = isolated(reading(reader, folder), seconds=SECONDS, memory=MEMORY)
         outcome = "refused" if ended.status else "read"
         yield f"{name}: {path}, mutation {seed}", complaint(ended), outcome
-        _restore(whole, folder)
+        restore(whole, folder)
 
 
 def reading(reader: Reader, folder: Path) -> Callable[[], int]:
@@ -46,7 +46,8 @@ def reading(reader: Reader, folder: Path) -> Callable[[], int]:
     return lambda: call() or (status[0] if isinstance(status[0], int) else 0)
 
 
-def _restore(whole: Path, folder: Path) -> None:
+def restore(whole: Path, folder: Path) -> None:
+    """Make a folder again what it was, and delete what was made of it."""
     for made in folder.parent.glob("folder-new*"):
         shutil.rmtree(made) if made.is_dir() else made.unlink()
     shutil.rmtree(folder)

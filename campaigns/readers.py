@@ -29,7 +29,7 @@ from polysketch.tasks import open_task, verify_task
 from polysketch.training.manifest import MANIFEST, describe, manifest_bytes
 from polysketch.training.verification import verify
 
-_ONE_STEP = ["--layers", "1", "--context", "16", "--batch-size", "1", "--steps", "1", "--eval-tokens", "16"]
+ONE_STEP = ["--layers", "1", "--context", "16", "--batch-size", "1", "--steps", "1", "--eval-tokens", "16"]
 TEXT = "Once upon a time, 7 foxes\u2014said\u00e9 \U0001f600\n"
 
 
@@ -139,8 +139,7 @@ def _make_pieces(sources: Path, folder: Path) -> None:
 def _read_files(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         reader = reader_of(path)
-        assert reader is not None
-        for _ in read_file(path, reader, ReadOptions(cut_text=100)):
+        for _ in read_file(path, reader, ReadOptions(cut_text=100)) if reader else ():
             pass
 
 
@@ -298,7 +297,7 @@ READERS: dict[str, Reader] = {
             "FOLDER",
             "--out",
             "FOLDER-new",
-            *_ONE_STEP,
+            *ONE_STEP,
         ),
     ),
     "a run": Reader(_copied("run"), _command("generate", "FOLDER", "--max-new-tokens", "1"), reseal_checkpoints),

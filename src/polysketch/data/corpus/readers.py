@@ -102,7 +102,7 @@ def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str)
     encoding = "utf-8-sig" if codecs.lookup(options.encoding).name == "utf-8" else options.encoding
     # What is not in the encoding becomes lone surrogates, for the rule on such documents to find it.
     with io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="") as lines:
-        rows = csv.reader(lines, delimiter=between, strict=True)
+        rows = csv.reader(_bounded_lines(lines, origin), delimiter=between, strict=True)
         names = _next_row(rows, f"{origin}:1") or []
         if options.text_field not in names:
             text_of_row(dict.fromkeys(names), options, origin)
@@ -111,6 +111,16 @@ def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str)
         while (contents := _unless_damaged(options, table.next_text, place)) is not None:
             yield place, contents
             place = f"{origin}:{rows.line_num + 1}"
+
+
+def _bounded_lines(lines: io.TextIOWrapper, origin: str) -> Iterator[str]:
+    """The lines of a table; a field may go on over several."""
+    for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), ""), start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"expected lines of at most {LONGEST_LINE:,} letters, found a longer one: {origin}:{number}"
+            )
+        yield line
 
 
 class _Table:
