@@ -23,6 +23,7 @@ import torch
 
 from campaigns import command_lines, function_calls, mutated_files, readers
 from campaigns.harness import Found, main
+from polysketch.ops.native import why_unavailable
 
 PARTS = (*command_lines.commands(), *function_calls.packages(), *readers.READERS)
 
@@ -31,6 +32,7 @@ def campaign(count: int, seed: int, folder: Path, parts: Sequence[str] = PARTS) 
     """So many attacks on each part."""
     found, threads, before = Found(), torch.get_num_threads(), Path.cwd()
     torch.set_num_threads(1)  # no thread but this one is there to be forked
+    why_unavailable()  # compiles the native programs, or every fork would
     try:
         for part in parts:
             for attack, wrong, outcome in _attacks(part, count, random.Random(f"{part} {seed}"), folder):

@@ -396,7 +396,7 @@ def _parquet_bomb(folder: Path, draw: random.Random) -> tuple[Path, str]:
     return path, f"{rows:,} times {length:,} letters in {path.stat().st_size:,} bytes of parquet"
 
 
-_PATTERNS = (
+PATTERNS = (
     "(a+)+$",
     "(a|aa)+$",
     "(a*)*b",
@@ -417,7 +417,7 @@ def patterns(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | Non
     sources = make_sources(folder / "sources")
     described = json.loads((sources / "data" / "tokenizer.json").read_bytes())
     while True:
-        pattern = draw.choice(_PATTERNS)
+        pattern = draw.choice(PATTERNS)
         split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": draw.random() < 0.2}
         replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "a" * draw.choice((0, 1, 1000))}
         changed = described | draw.choice(({"pre_tokenizer": split}, {"normalizer": replace}))

@@ -38,7 +38,7 @@ class Reader:
     """What reads files that others made.
 
     Attributes:
-        make: writes whole ones into a new folder, given a folder with `text`, `data`, `run` and `exported`.
+        make: writes whole ones into a new folder, given one for what `make_sources` makes, where they come from that.
         read: reads the folder; gives an exit status where it is a command.
         again: makes right what a change of one file breaks in others, as a hostile author would.
     """
@@ -49,7 +49,9 @@ class Reader:
 
 
 def make_sources(folder: Path) -> Path:
-    """Text, prepared data, a run and an exported model."""
+    """Text, prepared data, a run and an exported model in a folder, unless they are there."""
+    if folder.exists():
+        return folder
     text = folder / "text"
     text.mkdir(parents=True)
     for number in range(12):
@@ -65,7 +67,7 @@ def make_sources(folder: Path) -> Path:
 
 
 def _copied(name: str) -> Callable[[Path, Path], None]:
-    return lambda sources, folder: shutil.copytree(sources / name, folder, dirs_exist_ok=True)
+    return lambda sources, folder: shutil.copytree(make_sources(sources) / name, folder, dirs_exist_ok=True)
 
 
 def _command(*line: str) -> Callable[[Path], int]:
@@ -80,13 +82,13 @@ def _used_tokenizer(path: Path) -> None:
 
 
 def _make_bpe_json(sources: Path, folder: Path) -> None:
-    shutil.copy(sources / "data" / "tokenizer.json", folder)
+    shutil.copy(make_sources(sources) / "data" / "tokenizer.json", folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "add_bos_token": False}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0]}))
 
 
 def _make_pair(sources: Path, folder: Path) -> None:
-    model = json.loads((sources / "data" / "tokenizer.json").read_bytes())["model"]
+    model = json.loads((make_sources(sources) / "data" / "tokenizer.json").read_bytes())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
@@ -132,7 +134,7 @@ def _special(index: int, content: str) -> dict[str, Any]:
 def _make_pieces(sources: Path, folder: Path) -> None:
     from polysketch.data.tokenization import SentencePieceTokenizer
 
-    texts = [path.read_text() for path in sorted((sources / "text").iterdir())]
+    texts = [path.read_text() for path in sorted((make_sources(sources) / "text").iterdir())]
     SentencePieceTokenizer.train(texts, 320).save(folder)
 
 
@@ -317,8 +319,6 @@ READERS: dict[str, Reader] = {
 def make(folder: Path, name: str) -> Path:
     """A folder of whole files for a reader, below a folder that may hold those of others."""
     sources, made = folder / "sources", folder / "read" / name.replace(" ", "-").replace(",", "") / "folder"
-    if not sources.exists():
-        make_sources(sources)
     made.mkdir(parents=True)
     READERS[name].make(sources, made)
     return made

@@ -4,8 +4,6 @@ import io
 import json
 import sys
 
-import pytest
-
 from polysketch.cli import main
 from polysketch.cli.terminal import visible_streams
 
@@ -17,15 +15,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+def terminal_of(monkeypatch) -> Terminal:
+    """In a test, not in a fixture: pytest gives each its own streams."""
     shown = Terminal()
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "stderr", shown)
     return shown
 
 
-def test_a_summary_of_a_stranger_is_shown_escaped(terminal, tmp_path):
+def test_a_summary_of_a_stranger_is_shown_escaped(monkeypatch, tmp_path):
+    terminal = terminal_of(monkeypatch)
     (tmp_path / "reversal-x").mkdir()
     summary = {"study": "reversal", "size": "\x1b[2J", "rows": 1, "of_rows": 1, "runs": 1, "ours": "\x9b31m\u202e"}
     (tmp_path / "reversal-x" / "summary.json").write_text(json.dumps({**summary, "holds": True}))
@@ -34,7 +33,8 @@ def test_a_summary_of_a_stranger_is_shown_escaped(terminal, tmp_path):
     assert not {"\x1b", "\x9b", "\u202e"} & set(terminal.getvalue())
 
 
-def test_bars_move_and_a_carriage_return_inside_a_text_does_not(terminal):
+def test_bars_move_and_a_carriage_return_inside_a_text_does_not(monkeypatch):
+    terminal = terminal_of(monkeypatch)
     with visible_streams():
         print("\r 3 of 7", end="", file=sys.stderr)
         print("\r        ", end="\r")

@@ -30,18 +30,14 @@ def write_tokenizer(folder, pattern: str):
     return folder / "tokenizer.json"
 
 
-@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|aa)+b", r"(?:a*)*c$"])
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|aa)+b"])
 def test_a_pattern_that_takes_for_ever_on_a_text_is_refused(tmp_path, monkeypatch, pattern):
     monkeypatch.setattr(bounded, "SECONDS", 0.5)
     tokenizer = load_tokenizer(write_tokenizer(tmp_path, pattern))
     assert tokenizer.encode("a") == [ord("a") - 32]
     started = time.monotonic()
-    text = ("a" * 21 + "! ") * 400 if pattern.startswith("(a") else "a" * 400
-    try:
-        tokenizer.encode(text)
-    except ValueError as refusal:
-        assert "a regular expression in the tokenizer's file takes too long on this text" in str(refusal)
-        assert "\n" not in str(refusal)
+    with pytest.raises(ValueError, match="a regular expression in the tokenizer's file takes too long on this text"):
+        tokenizer.encode(("a" * 21 + "! ") * 400 if pattern == r"(a+)+$" else "a" * 40 + "! ")
     assert time.monotonic() - started < 10
 
 

@@ -160,7 +160,7 @@ def test_calls_of_every_width_share_one_pool_of_threads():
     """As many threads as the widest call had shares, not one pool for each number of shares."""
 
     def workers():
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("polysketch-")]
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("polysketch-worker")]
 
     before = len(workers())
     for width in (2, 3, 5, 4, 2, 5):

@@ -158,7 +158,7 @@ class _Pool:
 
         try:
             while self.workers < workers:
-                threading.Thread(target=serve, name=f"polysketch-{self.workers}", daemon=True).start()
+                threading.Thread(target=serve, name=f"polysketch-worker-{self.workers}", daemon=True).start()
                 self.workers += 1
                 started += 1
             for _ in range(started):
