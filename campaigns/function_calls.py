@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch._dynamo  # a call with a tensor on meta imports it, which takes seconds
 from torch import Tensor
 
 from campaigns.isolated import MEMORY, complaint, isolated, refusing
@@ -44,7 +45,6 @@ _WORDS = (
     "",
     "no-such",
     "\x1b[0m",
-    "\0",
 )
 _NAMES = {name: getattr(package, name) for package in PACKAGES for name in package.__all__}
 """What annotations may name that are imported for type checkers alone."""
