@@ -32,7 +32,7 @@ CALLS = {
     "a state of one dimension": lambda: LinearAttentionState(*[FLAT] * 8, power=1),
     "spans of nothing": lambda: attention.add_spans([], []),
     "a length of more than 64 bits": lambda: attention.advance_positions(torch.zeros(1, dtype=torch.int64), HUGE),
-    "a layer of no inputs": lambda: nn.GatedLinearUnit(0, 4),
+    "a layer of no inputs": lambda: feature_maps.lecun_normal_(X.clone(), 0),
     "weights that are no real numbers": lambda: feature_maps.lecun_normal_(X.to(torch.complex64), 4),
     "no heads": lambda: nn.MultiheadAttention(8, 0),
     "positions of no width": lambda: nn.rotation_at(torch.arange(3), 0),
