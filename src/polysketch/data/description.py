@@ -123,15 +123,21 @@ class SplitDescription:
         return cls(**counts, shards=tuple(shards))
 
 
-_TYPES = {"str": str, "int": int, "bool": bool, "str | None": str | None, "tuple[ShardDescription, ...]": tuple}
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "str | None": str | None,
+    "tuple[ShardDescription, ...]": tuple,
+}
 
 
-def _wrong_field(described: TokenizerDescription | SplitDescription | ShardDescription) -> str | None:
+def _wrong_field(described: Any) -> str | None:
     """The first field of another type than it has, or of a count below 0, in words; None where there is none."""
     for field in dataclasses.fields(described):
         value, wanted = getattr(described, field.name), _TYPES[str(field.type)]
         is_flag = isinstance(value, bool)
-        if not isinstance(value, wanted) or is_flag != (wanted is bool) or (wanted is int and value < 0):
+        if not isinstance(value, wanted) or is_flag != (wanted is bool) or (isinstance(value, int) and value < 0):
             return f"{field.name} of {str(value)[:40]!r}, which is no {field.type}"
     return None
 

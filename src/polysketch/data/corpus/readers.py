@@ -118,7 +118,7 @@ def _bounded_lines(lines: io.TextIOWrapper, origin: str) -> Iterator[str]:
     for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), ""), start=1):
         if len(line) > LONGEST_LINE:
             raise ValueError(
-                f"expected lines of at most {LONGEST_LINE:,} letters, found a longer one: {origin}:{number}"
+                f"expected lines of at most {LONGEST_LINE:,} letters, found a longer one at {origin}:{number}"
             )
         yield line
 
