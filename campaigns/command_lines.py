@@ -231,13 +231,18 @@ def contents() -> dict[str, bytes]:
 
 def call(command: str, line: list[str], drawn: set[str]) -> Ended:
     """One call in a process of its own."""
-    seconds = SECONDS_OF_ENDLESS if drawn & _ENDLESS else SECONDS
+    seconds = SECONDS_OF_ENDLESS if _is_endless(command, drawn) else SECONDS
 
     def work() -> int:
         _serve_nobody()
         return main([*command.split(), *line])
 
     return isolated(work, seconds=seconds)
+
+
+def _is_endless(command: str, drawn: set[str]) -> bool:
+    """Whether it was asked for work that may take longer than anybody waits; tracing a graph takes a minute."""
+    return bool(drawn & _ENDLESS) or (command == "export" and "format" in drawn)
 
 
 def _serve_nobody() -> None:
@@ -254,7 +259,7 @@ def attacks(command: str, count: int, draw: random.Random) -> Iterator[tuple[str
         line, drawn = drawn_line(command, flags, draw)
         _clear()
         ended = call(command, line, drawn)
-        wrong = complaint(ended, may_go_on=bool(drawn & _ENDLESS))
+        wrong = complaint(ended, may_go_on=_is_endless(command, drawn))
         written = _written(line, flags)
         after = contents()
         changed = [name for name, content in before.items() if after.get(name) != content]
