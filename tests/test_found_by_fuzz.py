@@ -14,7 +14,7 @@ from polysketch.data.corpus import readers
 from polysketch.data.corpus.document import ReadOptions
 from polysketch.generation import sampling
 from polysketch.ops.linear.state import LinearAttentionState
-from polysketch.tasks import open_task, write_task
+from polysketch.tasks import open_task, verify_task, write_task
 from polysketch.tasks.stored import Classification, ClassifiedRows
 
 EMPTY, X = torch.ones(1, 1, 3, 0), torch.ones(1, 1, 3, 4)
@@ -119,3 +119,11 @@ def test_standard_input_is_not_kept_through_a_planted_link(monkeypatch, tmp_path
     assert main(["prepare", "-", "--out", str(tmp_path / "out"), *shares]) == 0
     assert (tmp_path / "thesis").read_text() == "mine"
     assert (tmp_path / "out" / "description.json").is_file()
+
+
+def test_a_hole_of_terabytes_among_the_rows_of_a_task_is_not_summed_up(tmp_path):
+    write_task(Classification({"train": rows(4)}, 9, ["a", "b"]), tmp_path / "task")
+    with (tmp_path / "task" / "train.ends.bin").open("r+b") as file:
+        file.truncate(2**42)
+    with pytest.raises(ValueError, match="expected files of train that belong together"):
+        verify_task(tmp_path / "task")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -13,7 +14,6 @@ from polysketch.data.compressed import open_bytes, plain_name, read_bounded
 from polysketch.data.corpus.cutting import pieces_of_file
 from polysketch.data.corpus.document import ReadOptions, decoded, text_of_row
 from polysketch.extras import require
-from polysketch.storage import outside
 
 
 class Damaged(NamedTuple):
@@ -217,6 +217,6 @@ def read_file(
 
 def _parsed(line: str, place: str) -> dict:
     try:
-        return outside.decoded(line, place)
-    except ValueError as error:
-        raise ValueError(f"expected one JSON object a line, found something else: {error}") from error
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and brackets nested as deep
+        raise ValueError(f"expected one JSON object a line, found something else at {place}: {error}") from error
