@@ -509,7 +509,7 @@ def _written_by(line: list[str], folder: Path) -> list[Path]:
     inside = [
         path
         for path in found
-        if path.is_relative_to(folder) and path != record and not path.is_relative_to(folder / "sources")
+        if folder in path.parents and path != record and not path.is_relative_to(folder / "sources")
     ]
     record.unlink()
     return inside
