@@ -108,6 +108,16 @@ def test_a_line_of_a_table_that_fills_the_memory_is_not_read(monkeypatch, tmp_pa
         list(readers.read_file(tmp_path / "rows.csv", readers.read_comma_separated, ReadOptions()))
 
 
+def test_texts_of_parquet_that_are_no_text_are_refused(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="the extra hf is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra hf is not installed")
+    parquet.write_table(arrow.table({"text": ["a row of text, " * 9]}), tmp_path / "rows.parquet", compression="none")
+    content = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "rows.parquet").write_bytes(content.replace(b"a row of text, ", b"a row of \xff\xfe\xfd\xfc, "))
+    with pytest.raises(ValueError, match=r"expected texts in UTF-8 in .*rows\.parquet, found other bytes"):
+        list(readers.read_file(tmp_path / "rows.parquet", readers.read_parquet, ReadOptions()))
+
+
 def test_standard_input_is_not_kept_through_a_planted_link(monkeypatch, tmp_path):
     (tmp_path / "thesis").write_text("mine")
     for name in ("out.stdin.txt", *(f"out.stdin.txt.{process}" for process in range(1, 4))):

@@ -163,6 +163,8 @@ def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[
         for number, row in enumerate(rows):
             place = f"{origin} row {number}"
             yield place, _unless_damaged(options, text_of_row, row, options, place)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected texts in UTF-8 in {origin}, found other bytes: {error}") from error
     except require("pyarrow").ArrowInvalid as error:
         raise ValueError(f"expected a Parquet file, found a damaged one: {origin}: {error}") from error
 

@@ -81,7 +81,7 @@ class SentencePieceTokenizer(TokenizerLike):
         library = require("sentencepiece")
         try:
             processor = library.SentencePieceProcessor(model_proto=contents)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # its message may quote bytes of the file
             raise ValueError(f"expected a sentencepiece model in {path}, found a file that does not load") from error
         try:
             return cls(processor, contents, end_of_text)
