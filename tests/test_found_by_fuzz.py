@@ -27,6 +27,7 @@ CALLS = {
     "a degree of more than 64 bits": lambda: evaluation.sketch_error(X, X, X, X, HUGE),
     "weights of a degree of more than 64 bits": lambda: evaluation.polynomial_weights(X, X, HUGE),
     "a transform of one number": lambda: ops.hadamard_transform(torch.tensor(1.0)),
+    "codes of one number": lambda: ops.hash_codes(torch.tensor(1.0), torch.ones(3, 2)),
     "a backend for no heads": lambda: ops.linear_attention_backend(FLAT, FLAT),
     "another backend for no heads": lambda: ops.polynomial_attention_backend(FLAT, FLAT),
     "a state of one dimension": lambda: LinearAttentionState(*[FLAT] * 8, power=1),

@@ -28,8 +28,9 @@ def reading(folder: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ImportError, OSError, ValueError, RuntimeError, MemoryError):
-        raise
     except Exception as error:
+        told = (ImportError, OSError, ValueError, RuntimeError, MemoryError)
+        if isinstance(error, told) and not isinstance(error, RecursionError):
+            raise
         said = f"{type(error).__name__}: {error}"
         raise ValueError(f"expected files in {folder} that transformers can read, found others: {said}") from error
