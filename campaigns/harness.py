@@ -37,23 +37,32 @@ class Found:
 
 
 def main(
-    campaign: Callable[[int, int, Path], Found], about: str | None, count: int, argv: Sequence[str] | None = None
+    campaign: Callable[..., Found],
+    about: str | None,
+    count: int,
+    argv: Sequence[str] | None = None,
+    *,
+    parts: Sequence[str] = (),
 ) -> int:
     """Run a campaign as the command line says, print what it found, and give its exit status.
 
     Args:
-        campaign: of a number of attacks, a seed and an empty folder.
+        campaign: of a number of attacks, a seed and an empty folder; and of the names of its parts, if it has any.
         about: its documentation.
         count: of attacks, where none is given.
         argv: the command line; None for the process's own.
+        parts: what `--only` may name.
     """
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=count, help="attacks")
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
+    if parts:
+        parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     options = parser.parse_args(argv)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = campaign(options.count, options.seed, Path(folder))
+        chosen = (options.only,) if parts else ()
+        found = campaign(options.count, options.seed, Path(folder), *chosen)
     record: dict[str, Any] = {"count": options.count, "seed": options.seed, "outcomes": dict(found.outcomes)}
     print(json.dumps({**record, "faults": found.faults, "seconds": round(time.monotonic() - started)}, indent=1))
     return 1 if found.faults else 0

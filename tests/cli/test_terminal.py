@@ -1,31 +1,49 @@
-"""What a stranger's file says cannot steer the terminal."""
+"""Nothing that a command prints can steer a terminal, wherever it came from; bars can move on their line."""
 
 import io
+import json
 import sys
 
-import pytest
-
-from polysketch.cli.terminal import visible, write_visible
-
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x7f\r\u202etxt"
+from polysketch.cli import main
+from polysketch.cli.terminal import visible_streams
 
 
-def test_control_characters_are_shown_escaped():
-    shown = visible(HOSTILE)
-    assert shown == r"\x1b]0;owned\x07\x1b[2J\x9b31m\x08\x7f\r\u202etxt"
-    assert shown.isprintable()
+class Terminal(io.StringIO):
+    """A stream that says it is one."""
+
+    def isatty(self):
+        return True
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve Ωmega 日本語 😀", "lines\n\tand tabs", "zero\u200bwidth", ""])
-def test_text_stays_as_it_is(text):
-    assert visible(text) == text
+def terminal_of(monkeypatch) -> Terminal:
+    """In a test, not in a fixture: pytest gives each its own streams."""
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "stderr", shown)
+    return shown
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_only_a_terminal_gets_it_escaped(monkeypatch, terminal):
-    """A file gets the bytes of the model."""
-    out = io.StringIO()
-    out.isatty = lambda: terminal
-    monkeypatch.setattr(sys, "stdout", out)
-    write_visible(HOSTILE)
-    assert out.getvalue() == (visible(HOSTILE) if terminal else HOSTILE)
+def test_a_summary_of_a_stranger_is_shown_escaped(monkeypatch, tmp_path):
+    terminal = terminal_of(monkeypatch)
+    (tmp_path / "reversal-x").mkdir()
+    summary = {"study": "reversal", "size": "\x1b[2J", "rows": 1, "of_rows": 1, "runs": 1, "ours": "\x9b31m\u202e"}
+    (tmp_path / "reversal-x" / "summary.json").write_text(json.dumps({**summary, "holds": True}))
+    assert main(["study", "--list", "--results", str(tmp_path)]) == 0
+    assert "\\x1b[2J" in terminal.getvalue()
+    assert not {"\x1b", "\x9b", "\u202e"} & set(terminal.getvalue())
+
+
+def test_bars_move_and_a_carriage_return_inside_a_text_does_not(monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    with visible_streams():
+        print("\r 3 of 7", end="", file=sys.stderr)
+        print("\r        ", end="\r")
+        print("a name\rof another", flush=True)
+    print("\x1b")
+    assert terminal.getvalue() == "\r 3 of 7\r        \ra name\\rof another\n\x1b\n"
+
+
+def test_into_a_pipe_text_goes_as_it_is(capsys):
+    with visible_streams():
+        print("\x1b[2J")
+    assert capsys.readouterr().out == "\x1b[2J\n"

@@ -154,3 +154,15 @@ def test_dealing_is_even_and_complete(items, hands):
     assert [item for share in shares for item in share] == list(range(items))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert all(len(share) > 0 for share in shares)
+
+
+def test_calls_of_every_width_share_one_pool_of_threads():
+    """As many threads as the widest call had shares, not one pool for each number of shares."""
+
+    def workers():
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("polysketch-worker")]
+
+    before = len(workers())
+    for width in (2, 3, 5, 4, 2, 5):
+        run_in_parallel(lambda share: None, [[number] for number in range(width)])
+    assert len(workers()) == max(5, before)

@@ -17,7 +17,12 @@ def advance_positions(position: Tensor, length: int, key_mask: Tensor | None = N
 
     Returns:
         (batch, length) int64 positions and the (batch,) int64 position after them, both in host memory.
+
+    Raises:
+        ValueError: a length below 0, or one that no memory holds.
     """
+    if not 0 <= length < 2**40:
+        raise ValueError(f"expected a number of new tokens, found {length}")
     if key_mask is None:
         return position[:, None] + torch.arange(length, device="cpu"), position + length
     started = (key_mask.cpu().cumsum(1) > 0) | (position > 0)[:, None]

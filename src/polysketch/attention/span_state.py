@@ -152,7 +152,12 @@ def add_spans(before: Sequence[Tensor], own: Sequence[Tensor]) -> list[Tensor]:
     Args:
         before: sums (batch, heads, e, width), normalizer (batch, heads, e) and log decay (batch, heads) of the first.
         own: of the second.
+
+    Raises:
+        ValueError: other than three tensors of a span.
     """
+    if len(before) != 3 or len(own) != 3:
+        raise ValueError(f"expected sums, normalizer and log decay of each span, found {len(before)} and {len(own)}")
     (sums, normalizer, decay), (own_sums, own_normalizer, own_decay) = before, own
     left = own_decay.exp()
     return [sums * left[..., None, None] + own_sums, normalizer * left[..., None] + own_normalizer, decay + own_decay]

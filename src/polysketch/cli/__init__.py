@@ -22,7 +22,7 @@ from typing import Any
 from polysketch import __version__
 from polysketch.cli.bounds import check_numbers
 from polysketch.cli.help import asks_for_help, help_of
-from polysketch.cli.terminal import visible
+from polysketch.cli.terminal import visible, visible_streams
 from polysketch.distributed.watch import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
 
@@ -147,7 +147,8 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
     with contextlib.nullcontext() if _tells() else contextlib.redirect_stderr(None):
         flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, **_defaults(verb, arguments))
     check_numbers(flags)
-    return run(flags)
+    with visible_streams():
+        return run(flags)
 
 
 def _defaults(verb: str, arguments: list[str]) -> dict[str, Any]:

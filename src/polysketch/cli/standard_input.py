@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,12 +36,14 @@ def standard_input_kept(sources: Sequence[str], out: Path, format: str) -> Itera
         return
     suffix = "txt" if format in ("auto", "text") else format
     kept = out.with_name(f"{out.name}.stdin.{suffix}")
-    fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
     kept.parent.mkdir(parents=True, exist_ok=True)
+    # A name that nobody can guess: in a folder that others may write to, a link might be there.
+    descriptor, name = tempfile.mkstemp(prefix=f".{kept.name}.", dir=kept.parent)
+    fresh = Path(name)
     try:
-        with fresh.open("wb") as file:
+        with open(descriptor, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, _PIECE)
-        if not kept.exists() or _digest(kept) != _digest(fresh):
+        if kept.is_symlink() or not kept.exists() or _digest(kept) != _digest(fresh):
             fresh.replace(kept)
     finally:
         fresh.unlink(missing_ok=True)

@@ -1,8 +1,11 @@
 """What is shown on a terminal: text that cannot steer it."""
 
+import contextlib
 import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
-__all__ = ["visible", "write_visible"]
+__all__ = ["visible", "visible_streams", "write_visible"]
 
 
 def visible(text: str) -> str:
@@ -22,6 +25,41 @@ def _escaped(character: str) -> str:
 def _turns(character: str) -> bool:
     """Whether it changes the direction of writing, and so the order of what is read."""
     return "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
+
+
+class _VisibleStream:
+    """A stream to a terminal that shows all text as `visible` has it; the carriage returns of bars begin or end it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, and say how long the text was."""
+        begins, ends = text.startswith("\r"), text.endswith("\r") and text != "\r"
+        shown = visible(text[begins : len(text) - ends])
+        self._stream.write("\r" * begins + shown + "\r" * ends)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's."""
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def visible_streams() -> Iterator[None]:
+    """Inside, nothing that is printed can steer a terminal, whatever name or text of a stranger's is in it."""
+    before = sys.stdout, sys.stderr
+    shown: list[Any] = [_VisibleStream(stream) if stream.isatty() else stream for stream in before]
+    sys.stdout, sys.stderr = shown
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def write_visible(text: str) -> None:

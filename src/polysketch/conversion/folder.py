@@ -12,6 +12,7 @@ from polysketch.data.prepared import read_description, split_in
 from polysketch.integrations.transformers_folder import require_model
 from polysketch.models.former import FORMAT, attention_of_format
 from polysketch.storage import disk
+from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import unsealed
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.options import as_json, check_changes, identity_of
@@ -46,7 +47,7 @@ class ConversionFolder(LoopFolder):
             ValueError: it is not a conversion's.
         """
         try:
-            config = unsealed(json.loads(self.config.read_bytes()), str(self.config))
+            config = unsealed(read_object(self.config), str(self.config))
             options, sources = dict(config["conversion"]), dict(config["sources"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(

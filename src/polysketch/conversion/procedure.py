@@ -1,6 +1,5 @@
 """`convert`: a softmax model in, the same model with another attention out, and what that cost."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from polysketch.conversion.config import ConversionConfig
 from polysketch.conversion.folder import ConversionFolder, check_requirements, claim
 from polysketch.data import PreparedData
 from polysketch.storage import FolderLock
+from polysketch.storage.outside import read_object
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, list_checkpoints
 from polysketch.training.environment import reproducible, resolve_device
 from polysketch.training.loop import StopRequests, deadline
@@ -67,7 +67,7 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
         claim(folder, config, reporter.say)
         _lay_out(folder)
         if _is_finished(folder, config):
-            return ConversionResult(folder.path, config.steps, "finished", json.loads(folder.report.read_bytes()))
+            return ConversionResult(folder.path, config.steps, "finished", read_object(folder.report))
         # transformers takes seconds to import: what is wrong above is said before.
         from polysketch.conversion.retraining import train_back
 

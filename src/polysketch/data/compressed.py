@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from polysketch.storage.outside import require_file
+
 LARGEST_FILE = 2**30  # bytes of a file that is read whole
 _READ_AT_A_TIME = 2**18  # bytes
 
@@ -26,7 +28,7 @@ def open_bytes(path: Path, on_read: Callable[[int], None] | None = None) -> Iter
         FileNotFoundError, PermissionError: The file cannot be opened.
         ValueError: It should be a gzip file and is none, or is cut short.
     """
-    _require_file(path)
+    require_file(path, most=None)
     try:
         with contextlib.ExitStack() as opened:
             file: Any = opened.enter_context(path.open("rb") if on_read is None else _counted(path, on_read))
@@ -35,12 +37,6 @@ def open_bytes(path: Path, on_read: Callable[[int], None] | None = None) -> Iter
             yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"expected a whole gzip file, found a truncated or damaged one: {path}: {error}") from error
-
-
-def _require_file(path: Path) -> None:
-    """Refuse a pipe or a device: nobody may ever write to it."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(f"expected a file, found a pipe or a device: {path}: write what it gives to a file first")
 
 
 def _counted(path: Path, on_read: Callable[[int], None]) -> io.BufferedReader:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polysketch.storage.outside import read_json
 from polysketch.storage.sealed import sealed, unsealed
 
 if TYPE_CHECKING:
@@ -122,6 +123,25 @@ class SplitDescription:
         return cls(**counts, shards=tuple(shards))
 
 
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "str | None": str | None,
+    "tuple[ShardDescription, ...]": tuple,
+}
+
+
+def _wrong_field(described: Any) -> str | None:
+    """The first field of another type than it has, or of a count below 0, in words; None where there is none."""
+    for field in dataclasses.fields(described):
+        value, wanted = getattr(described, field.name), _TYPES[str(field.type)]
+        is_flag = isinstance(value, bool)
+        if not isinstance(value, wanted) or is_flag != (wanted is bool) or (isinstance(value, int) and value < 0):
+            return f"{field.name} of {str(value)[:40]!r}, which is no {field.type}"
+    return None
+
+
 @dataclass(frozen=True)
 class DataDescription:
     """A prepared folder.
@@ -190,6 +210,7 @@ class DataDescription:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"expected a complete description of prepared data in {origin}, found {error}") from error
         description._require_plain_names(origin)
+        description._require_types(origin)
         return description
 
     def _require_plain_names(self, origin: str) -> None:
@@ -198,6 +219,14 @@ class DataDescription:
         for name in [self.tokenizer.file, *(shards if self.layout is None else ())]:
             if name is not None and (not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name)):
                 raise ValueError(f"expected the plain name of a file beside {origin} in it, found {name!r}")
+
+    def _require_types(self, origin: str) -> None:
+        """Refuse values that the fields cannot have."""
+        shards = [shard for split in self.splits.values() for shard in split.shards]
+        for each in (self.tokenizer, *self.splits.values(), *shards):
+            wrong = _wrong_field(each)
+            if wrong is not None:
+                raise ValueError(f"expected a complete description of prepared data in {origin}, found {wrong}")
 
     def encoded(self) -> bytes:
         """As indented JSON, with a sha256 of itself."""
@@ -228,7 +257,4 @@ class DataDescription:
             raise FileNotFoundError(
                 f"expected {path.name} in {path.parent}, found none: this is no folder made by polysketch prepare"
             )
-        try:
-            return cls.from_dict(json.loads(path.read_bytes()), str(path))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"expected JSON in {path}, found a damaged file: {error}") from error
+        return cls.from_dict(read_json(path), str(path))

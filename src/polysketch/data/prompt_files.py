@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.storage import disk, strict_json
+from polysketch.storage.outside import decoded
 
 
 def prompts_of(path: Path) -> list[str]:
@@ -29,8 +30,8 @@ def prompts_of(path: Path) -> list[str]:
 
 def _prompt(line: bytes, place: str) -> str:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        found = decoded(line, place)
+    except ValueError as error:
         raise ValueError(f'expected a string of JSON or {{"prompt": ...}} at {place}, found other text') from error
     prompt = found.get("prompt") if isinstance(found, dict) else found
     if not isinstance(prompt, str):
@@ -97,7 +98,7 @@ class Continuations:
 
     def _require_same(self, line: bytes, prompt: str | None, place: str) -> None:
         try:
-            found = json.loads(line)
+            found = decoded(line, place)
         except ValueError:
             found = None
         if not isinstance(found, dict) or found.get("prompt") != prompt or found.get("settings") != self._settings:

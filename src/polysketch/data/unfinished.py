@@ -13,6 +13,7 @@ from polysketch.data.corpus import Corpus, Place
 from polysketch.data.description import RECORD_FILE, SplitDescription, TokenizerDescription
 from polysketch.data.writer import SplitWriter
 from polysketch.storage import disk
+from polysketch.storage.outside import read_object
 
 # What a kill costs at most; each time everything written is waited for to be on the disk.
 SECONDS_BETWEEN = 30.0
@@ -83,10 +84,15 @@ def read_record(folder: Path, job: Mapping[str, Any], corpus: Corpus) -> Record 
     path = folder / RECORD_FILE
     if not path.exists():
         return None
-    values = json.loads(path.read_bytes())
+    values = read_object(path, "job", "place", "splits", "tokenizer")
     job = json.loads(json.dumps(job))
-    changed = [name for name in job if values["job"].get(name) != job[name]]
-    place = Place.from_dict(values["place"])
+    try:
+        changed = [name for name in job if values["job"].get(name) != job[name]]
+        place = Place.from_dict(values["place"])
+        splits = {name: _split(split) for name, split in values["splits"].items()}
+        tokenizer = TokenizerDescription(**values["tokenizer"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: expected a record of unfinished work, found another: delete {folder}") from error
     if not changed and not corpus.still_has(place):
         changed = ["a file that was read already"]
     if changed:
@@ -94,8 +100,7 @@ def read_record(folder: Path, job: Mapping[str, Any], corpus: Corpus) -> Record 
             f"expected the unfinished work in {folder} to be of the same command and files, found another "
             f"{', '.join(changed)}: give the same to go on, or delete {folder} to begin anew"
         )
-    splits = {name: _split(split) for name, split in values["splits"].items()}
-    return Record(TokenizerDescription(**values["tokenizer"]), place, splits)
+    return Record(tokenizer, place, splits)
 
 
 def _split(values: dict[str, Any]) -> SplitDescription:

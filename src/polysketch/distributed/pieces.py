@@ -4,7 +4,6 @@ A file has tensors by name. A tensor that is only a piece has a line in the file
 the whole, and where in it the piece begins.
 """
 
-import json
 import struct
 from collections.abc import Collection, Iterable
 from io import BytesIO
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polysketch.extras import require
+from polysketch.storage.outside import decoded
 
 PIECES = "pieces"
 _LENGTH = struct.Struct("<Q")
@@ -66,8 +66,8 @@ def read_pieces(path: Path) -> dict[str, Piece]:
 def _pieces(file: BinaryIO, path: Path) -> dict[str, Piece]:
     try:
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        entries = json.loads(file.read(min(length, _LONGEST_HEADER)))
-        cut = json.loads(entries.pop("__metadata__", {}).get(PIECES, "{}"))
+        entries = decoded(file.read(min(length, _LONGEST_HEADER)), path)
+        cut = decoded(entries.pop("__metadata__", {}).get(PIECES, "{}"), path)
         return {
             name: Piece(
                 cut.get(name, entry)["shape"],

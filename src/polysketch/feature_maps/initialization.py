@@ -13,6 +13,13 @@ def lecun_normal_(weight: Tensor, fan_in: int, *, scale: float = 1.0) -> None:
         weight: any shape.
         fan_in: number of inputs each output sums over.
         scale: factor on the standard deviation.
+
+    Raises:
+        ValueError: no inputs, or numbers that are not real.
     """
+    if fan_in < 1 or not weight.is_floating_point():
+        raise ValueError(
+            f"expected a layer of at least one input and floating-point weights, found {fan_in} inputs, {weight.dtype}"
+        )
     deviation = scale * fan_in**-0.5 / _TRUNCATED_STD
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)

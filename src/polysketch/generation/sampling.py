@@ -55,7 +55,13 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
     Returns:
         int64 (batch,).
+
+    Raises:
+        ValueError: other shapes.
     """
+    if logits.dim() != 2 or uniforms.shape != logits.shape[:1]:
+        shapes = f"{tuple(logits.shape)} and {tuple(uniforms.shape)}"
+        raise ValueError(f"expected logits (batch, vocab) and uniforms (batch,), found {shapes}")
     cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
     # Below the total even after rounding, and `right` skips tokens of probability zero.
     thresholds = uniforms.unsqueeze(-1) * cumulative[:, -1:]

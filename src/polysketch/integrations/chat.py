@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polysketch.integrations.transformers_folder import is_transformers_folder, read_tokenizer
+from polysketch.storage.outside import read_json
 
 if TYPE_CHECKING:
     from polysketch.data import TokenizerLike
@@ -113,10 +113,7 @@ def ends_of(folder: Path, tokenizer: Any) -> frozenset[int]:
 
 def _declared_ends(file: Path) -> list[int]:
     """`eos_token_id`: absent, an id, or a list of ids."""
-    try:
-        settings = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read as JSON: {' '.join(str(error).split())}") from None
+    settings = read_json(file)
     declared = settings.get("eos_token_id") if isinstance(settings, dict) else None
     ends = declared if isinstance(declared, list) else [] if declared is None else [declared]
     if not isinstance(settings, dict) or any(type(each) is not int or each < 0 for each in ends):

@@ -5,7 +5,6 @@ What is asked of a folder before a model is read loads neither transformers nor 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
 from polysketch.storage import require_free
+from polysketch.storage.outside import read_json, read_object
 from polysketch.training.run_folder import find_run
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ def read_model(
         ValueError, OSError: files that transformers cannot read, or weights that do not fit.
         ImportError: the extra `hf` is missing; the message has the pip command.
     """
-    from polysketch.integrations.huggingface import quiet  # which makes our models known to transformers
+    from polysketch.integrations.huggingface import quiet, reading  # which make our models known to transformers
     from polysketch.integrations.replacement import load_replaced
     from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY
 
     require_model(folder)
-    with quiet():
+    with quiet(), reading(folder):
         if CONFIG_KEY in _config(Path(folder)):
             return load_replaced(folder, dtype=dtype).to(device).eval()
         from transformers import AutoModelForCausalLM
@@ -100,10 +100,10 @@ def new_model(config: Mapping[str, Any]) -> Any:
 
 def read_tokenizer(folder: str | Path) -> Any:
     """Read the tokenizer of a model's folder; errors as in `read_model`."""
-    from polysketch.integrations.huggingface import quiet
+    from polysketch.integrations.huggingface import quiet, reading
 
     require_model(folder)
-    with quiet():
+    with quiet(), reading(folder):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -138,7 +138,7 @@ def require_plain_indexes(folder: Path) -> None:
     """
     for path in sorted(folder.glob("*.index.json")):
         try:
-            names = set(json.loads(path.read_bytes())["weight_map"].values())
+            names = set(read_object(path)["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"expected an index of weights in {path}, found something else: {error}") from error
         for name in names:
@@ -178,7 +178,7 @@ def require_ours(folder: Path) -> None:
         raise ValueError(f"{folder} holds an adapter without its model: merge_and_unload() it, then save_pretrained")
     if not path.exists():
         raise FileNotFoundError(f"expected a folder that `polysketch export` wrote, found no config.json in {folder}")
-    values = json.loads(path.read_bytes())
+    values = read_object(path)
     if "training" in values and "model_type" not in values:
         raise ValueError(f"{folder} is the folder of a run already: evaluate or generate from it, or export it")
     if values.get("model_type") in (ENCODER_TYPE, ENCODER_DECODER_TYPE):
@@ -201,7 +201,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except ValueError:
         return {}
     return config if isinstance(config, dict) else {}

@@ -8,6 +8,7 @@ from polysketch.models.layers import check_layer, layer_names, layer_options
 from polysketch.nn import gated_width
 from polysketch.ops.arguments import check_at_least_one
 
+_MOST_LAYERS = 2**20  # a list as long is made
 _SIZES = ("vocab_size", "num_layers", "hidden_size", "num_heads", "head_dim", "num_kv_heads", "feedforward_size")
 
 
@@ -65,6 +66,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         given = ("vocab_size", "num_layers", "hidden_size", "num_heads")
         check_at_least_one(**{name: getattr(self, name) for name in given})
+        if self.num_layers > _MOST_LAYERS:
+            raise ValueError(f"num_layers must be at most {_MOST_LAYERS:,}, got {self.num_layers}")
         self._fill_sizes()
         check_at_least_one(**{name: getattr(self, name) for name in _SIZES})
         self._check_heads()

@@ -20,7 +20,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def rows_to_multiply(hidden: Tensor) -> Tensor:
-    """(..., hidden_size) -> (tokens, hidden_size), under autocast rounded to its dtype."""
+    """(..., hidden_size) -> (tokens, hidden_size), under autocast rounded to its dtype.
+
+    Raises:
+        ValueError: no dimension of tokens.
+    """
+    if hidden.dim() < 2:
+        raise ValueError(f"hidden must be (batch, length, hidden_size), got the shape {tuple(hidden.shape)}")
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     return hidden.flatten(0, -2).to(dtype)

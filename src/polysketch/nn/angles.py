@@ -18,7 +18,12 @@ def position_angles(positions: Tensor, width: int, base: float) -> Tensor:
 
     Returns:
         float32, positions.shape + (width / 2,).
+
+    Raises:
+        ValueError: a width or a base that is not above 0, or a width that no memory holds.
     """
+    if not 0 < width < 2**40 or not base > 0:
+        raise ValueError(f"expected a width and a base of positions above 0, found {width} and {base}")
     frequencies = _frequencies(width, base, positions.device)
     angles = positions.to(frequencies.dtype)[..., None] * frequencies
     return angles.remainder(2 * math.pi).float()
@@ -31,7 +36,13 @@ def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
 
 
 def places_on_grid(grid: tuple[int, int], device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """The row and the column of every token of a picture, which stand row by row: int64, (height * width,) each."""
+    """The row and the column of every token of a picture, which stand row by row: int64, (height * width,) each.
+
+    Raises:
+        ValueError: a height or a width below 1, or a picture that no memory holds.
+    """
     height, width = grid
+    if height < 1 or width < 1 or height * width >= 2**40:
+        raise ValueError(f"expected the height and the width of a picture in tokens, found {height} and {width}")
     tokens = torch.arange(height * width, device=device)
     return tokens // width, tokens % width

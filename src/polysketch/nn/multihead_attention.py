@@ -58,6 +58,8 @@ class MultiheadAttention(nn.Module):
         attention_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if embed_dim < 1 or num_heads < 1:
+            raise ValueError(f"embed_dim and num_heads must be at least 1, got {embed_dim} and {num_heads}")
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
         if dropout:

@@ -51,17 +51,19 @@ def check_cache_lengths(query: Tensor, key: Tensor) -> None:
 
 
 def check_at_least_one(**sizes: int) -> None:
-    """Refuse a size, given under its name, that is not an integer of at least one.
+    """Refuse a size, given under its name, that is not an integer of at least one, or none that 64 bits hold.
 
     Raises:
         TypeError: not an integer.
-        ValueError: below one.
+        ValueError: below one, or 2**63 and above.
     """
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
+        if size >= 2**63:
+            raise ValueError(f"{name} must be below 2**63, got {size}")
 
 
 def check_key_mask(key_mask: Tensor, key: Tensor) -> None:
@@ -109,6 +111,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be (batch, heads, length, width), got the shape {tuple(tensor.shape)}")
+        if tensor.shape[3] == 0 and name != "value":
+            raise ValueError(f"{name} must be at least 1 wide, got the shape {tuple(tensor.shape)}")
         if tensor.shape[2] == 0:
             raise ValueError(f"{name} must hold at least one position, got the shape {tuple(tensor.shape)}")
     if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]:

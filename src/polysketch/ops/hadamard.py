@@ -22,7 +22,7 @@ def hadamard_transform(x: Tensor) -> Tensor:
 
     Cost: width log2(width) additions a row, where the product with the matrix takes width^2 multiply-adds.
     """
-    width = x.shape[-1]
+    width = x.shape[-1] if x.dim() else 0
     if width < 1 or width & (width - 1):
         raise ValueError(
             f"a Walsh-Hadamard transform needs a width that is a power of two, got {width}: pad with zeros"

@@ -17,7 +17,7 @@ import torch
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_queues: dict[tuple[int, int], SimpleQueue] = {}
+_pools: dict[int, "_Pool"] = {}
 _inside = threading.local()
 
 
@@ -136,34 +136,43 @@ class _SharedWork(Generic[T]):
             return not self._at_work and not self._waiting
 
 
+class _Pool:
+    """The threads of a process, as many as its widest call has had shares, and the queue of offers to them."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue = SimpleQueue()
+        self.workers = 0
+
+    def grow(self, workers: int) -> None:
+        """Start what is missing of so many threads; they live as long as the process."""
+        before = torch.get_num_threads()
+        ready: SimpleQueue = SimpleQueue()
+        started = 0
+
+        def serve() -> None:
+            _inside.worker = True
+            torch.set_num_threads(1)
+            ready.put(None)
+            while True:
+                self.queue.get()()  # without a name: a worker that waits keeps no tensor of its last call alive
+
+        try:
+            while self.workers < workers:
+                threading.Thread(target=serve, name=f"polysketch-worker-{self.workers}", daemon=True).start()
+                self.workers += 1
+                started += 1
+            for _ in range(started):
+                ready.get()
+        finally:
+            # Threads that start later take the number set last, and that was the workers' 1.
+            torch.set_num_threads(before)
+
+
 def _queue(workers: int) -> SimpleQueue:
-    """The queue of so many workers of this process: threads do not survive a fork."""
-    key = (os.getpid(), workers)
+    """The queue of at least so many workers of this process: threads do not survive a fork."""
+    process = os.getpid()
     with _lock:
-        if key not in _queues:
-            _queues[key] = _start(workers)
-        return _queues[key]
-
-
-def _start(workers: int) -> SimpleQueue:
-    """Threads that take what is put into the queue, for as long as the process lives."""
-    queue: SimpleQueue = SimpleQueue()
-    before = torch.get_num_threads()
-    ready: SimpleQueue = SimpleQueue()
-
-    def serve() -> None:
-        _inside.worker = True
-        torch.set_num_threads(1)
-        ready.put(None)
-        while True:
-            queue.get()()  # without a name: a worker that waits keeps no tensor of its last call alive
-
-    try:
-        for number in range(workers):
-            threading.Thread(target=serve, name=f"polysketch-{workers}-{number}", daemon=True).start()
-        for _ in range(workers):
-            ready.get()
-    finally:
-        # Threads that start later take the number set last, and that was the workers' 1.
-        torch.set_num_threads(before)
-    return queue
+        pool = _pools.setdefault(process, _Pool())
+        if pool.workers < workers:
+            pool.grow(workers)
+        return pool.queue

@@ -11,6 +11,7 @@ from typing import Any
 
 from polysketch.benchmarking.environment import commit, processor
 from polysketch.benchmarking.workbench import save
+from polysketch.storage.outside import read_object
 from polysketch.training.environment import describe_environment, resolve_device
 
 
@@ -27,16 +28,20 @@ def provenance(device: str = "auto") -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, *needed: str) -> dict[str, Any]:
     """Read a record.
 
+    Args:
+        path: of its file.
+        needed: names that it has to have beside its settings.
+
     Raises:
-        ValueError: the file is not JSON.
+        ValueError: the file is no object of JSON with these.
     """
     try:
-        return json.loads(path.read_bytes())
+        return read_object(path, "settings", *needed)
     except ValueError as error:
-        raise ValueError(f"{path}: expected a record of JSON, found something else ({error}): delete it") from error
+        raise ValueError(f"expected a record of a study: {error}: delete it") from error
 
 
 def digest(settings: Mapping[str, Any]) -> str:

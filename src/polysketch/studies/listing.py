@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polysketch.storage.outside import read_object
 from polysketch.studies.catalogue import ENTRIES, Entry
 
 STATES = {True: "holds", False: "does not hold", None: "open"}
@@ -26,9 +26,21 @@ def _state(entry: Entry, results: Path) -> str:
     if not entry.study:
         return entry.why_not
     files = sorted(results.glob(f"{entry.study}-*/summary.json"))
-    found = [json.loads(file.read_bytes()) for file in files]
+    found = [read_summary(file) for file in files]
     told = " | ".join(_told(one) for one in found if one["study"] == entry.study)
     return f"{entry.study}: {told or f'no record in {results}'}"
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """What all records of a size say together.
+
+    Raises:
+        ValueError: the file is no summary.
+    """
+    found = read_object(path, "study", "size", "rows", "of_rows", "runs", "ours", "holds")
+    if not (found["holds"] is None or isinstance(found["holds"], bool)):
+        raise ValueError(f"{path}: expected true, false or null for holds, found {found['holds']!r}: delete it")
+    return found
 
 
 def _told(one: Mapping[str, Any]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
-from polysketch.studies.listing import STATES
+from polysketch.studies.listing import STATES, read_summary
 from polysketch.studies.study import SUMMARY_FILE, TABLE_FILE
 
 
@@ -31,7 +30,7 @@ def _section(name: str, results: Path, link: str) -> Iterator[str]:
     yield f"{study.claim} Paper: {study.paper}."
     yield f"`polysketch study {name} --size cpu` makes what is missing; sizes: {', '.join(study.sizes)}."
     folders = [file.parent for file in sorted(results.glob(f"{name}-*/{SUMMARY_FILE}"))]
-    found = [folder for folder in folders if json.loads((folder / SUMMARY_FILE).read_bytes())["study"] == name]
+    found = [folder for folder in folders if read_summary(folder / SUMMARY_FILE)["study"] == name]
     for folder in found:
         yield from _records(folder, f"{link}/{folder.name}")
     if not found:
@@ -39,7 +38,7 @@ def _section(name: str, results: Path, link: str) -> Iterator[str]:
 
 
 def _records(folder: Path, link: str) -> Iterator[str]:
-    summary = json.loads((folder / SUMMARY_FILE).read_bytes())
+    summary = read_summary(folder / SUMMARY_FILE)
     yield f"### {summary['study']}, {summary['size']}"
     yield f"{summary['ours']}: {STATES[summary['holds']]}. Records: `studies/{folder.name}`."
     table, _, _ = (folder / TABLE_FILE).read_text(encoding="utf-8").partition("\n\n")

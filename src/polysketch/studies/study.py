@@ -156,7 +156,7 @@ def show(name: str, study: Study, size: str, results: Path) -> str:
     """Write table.md, plots and summary.json of all records in a folder, and return the table with its one line."""
     files = [path for path in sorted(results.glob("*.json")) if path.name != SUMMARY_FILE]
     place = {row: number for number, row in enumerate(study.rows)}  # rows that are not among them come last
-    found_rows = sorted((kept.read(path) for path in files), key=lambda one: (one["row"], one["seed"]))
+    found_rows = sorted((kept.read(path, "row", "seed") for path in files), key=lambda one: (one["row"], one["seed"]))
     records = sorted(found_rows, key=lambda one: place.get(one["row"], len(place)))
     verdict = study.judge(records)
     holds = {True: "holds", False: "does not hold", None: "open"}[verdict.holds]

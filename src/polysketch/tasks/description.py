@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from polysketch.storage.outside import read_object
 from polysketch.storage.sums import sha256_of
 
 TASK_FILE = "task.json"
@@ -28,13 +28,25 @@ def read_task_description(folder: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(f"expected a folder with {TASK_FILE}, made by polysketch task, found none in {folder}")
     path = Path(folder) / TASK_FILE
     try:
-        found = json.loads(path.read_bytes())
+        found = read_object(path)
         known = (found["format"], found["version"]) == (FORMAT, VERSION) and {"task", "options", "splits"} <= {*found}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"expected a description of a task in {path}, found something else") from error
     if not known:
         raise ValueError(f"{path}: expected a task of version {VERSION}, found {found.get('version')!r}")
+    _check_form(found, path)
     return found
+
+
+def _check_form(found: dict[str, Any], path: Path) -> None:
+    """Refuse other kinds of values, splits that are none and files that lie elsewhere."""
+    splits = found["splits"]
+    well_formed = isinstance(found["task"], str) and isinstance(found["options"], dict) and isinstance(splits, dict)
+    if not well_formed or not all(isinstance(files, dict) for files in splits.values()):
+        raise ValueError(f"{path}: expected the name of a task, its options and its files, found something else")
+    for name in (*splits, *(name for files in splits.values() for name in files)):
+        if Path(name).name != name:
+            raise ValueError(f"{path}: expected plain names of splits and files, found {name!r}")
 
 
 def task_digest(folder: str | Path) -> str:

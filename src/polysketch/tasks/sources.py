@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polysketch.data.compressed import plain_name, read_bytes
+from polysketch.storage.outside import decoded
 from polysketch.tasks.base import Split
 from polysketch.tasks.stored import Classification, ClassifiedRows
 
@@ -149,7 +149,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[Labelled]:
     for place, line in _lines(path):
         try:
-            row = json.loads(line)
+            row = decoded(line, place)
             text, name = row[text_field], row[class_field]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{place}: expected an object with {text_field!r} and {class_field!r}") from error

@@ -88,10 +88,14 @@ class Classification(Task):
             )
         for split, rows in self._splits.items():
             lengths = np.diff(rows.ends, prepend=0)
-            if not len(lengths) or not lengths.all() or len(lengths) != self.documents * len(rows):
+            if not len(lengths) or not (lengths > 0).all() or len(lengths) != self.documents * len(rows):
                 raise ValueError(
                     f"{split}: expected rows of {self.documents} documents of at least one token, found an empty one, "
                     "another number of them, or no row"
+                )
+            if int(np.max(rows.classes)) >= len(self.class_names):
+                raise ValueError(
+                    f"{split}: expected classes below {len(self.class_names)}, found {int(np.max(rows.classes))}"
                 )
 
     @property
@@ -144,6 +148,8 @@ class Classification(Task):
         """As the base class has it."""
         rows, first = self._splits[split], self.documents * index
         found = [np.asarray(rows.document(first + number), dtype=np.int64) for number in range(self.documents)]
+        if max(int(ids.max()) for ids in found) >= self.vocab_size:
+            raise ValueError(f"{split}: expected ids below {self.vocab_size} in row {index}, found others: damaged?")
         return Row(found[0], int(rows.classes[index]), *found[1:])
 
     def options(self) -> dict[str, Any]:

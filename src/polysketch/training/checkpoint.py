@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from polysketch.extras import require
 from polysketch.storage import disk
+from polysketch.storage.outside import decoded
 from polysketch.training.manifest import MANIFEST, describe, files_in, manifest_bytes, read_verified
 
 if TYPE_CHECKING:
@@ -307,10 +308,11 @@ def load_carried(path: Path) -> dict[str, Tensor]:
 
 def load_state(path: Path) -> dict[str, Any]:
     """The JSON state of the checkpoint folder `path`; errors as in `load_model_tensors`."""
+    content = read_verified(path, STATE_FILE)
     try:
-        state = json.loads(read_verified(path, STATE_FILE))
+        state = decoded(content, path / STATE_FILE)
         well_formed = _is_state_of(state, checkpoint_step(path))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         well_formed = False
     if not well_formed:
         raise ValueError(

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from polysketch.storage.outside import decoded
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -62,7 +64,7 @@ def listed(folder: Path) -> list[str]:
         ValueError: it cannot be read, or names what does not lie in the folder.
     """
     try:
-        names = [*json.loads(_manifest(folder))["files"]]
+        names = [*decoded(_manifest(folder), folder / MANIFEST)["files"]]
         if all(Path(name).name == name for name in names):
             return names
     except (ValueError, KeyError, TypeError):
@@ -82,7 +84,7 @@ def files_in(folder: Path, kind: str) -> list[str]:
         FileNotFoundError, ValueError: as `read_verified`, of the manifest.
     """
     try:
-        listed = json.loads(_manifest(folder))["files"]
+        listed = decoded(_manifest(folder), folder / MANIFEST)["files"]
         counts = {found[1] for name in listed if (found := re.fullmatch(rf"{kind}-\d+-of-(\d+)\.safetensors", name))}
     except (ValueError, KeyError, TypeError):
         counts = set()  # what is wrong is said where the file is read
@@ -103,7 +105,7 @@ def _entry(folder: Path, name: str) -> dict:
     """The manifest's line about `name`, checked for its form."""
     content = _manifest(folder)
     try:
-        manifest = json.loads(content)
+        manifest = decoded(content, folder / MANIFEST)
         entry = manifest["files"][name]
         well_formed = manifest["format"] == FORMAT and type(entry["bytes"]) is int and type(entry["sha256"]) is str
     except (ValueError, KeyError, TypeError):

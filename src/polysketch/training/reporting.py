@@ -1,7 +1,6 @@
 """What a run tells: metrics.jsonl, boards, the terminal, and the plot of the loss."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, TextIO
 
 from polysketch import plotting, progress
 from polysketch.storage import disk, strict_json
+from polysketch.storage.outside import decoded
 from polysketch.training.boards import Board, Boards
 
 _SMOOTHED = 20
@@ -130,7 +130,7 @@ class MetricsFile:
         content = self.path.read_bytes() if self.path.exists() else b""
         for line in content.split(b"\n")[:-1]:
             try:
-                values = json.loads(line)
+                values = decoded(line, self.path)
             except ValueError:
                 values = None
             well_formed = isinstance(values, dict) and isinstance(values.get("step"), int)

@@ -9,6 +9,7 @@ from typing import Any
 
 from polysketch.models.former import FORMAT, model_of_format, training_of_format
 from polysketch.storage import disk
+from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import sealed, unsealed
 from polysketch.training.checkpoint import find_checkpoint
 
@@ -90,7 +91,7 @@ class LoopFolder:
 
     def identity(self) -> str | None:
         """What tells this run from others; None where an earlier version began it."""
-        return json.loads(self.config.read_bytes()).get(IDENTITY)
+        return read_object(self.config).get(IDENTITY)
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,9 @@ class RunFolder(LoopFolder):
             raise FileNotFoundError(
                 f"{self.config} is missing: expected a run folder made by `polysketch train`; check the path"
             )
-        try:
-            config = json.loads(self.config.read_bytes())
-        except ValueError as error:
-            raise ValueError(
-                f"{self.config}: expected JSON, found something else ({error}): altered by hand?"
-            ) from error
-        if isinstance(config, dict):
-            config = unsealed(config, str(self.config))
+        config = unsealed(read_object(self.config), str(self.config))
         missing = list(_missing_entries(config))
-        if missing and isinstance(config, dict) and "model_type" in config:
+        if missing and "model_type" in config:
             raise ValueError(f"{self.path}: expected the folder of a training run, found a model of transformers")
         if missing:
             raise ValueError(

@@ -1,6 +1,5 @@
 """Whether every byte of a folder is what was written: prepared text, a task, a run and its checkpoints, an export."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TypeVar
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.progress import Progress
+from polysketch.storage.outside import decoded
 from polysketch.storage.sums import SUMS, read_sums, sha256_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
@@ -129,11 +129,7 @@ def _require_own(run: RunFolder, checkpoint: Path) -> None:
 def _read_lines(path: Path) -> None:
     """Every line is an object; digits in it carry no sum."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            is_object = isinstance(json.loads(line), dict)
-        except ValueError:
-            is_object = False
-        if not is_object:
+        if not isinstance(decoded(line, f"{path}, line {number}"), dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, found something else: damaged")
 
 

@@ -102,7 +102,7 @@ def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str)
     encoding = "utf-8-sig" if codecs.lookup(options.encoding).name == "utf-8" else options.encoding
     # What is not in the encoding becomes lone surrogates, for the rule on such documents to find it.
     with io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="") as lines:
-        rows = csv.reader(lines, delimiter=between, strict=True)
+        rows = csv.reader(_bounded_lines(lines, origin), delimiter=between, strict=True)
         names = _next_row(rows, f"{origin}:1") or []
         if options.text_field not in names:
             text_of_row(dict.fromkeys(names), options, origin)
@@ -111,6 +111,16 @@ def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str)
         while (contents := _unless_damaged(options, table.next_text, place)) is not None:
             yield place, contents
             place = f"{origin}:{rows.line_num + 1}"
+
+
+def _bounded_lines(lines: io.TextIOWrapper, origin: str) -> Iterator[str]:
+    """The lines of a table; a field may go on over several."""
+    for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), ""), start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"expected lines of at most {LONGEST_LINE:,} letters, found a longer one at {origin}:{number}"
+            )
+        yield line
 
 
 class _Table:
@@ -153,6 +163,8 @@ def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[
         for number, row in enumerate(rows):
             place = f"{origin} row {number}"
             yield place, _unless_damaged(options, text_of_row, row, options, place)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected texts in UTF-8 in {origin}, found other bytes: {error}") from error
     except require("pyarrow").ArrowInvalid as error:
         raise ValueError(f"expected a Parquet file, found a damaged one: {origin}: {error}") from error
 

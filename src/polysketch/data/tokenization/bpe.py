@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -10,8 +9,9 @@ from typing import Any, Self
 from polysketch.data.compressed import read_bytes
 from polysketch.data.tokenization.decoders import byte_alphabet, is_byte_level
 from polysketch.data.tokenization.end_of_text import END_OF_TEXT
-from polysketch.data.tokenization.json_file import JsonTokenizer, description_of
+from polysketch.data.tokenization.json_file import JsonTokenizer, description_of, require_possible_ids
 from polysketch.extras import require
+from polysketch.storage.outside import decoded
 
 SMALLEST_VOCABULARY = 257
 
@@ -111,12 +111,10 @@ def _file_of(tokenizer: Any) -> bytes:
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
-    try:
-        ids = json.loads(read_bytes(path))
-    except ValueError as error:
-        raise ValueError(f"expected JSON in {path}, found something else: {error}") from error
+    ids = decoded(read_bytes(path), path)
     if not isinstance(ids, dict) or not ids or not all(isinstance(index, int) for index in ids.values()):
         raise ValueError(f"expected a JSON object from token to id in {path}, found other JSON")
+    require_possible_ids({"model": {"vocab": ids}}, path)
     return ids
 
 

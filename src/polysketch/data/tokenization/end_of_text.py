@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from polysketch.storage.outside import read_json
 
 # What tokenizers that are trained here call the token that ends a document.
 END_OF_TEXT = "<|endoftext|>"
@@ -72,17 +73,20 @@ def declared_end_of_text(folder: Path) -> str | int | None:
                 "document with --end-of-text"
             )
         if declared not in (None, []):
-            return declared[0] if isinstance(declared, list) else declared
+            return _token(declared[0] if isinstance(declared, list) else declared, key, folder / name)
     return None
+
+
+def _token(declared: Any, key: str, path: Path) -> str | int:
+    if isinstance(declared, bool) or not isinstance(declared, str | int):
+        raise ValueError(f"expected a token or its id as {key} in {path}, found {type(declared).__name__}")
+    return declared
 
 
 def _value(path: Path, key: str) -> Any:
     if not path.is_file():
         return None
-    try:
-        contents = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"expected JSON in {path}, found something else: {error}") from error
+    contents = read_json(path)
     value = contents.get(key) if isinstance(contents, dict) else None
     return value.get("content") if isinstance(value, dict) else value
 

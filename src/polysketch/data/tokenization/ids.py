@@ -10,6 +10,7 @@ from typing import Self
 
 from polysketch.data.compressed import read_bytes
 from polysketch.data.tokenization.base import TokenizerLike
+from polysketch.storage.outside import decoded
 
 MOST_IDS = 2**24
 """Many times the largest vocabulary in use; each id takes some memory."""
@@ -59,8 +60,8 @@ class TokenIds(TokenizerLike):
             ValueError: It does not hold a number of ids.
         """
         try:
-            size = int(json.loads(read_bytes(path))["vocab_size"])
-        except (ValueError, KeyError, TypeError) as error:
+            size = int(decoded(read_bytes(path), path)["vocab_size"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"expected a vocabulary size in {path}, found something else: {error}") from error
         return cls(size, end_of_text if isinstance(end_of_text, int) else None)
 

@@ -81,9 +81,12 @@ class SentencePieceTokenizer(TokenizerLike):
         library = require("sentencepiece")
         try:
             processor = library.SentencePieceProcessor(model_proto=contents)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # its message may quote bytes of the file
             raise ValueError(f"expected a sentencepiece model in {path}, found a file that does not load") from error
-        return cls(processor, contents, end_of_text)
+        try:
+            return cls(processor, contents, end_of_text)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected a sentencepiece model of pieces in UTF-8 in {path}, found others") from error
 
     @property
     def processor(self) -> Any:

@@ -47,9 +47,11 @@ def sketch_error(approximated: Tensor, exact: Tensor, query: Tensor, key: Tensor
         (...,) float64.
 
     Raises:
-        ValueError: the shapes of the weights differ.
+        ValueError: the shapes of the weights differ, or a degree that no number of 64 bits holds.
     """
     _require_same_shape(approximated, exact)
+    if not 0 <= degree < 2**31:
+        raise ValueError(f"expected a degree of at least 0, found {degree}")
     lengths = [x.double().norm(dim=-1).pow(2 * degree).sum(-1) for x in (query, key)]
     return (approximated.double() - exact.double()).norm(dim=(-2, -1)) / (lengths[0] * lengths[1]).sqrt()
 
@@ -73,7 +75,13 @@ def relative_mean_absolute_error(approximated: Tensor, exact: Tensor) -> Tensor:
 
 
 def median_relative_error(approximated: Tensor, exact: Tensor) -> Tensor:
-    """The median over pairs of |(w - w~) / w|; arguments and errors as for `relative_mean_absolute_error`."""
+    """The median over pairs of |(w - w~) / w|; arguments and errors as for `relative_mean_absolute_error`.
+
+    Raises:
+        ValueError: also where there is no pair.
+    """
+    if not exact.numel():
+        raise ValueError(f"expected weights of at least one pair, found the shape {tuple(exact.shape)}")
     return _ratios(approximated, exact).flatten(-2).median(-1).values
 
 

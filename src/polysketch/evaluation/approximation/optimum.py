@@ -22,16 +22,18 @@ def optimal_frobenius_error(exact: Tensor, ranks: Sequence[int]) -> Tensor:
         (..., len(ranks)) float64.
 
     Raises:
-        ValueError: a negative rank.
+        ValueError: a negative rank, or weights of no pair.
 
     Cost: the singular values, of the order queries keys min(queries, keys), in float64.
     """
     if any(rank < 0 for rank in ranks):
         raise ValueError(f"expected ranks of at least 0, found {list(ranks)}")
+    if exact.dim() < 2 or not exact.shape[-1] or not exact.shape[-2]:
+        raise ValueError(f"expected weights (..., queries, keys), found the shape {tuple(exact.shape)}")
     energies = torch.linalg.svdvals(exact.double()).square()
     tails = energies.flip(-1).cumsum(-1).flip(-1)
     tails = torch.cat([tails, torch.zeros_like(tails[..., :1])], -1)
-    kept = torch.tensor([min(rank, energies.shape[-1]) for rank in ranks], device=exact.device)
+    kept = torch.tensor([min(rank, energies.shape[-1]) for rank in ranks], dtype=torch.int64, device=exact.device)
     return (tails[..., kept] / tails[..., :1]).sqrt()
 
 

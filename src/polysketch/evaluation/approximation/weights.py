@@ -69,7 +69,13 @@ def feature_weights(feature_map: FeatureMap, query: Tensor, key: Tensor) -> Tens
 
 
 def polynomial_weights(query: Tensor, key: Tensor, degree: int) -> Tensor:
-    """(q_i . k_j)^degree for all pairs: (..., queries, head_dim) and (..., keys, head_dim) -> (..., queries, keys)."""
+    """(q_i . k_j)^degree for all pairs: (..., queries, head_dim) and (..., keys, head_dim) -> (..., queries, keys).
+
+    Raises:
+        ValueError: a degree below 0, or one that no number of 64 bits holds.
+    """
+    if not 0 <= degree < 2**31:
+        raise ValueError(f"expected a degree of at least 0, found {degree}")
     return (query @ key.mT) ** degree
 
 

@@ -41,7 +41,7 @@ from polysketch.integrations.huggingface.export import export_run  # noqa: E402
 from polysketch.integrations.huggingface.import_model import import_model  # noqa: E402
 from polysketch.integrations.huggingface.masked_lm import PolysketchEncoderForMaskedLM  # noqa: E402
 from polysketch.integrations.huggingface.model import PolysketchModel  # noqa: E402
-from polysketch.integrations.huggingface.quiet import quiet  # noqa: E402
+from polysketch.integrations.huggingface.quiet import quiet, reading  # noqa: E402
 from polysketch.integrations.huggingface.seq2seq_lm import PolysketchForSeq2SeqLM  # noqa: E402
 from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer  # noqa: E402
 
@@ -64,6 +64,7 @@ __all__ = [
     "export_run",
     "import_model",
     "quiet",
+    "reading",
     "to_fast_tokenizer",
 ]
 

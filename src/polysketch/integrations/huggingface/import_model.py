@@ -16,6 +16,7 @@ from polysketch.data.tokenization.bpe import BpeTokenizer
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.export import original_tokenizer
+from polysketch.integrations.huggingface.quiet import reading
 from polysketch.integrations.huggingface.tokenizer import NOT_OF_TRAINING
 from polysketch.integrations.transformers_folder import check_import
 from polysketch.models.fingerprint import weights_sha256
@@ -62,9 +63,10 @@ def import_model(
     if ours.vocab_size > config.vocab_size:
         raise ValueError(f"expected a tokenizer of at most {config.vocab_size} ids, found {ours.name}")
     opened = None if data is None else _open_data(Path(data), ours, folder)
-    model = PolysketchForCausalLM.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
-    )
+    with reading(folder):
+        model = PolysketchForCausalLM.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+        )
     unchanged = weights_sha256(model.inner) == known.get("weights_sha256")
     with whole_folder(run) as temporary:
         _write(RunFolder(temporary), model, known if unchanged else {**known, "step": 0, "metrics": {}}, ours, opened)
@@ -82,6 +84,7 @@ def find_tokenizer(folder: Path, expected: dict[str, Any] | None, given: str | P
     Raises:
         ValueError: another one than expected, or none that can be found.
     """
+    _check_described(expected, folder)
     if given is not None:
         return _require_expected(load_tokenizer(given), expected, str(given))
     if expected is None:
@@ -100,6 +103,17 @@ def find_tokenizer(folder: Path, expected: dict[str, Any] | None, given: str | P
             f"model's own {expected['name']} is, for instance the folder of prepared data"
         )
     return _require_expected(_from_fast_file(folder), expected, str(folder / "tokenizer.json"))
+
+
+def _check_described(expected: Any, folder: Path) -> None:
+    """Refuse what does not tell a tokenizer: the folder may come from a stranger."""
+    if expected is None:
+        return
+    texts = [expected.get(name) for name in ("kind", "name", "sha256")] if isinstance(expected, dict) else [None]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(expected.get("file"), str | None):
+        raise ValueError(
+            f"expected kind, name, sha256 and file of a tokenizer in {folder / 'config.json'}, found others"
+        )
 
 
 def _from_fast_file(folder: Path) -> TokenizerLike:
@@ -123,7 +137,8 @@ def _require_expected(found: TokenizerLike, expected: dict[str, Any] | None, whe
 
 
 def _read_config(folder: Path) -> PolysketchConfig:
-    config = PolysketchConfig.from_pretrained(folder, local_files_only=True)
+    with reading(folder):
+        config = PolysketchConfig.from_pretrained(folder, local_files_only=True)
     if config.architectures not in (None, [PolysketchForCausalLM.__name__]):
         raise ValueError(f"expected a language model in {folder}, found {config.architectures}: it has another head")
     return config

@@ -1,7 +1,8 @@
-"""Silence for commands: transformers shows a bar for every file it reads or writes."""
+"""Silence for commands, and errors in words: transformers shows a bar for every file it reads or writes."""
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from transformers.utils import logging
 
@@ -16,3 +17,20 @@ def quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def reading(folder: str | Path) -> Iterator[None]:
+    """Turn what transformers raises inside, where a file is not as it expects and it does not say so, into ValueError.
+
+    Args:
+        folder: that is read, for the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = (ImportError, OSError, ValueError, RuntimeError, MemoryError)
+        if isinstance(error, told) and not isinstance(error, RecursionError):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"expected files in {folder} that transformers can read, found others: {said}") from error

@@ -1,10 +1,11 @@
 """Documents of evaluation tasks in local files: .json and .jsonl, as they are or compressed by gzip."""
 
-import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from polysketch.data.compressed import read_bytes
+from polysketch.storage.outside import decoded
 
 __all__ = ["SUFFIXES", "find_file", "read_documents", "read_json"]
 
@@ -28,10 +29,7 @@ def read_json(file: Path) -> Any:
     Raises:
         ValueError: the file is damaged.
     """
-    try:
-        return json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected JSON in {file}, found something else in line {error.lineno}: {error.msg}") from None
+    return decoded(_read_text(file), file)
 
 
 def read_documents(file: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -68,12 +66,7 @@ def _read_lines(file: Path) -> list[tuple[str, Any]]:
     documents = []
     for number, line in enumerate(_read_text(file).split("\n"), start=1):
         if line.strip():
-            try:
-                documents.append((f"line {number}", json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"expected JSON in line {number} of {file}, found something else: {error.msg}"
-                ) from None
+            documents.append((f"line {number}", decoded(line, f"{file}, line {number}")))
     return documents
 
 
@@ -81,9 +74,9 @@ def _read_text(file: Path) -> str:
     """The text of a file, decompressed.
 
     Raises:
-        ValueError: it is not UTF-8, or not gzip although its name says so.
+        ValueError: it is not UTF-8, or not gzip although its name says so, or more than a gigabyte.
     """
     try:
-        return (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()).decode()
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        return read_bytes(file).decode()
+    except UnicodeDecodeError as error:
         raise ValueError(f"expected text in {file}, found something else: {error}") from None

@@ -1,6 +1,5 @@
 """Folders that hold a replaced model: transformers' own files, the mechanisms' weights among them."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY, SUBMODUL
 from polysketch.integrations.replacement.locating import plain_model, replaced_layers
 from polysketch.integrations.replacement.replace import replace_attention
 from polysketch.models.former import mechanism_of_format
+from polysketch.storage.outside import read_object
 
 VARIANT = "polysketch"
 """In the names of the files of weights, model.polysketch.safetensors: under the usual name, transformers would load
@@ -91,7 +91,9 @@ def _class_of(folder: Path) -> Any:
     Raises:
         ValueError: config.json names a class that transformers does not have.
     """
-    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ["ForCausalLM"]
+    names = read_object(folder / "config.json").get("architectures") or ["ForCausalLM"]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ValueError(f"{folder / 'config.json'}: expected the names of classes as architectures, found {names!r}")
     if names[0].endswith(("ForCausalLM", "LMHeadModel")):
         return transformers.AutoModelForCausalLM
     found = getattr(transformers, str(names[0]), None)
@@ -105,7 +107,7 @@ def _description(folder: Path) -> list[dict[str, Any]]:
     file = folder / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{folder} holds no config.json: expected a folder that save_replaced wrote")
-    found = json.loads(file.read_text(encoding="utf-8")).get(CONFIG_KEY)
+    found = read_object(file).get(CONFIG_KEY)
     if not found:
         raise ValueError(
             f"{file} does not say that attention was replaced (no {CONFIG_KEY!r}): load it with AutoModelForCausalLM"

@@ -33,7 +33,7 @@ def hash_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:
     """
     if not x.is_floating_point():
         raise TypeError(f"vectors to hash must be floating point, got {x.dtype}")
-    check_hyperplanes(hyperplanes, x.shape[-1])
+    check_hyperplanes(hyperplanes, x.shape[-1] if x.dim() else 0)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         sides = x.to(dtype) @ hyperplanes.to(dtype) > 0

@@ -209,9 +209,12 @@ def linear_attention_backend(
     options that are not known here: "triton" is the answer then too, and the call runs the chunked backend.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or features that are not (batch, heads, length, width).
         RuntimeError: the native or triton backend was asked for and cannot run here, with the reason.
     """
+    for name, tensor in (("query_features", query_features), ("key_features", key_features)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must be (batch, heads, length, width), got the shape {tuple(tensor.shape)}")
     if backend == "auto":
         return _picked(query_features, key_features, value, state)
     if backend not in BACKENDS:

@@ -56,7 +56,15 @@ class LinearAttentionState:
     device_position: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Give the device positions of its own."""
+        """Give the device positions of its own; refuse tensors that cannot be those of a state.
+
+        Raises:
+            ValueError: sums or what is open are not of four dimensions.
+        """
+        for name in ("sums", "open_features", "open_value", "open_key"):
+            if getattr(self, name).dim() != 4:
+                shape = tuple(getattr(self, name).shape)
+                raise ValueError(f"{name} of a state must be (batch, key_heads, ..., width), got the shape {shape}")
         device = self.sums.device
         self.device_position = self.position if device.type == "cpu" else self.position.to(device)
 

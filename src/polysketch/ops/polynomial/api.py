@@ -181,9 +181,11 @@ def polynomial_attention_backend(
         backend: "auto" or a name in ``POLYNOMIAL_BACKENDS``.
 
     Raises:
-        ValueError: ``backend`` is not one of "auto" and the names in ``POLYNOMIAL_BACKENDS``.
+        ValueError: ``backend`` is not one of "auto" and the names in ``POLYNOMIAL_BACKENDS``; or tensors that
+            ``polynomial_attention`` would refuse.
         RuntimeError: "triton" was asked for and cannot run here, with the reason.
     """
+    check_attention_tensors(query, key, key if value is None else value, None)
     if backend == "auto":
         if query.device.type in AUTO_DEVICES and triton.why_not(query, key, value) is None:
             return "triton"
