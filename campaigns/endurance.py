@@ -8,6 +8,7 @@ use. What is a fault: resident memory in the last fifth of the time more than 2 
 open file or thread more than after a first, short round, a file left among temporary ones, and another result.
 """
 
+import functools
 import os
 import random
 import signal
@@ -15,9 +16,9 @@ import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from polysketch.models import TransformerLM, preset
 
 _GROWTH = 1.02
 _BETWEEN = 0.02  # seconds between two looks at memory
+_SECONDS_TO_SETTLE = 5.0
 _FEW = 40  # steps of the first round, which starts threads, compiles and fills caches
 
 Work = Callable[[int, Path, random.Random], None]
@@ -70,8 +72,7 @@ def interruptions(count: int, folder: Path, random_: random.Random) -> None:
     expected, beside = _results(), torch.zeros(2**20)
     for number in range(max(1, count // 50)):
         name = _NAMES[number % len(_NAMES)]
-        with _interrupted(random_.uniform(1e-5, 5e-3)):
-            _result(name)
+        _interrupt(random_.uniform(1e-5, 5e-3), functools.partial(_result, name))
         assert torch.equal(_result(name), expected[name]), f"{name}: another result after an interruption"
     assert not beside.any(), "memory beside the results was written"
 
@@ -134,9 +135,8 @@ class _Interruption(Exception):
     """What comes in the middle of a call."""
 
 
-@contextmanager
-def _interrupted(seconds: float) -> Iterator[None]:
-    """Inside, an exception comes after so long."""
+def _interrupt(seconds: float, work: Callable[[], object]) -> None:
+    """Call something, and let an exception come after so long, if it takes that long."""
 
     def interrupt(number: int, frame: object) -> None:
         raise _Interruption
@@ -144,11 +144,11 @@ def _interrupted(seconds: float) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
+        work()
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except _Interruption:
         pass
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -220,9 +220,17 @@ def _attack(name: str, count: int, seed: int, folder: Path, found: Found) -> Non
         return
     growth = memory.growth()
     found.add(name, f"{name}: memory grew by {growth - 1:.2%}", is_fault=growth > _GROWTH)
-    for thing, number in kept().items():
+    for thing, number in _settled(at_first).items():
         if number > at_first[thing]:
             found.add(name, f"{number - at_first[thing]} more {thing}", is_fault=True)
+
+
+def _settled(at_first: dict[str, int]) -> dict[str, int]:
+    """What is kept once threads that are ending have ended: they need a moment, or the time is over."""
+    end = time.monotonic() + _SECONDS_TO_SETTLE
+    while any(number > at_first[thing] for thing, number in kept().items()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return kept()
 
 
 if __name__ == "__main__":

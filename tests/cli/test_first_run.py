@@ -41,13 +41,14 @@ def test_a_run_without_sizes_is_a_first_one_and_says_what_a_longer_one_takes(tra
     clock = iter([100.0, 400.0])
     monkeypatch.setattr("polysketch.cli.train.time.monotonic", lambda: next(clock))
     assert sizes_of(trained()) == first_run.SIZES
-    opening, ending, longer = capfd.readouterr().err.splitlines()
+    opening, ending, longer, pasted = capfd.readouterr().err.splitlines()
     assert opening == (
         "a first run, about five minutes on two cores: 650 steps of 4 rows of 512 tokens; --steps, --context or "
         "--batch-size make it another"
     )
     assert ending.startswith("finished: 650 steps")
     assert longer == "more steps make a better model: --steps 6500 would take about 50:00"
+    assert pasted.startswith("next: polysketch evaluate ")
 
 
 def test_another_model_is_not_promised_to_take_five_minutes(trained, capfd):

@@ -191,9 +191,9 @@ def test_what_makes_no_chat_is_told_in_one_line(folders, arguments, message, mon
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[" * 10**5, "cannot be read as JSON"),
-        ("\udcff".encode("utf-8", "surrogateescape"), "cannot be read as JSON"),
+        ("{", "expected JSON in "),
+        ("[" * 10**5, "expected JSON in "),
+        ("\udcff".encode("utf-8", "surrogateescape"), "expected JSON in "),
         ("[5]", "must be an object whose eos_token_id"),
         ('{"eos_token_id": "</s>"}', "must be an object whose eos_token_id"),
         ('{"eos_token_id": [1, true]}', "must be an object whose eos_token_id"),

@@ -141,8 +141,8 @@ def test_a_missing_tokenizer_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
-        ("a.json", b"{", "not JSON"),
-        ("a.json", b"\xff\xfe\x00", "not JSON"),
+        ("a.json", b"{", "expected JSON in the tokenizer.json "),
+        ("a.json", b"\xff\xfe\x00", "expected JSON in the tokenizer.json "),
         ("a.json", b"[1]", "other JSON"),
         ("a.json", json.dumps({"model": {"type": "WordPiece"}, "decoder": None}).encode(), "does not load"),
         (

@@ -120,6 +120,8 @@ def run(flags: TrainFlags) -> int:
         print(_ending(result, config), file=sys.stderr)
     if is_first and result.stopped_by == "finished":
         print(longer_run(config, time.monotonic() - began), file=sys.stderr)
+    if launch.rank == 0 and result.stopped_by == "finished":
+        print(next_command("evaluate", result.folder), file=sys.stderr)
     return 0 if result.stopped_by != "signal" else _SIGNAL_STATUS + (result.signal_number or 0)
 
 
@@ -180,8 +182,6 @@ def _ending(result: TrainingResult, config: TrainingConfig) -> str:
     lines = [ending]
     if result.best_step not in (None, result.step):
         lines.append(f"the least validation loss was after step {result.best_step}: --checkpoint best")
-    if result.stopped_by == "finished":
-        lines.append(next_command("evaluate", result.folder))
     return "\n".join(lines)
 
 
