@@ -10,7 +10,15 @@ def test_a_page_has_every_study_and_what_its_records_say(tmp_path):
     folders = {"reversal-cpu": True, "reversal-cpu+steps=3": False, "recall-cpu": None, "reversal-of-words-cpu": True}
     for name, holds in folders.items():
         study, _, size = name.rpartition("-")
-        summary = {"study": study, "size": size, "ours": f"figure of {name}", "holds": holds}
+        summary = {
+            "study": study,
+            "size": size,
+            "ours": f"figure of {name}",
+            "holds": holds,
+            "rows": 1,
+            "of_rows": 1,
+            "runs": 1,
+        }
         (tmp_path / name).mkdir()
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
         (tmp_path / name / "table.md").write_text(f"| table of {name} |\n\nA line.\n")

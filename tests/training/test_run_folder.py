@@ -43,13 +43,13 @@ def test_a_missing_entry_is_named(tmp_path, key):
 
 @pytest.mark.parametrize("content", ["null", "[]", "1", '"text"'])
 def test_json_that_is_no_configuration_is_refused(tmp_path, content):
-    with pytest.raises(ValueError, match=r"config\.json: expected the entries of a run's configuration"):
+    with pytest.raises(ValueError, match=r"config\.json: expected an object of JSON, found "):
         read(tmp_path, content)
 
 
 @pytest.mark.parametrize("content", ["", "{", "no json"])
 def test_what_is_no_json_is_refused(tmp_path, content):
-    with pytest.raises(ValueError, match=r"config\.json: expected JSON, found something else"):
+    with pytest.raises(ValueError, match=r"expected JSON in .*config\.json, found something else"):
         read(tmp_path, content)
 
 

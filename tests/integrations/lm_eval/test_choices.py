@@ -113,7 +113,7 @@ def test_a_line_that_is_no_question_is_refused_with_its_number(tmp_path, line, m
     [
         ("", "expected a list of objects in .*facts.jsonl, found nothing"),
         ('["a", "b"]\n', "expected an object in line 1 of .*facts.jsonl, found list"),
-        ("question,answer\n", "expected JSON in line 1 of .*facts.jsonl"),
+        ("question,answer\n", "expected JSON in .*facts.jsonl, line 1"),
     ],
 )
 def test_another_format_is_refused(tmp_path, contents, message):

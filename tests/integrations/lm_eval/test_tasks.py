@@ -220,7 +220,7 @@ def test_a_download_without_a_network_says_so_and_what_else_to_do(tmp_path, monk
     ("contents", "message"),
     [
         ('{"goal": "x"}\n', "line 1 of .*piqa.jsonl is not one of piqa: expected the fields goal, sol1"),
-        ('{"goal"\n', "expected JSON in line 1 of .*piqa.jsonl"),
+        ('{"goal"\n', "expected JSON in .*piqa.jsonl, line 1"),
         ("", "expected a list of objects in .*piqa.jsonl, found nothing"),
         ("3\n", "expected an object in line 1 of .*piqa.jsonl, found int"),
     ],
@@ -260,7 +260,7 @@ def test_a_label_that_is_none_is_refused_with_its_line(tmp_path, name, changed, 
 def test_a_file_that_is_not_gzip_is_refused(tmp_path):
     """Although its name says so."""
     (tmp_path / "piqa.jsonl.gz").write_text("{}")
-    with pytest.raises(ValueError, match=r"expected text in .*piqa.jsonl.gz"):
+    with pytest.raises(ValueError, match=r"expected a whole gzip file.*piqa.jsonl.gz"):
         load_tasks(["piqa"], [tmp_path])
 
 
