@@ -13,6 +13,7 @@ MECHANISMS = ["performer", "polarity", "focused", "based", "hedgehog", "llops", 
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch):
     monkeypatch.setattr(in_spans, "_NUMBERS", 0)
+    monkeypatch.setattr(in_spans, "_FEWEST_FEATURES", 0)
     monkeypatch.setattr(in_spans, "_FEWEST_TOKENS", 8)
 
 
@@ -118,8 +119,8 @@ def test_transforms_and_half_precision_take_the_whole(spans):
     torch.testing.assert_close(mapped, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_short_sequences_are_left_alone(spans, monkeypatch):
-    monkeypatch.setattr(in_spans, "_FEWEST_SPANS", 10)
+def test_few_features_are_computed_at_once(spans, monkeypatch):
+    monkeypatch.setattr(in_spans, "_FEWEST_FEATURES", 3 * (HEADS + KV_HEADS) * WIDTH * LENGTH + 1)
     with torch.no_grad():
         build("linear")(*inputs())
     assert spans == []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = 2**21  # features of a span for each thread: 8 MB in float32
 _FEWEST_TOKENS = 1024  # of a span: below, what a call costs besides shows
-_FEWEST_SPANS = 8  # of the fewest tokens: features of shorter sequences nearly fit the caches anyway
+_FEWEST_FEATURES = 2**24  # of the whole sequence: 64 MB; fewer are as fast at once
 
 
 def length_of_a_span(
@@ -32,12 +32,7 @@ def length_of_a_span(
         query, key, value, hidden: all that it is given.
     """
     batch, heads, length, _ = query.shape
-    if (
-        mechanism.feature_map.power != 1
-        or mechanism.local_chunk
-        or length < _FEWEST_SPANS * _FEWEST_TOKENS
-        or batch == 0
-    ):
+    if mechanism.feature_map.power != 1 or mechanism.local_chunk or length < 2 * _FEWEST_TOKENS or batch == 0:
         return None
     if query.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
         return None
@@ -45,6 +40,8 @@ def length_of_a_span(
     if not nothing_looks_on(*chain(given, mechanism.parameters(), mechanism.buffers())):
         return None
     rows = batch * (heads + key.shape[1]) * mechanism.feature_map.feature_dim
+    if rows * length < _FEWEST_FEATURES:
+        return None
     span = max(_FEWEST_TOKENS, torch.get_num_threads() * _NUMBERS // rows // _FEWEST_TOKENS * _FEWEST_TOKENS)
     return span if length >= 2 * span else None
 
