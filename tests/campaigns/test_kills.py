@@ -46,7 +46,7 @@ def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
     ("planted", "how", "message"),
     [
         ("no_sync", "POWER", "no config.json"),
-        ("early_name", "KILL", "manifest.json is missing"),
+        ("early_name", "KILL", "manifest.json"),
         ("metrics_twice", "KILL", "metrics of steps"),
     ],
 )

@@ -1,6 +1,8 @@
 """The loop: stages follow one another, what is due is written, and any checkpoint leads to the same bits."""
 
 import math
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -129,3 +131,15 @@ def test_a_loss_that_is_not_finite_says_what_to_do_about_it(make_loop):
 
 def test_the_options_of_every_run_are_classified():
     assert all(isinstance(field.metadata["on_resume"], OnResume) for field in RunOptions.__dataclass_fields__.values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_answered_at_once_however_long_a_step_takes(number, capfd):
+    with StopRequests() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.signal_number == number
+        assert "stopping after this step, and saving; Ctrl-C" in capfd.readouterr().err
+    with StopRequests(answers=False) as stop:
+        os.kill(os.getpid(), number)
+        assert stop.signal_number == number
+        assert capfd.readouterr().err == ""

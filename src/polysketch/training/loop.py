@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -297,22 +298,28 @@ def deadline(options: RunOptions) -> float:
     return time.monotonic() + 60 * (options.max_minutes or math.inf)
 
 
+_ANSWER = b"\nstopping after this step, and saving; Ctrl-C from now on ends at once, without saving\n"
+
+
 class StopRequests:
     """Records the first SIGINT or SIGTERM while it is entered; a second one has its usual effect at once.
 
     The trainer looks at `signal_number` between two steps, so a stop costs at most one step and one checkpoint. Outside
     the main thread, where Python allows no handlers, nothing is installed and nothing is ever requested.
 
+    The first signal is answered at once, by a line on stderr: a step may take minutes.
+
     Args:
         echoed: after the first signal further SIGTERMs do nothing: torchrun passes on what its processes may have got
             already from whoever ends the whole job.
+        answers: whether this process tells of the first signal; of several, one does.
 
     Attributes:
         signal_number: the signal that came, or None.
     """
 
-    def __init__(self, *, echoed: bool = False) -> None:
-        self._echoed = echoed
+    def __init__(self, *, echoed: bool = False, answers: bool = True) -> None:
+        self._echoed, self._answers = echoed, answers
         self.signal_number: int | None = None
         self._previous: dict[signal.Signals, object] = {}
 
@@ -324,6 +331,9 @@ class StopRequests:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
+        if self._answers:
+            with contextlib.suppress(OSError):  # past Python's buffers, which may be in use at this moment
+                os.write(2, _ANSWER)
         if self._echoed:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -70,7 +70,8 @@ def train(config: TrainingConfig, *, progress: bool = True) -> TrainingResult:
     with use_threads(config.threads), joined(config.mesh, config.device) as processes:
         plan = processes.together(lambda: make_plan(config, processes))
         processes.agree({} if processes.alone else facts_to_agree_on(plan))
-        with reproducible(plan.device), _locked(run, processes), StopRequests(echoed=not processes.alone) as stop:
+        requests = StopRequests(echoed=not processes.alone, answers=processes.is_first)
+        with reproducible(plan.device), _locked(run, processes), requests as stop:
             return _train_locked(run, plan, stop, progress, processes)
 
 
