@@ -43,6 +43,15 @@ def test_bars_move_and_a_carriage_return_inside_a_text_does_not(monkeypatch):
     assert terminal.getvalue() == "\r 3 of 7\r        \ra name\\rof another\n\x1b\n"
 
 
+def test_colours_are_left_out_and_all_else_of_the_kind_is_shown(monkeypatch):
+    """Those of a tracker would be noise; the sequence in the second line clears the screen."""
+    terminal = terminal_of(monkeypatch)
+    with visible_streams():
+        print("\x1b[34m\x1b[1mwandb\x1b[0m: run")
+        print("\x1b[2J \x1b[3")
+    assert terminal.getvalue() == "wandb: run\n\\x1b[2J \\x1b[3\n"
+
+
 def test_into_a_pipe_text_goes_as_it_is(capsys):
     with visible_streams():
         print("\x1b[2J")

@@ -1,6 +1,7 @@
 """What is shown on a terminal: text that cannot steer it."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
@@ -27,18 +28,25 @@ def _turns(character: str) -> bool:
     return "\u202a" <= character <= "\u202e" or "\u2066" <= character <= "\u2069"
 
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
 class _VisibleStream:
-    """A stream to a terminal that shows all text as `visible` has it; the carriage returns of bars begin or end it."""
+    """A stream to a terminal that shows all text as `visible` has it.
+
+    The carriage returns of bars begin or end it. Colours, which trackers print, are left out.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Write, and say how long the text was."""
+        length, text = len(text), _COLOURS.sub("", text)
         begins, ends = text.startswith("\r"), text.endswith("\r") and text != "\r"
         shown = visible(text[begins : len(text) - ends])
         self._stream.write("\r" * begins + shown + "\r" * ends)
-        return len(text)
+        return length
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write each."""
