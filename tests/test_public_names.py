@@ -244,7 +244,9 @@ PUBLIC_NAMES = {
         "keep_top_k",
         "keep_top_p",
         "load_conversation",
+        "penalize_repetition",
         "save_conversation",
+        "tokens_seen",
     ],
 }
 

@@ -234,6 +234,8 @@ def test_the_seed_is_the_users(capsys):
         (["elsewhere"], "expected a run folder"),
         (["run", "--temperature", "-1"], "temperature"),
         (["run", "--top-p", "0"], "top_p"),
+        (["run", "--repetition-penalty", "0"], "repetition_penalty"),
+        (["run", "--beams", "2", "--repetition-penalty", "1.2"], "--beams without"),
         (["run", "--top-k", "0"], "top_k"),
         (["run", "--prompts", "absent.jsonl", "--out", "x"], "nothing at absent.jsonl"),
         (["run", "--prompts", "a.jsonl"], "--prompts and --out together"),

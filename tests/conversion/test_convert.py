@@ -14,6 +14,7 @@ from polysketch.cli import main
 from polysketch.conversion import ConversionConfig, convert, retraining
 from polysketch.conversion.report import build_report
 from polysketch.data import PreparedData
+from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 from polysketch.integrations.replacement import load_replaced
 from polysketch.training.options import OnResume
 from polysketch.training.reporting import MetricsFile
@@ -404,6 +405,24 @@ def test_a_tokenizer_of_the_same_size_with_other_ids_is_refused(options, data, t
     config = ConversionConfig(**{**options, "model": tmp_path / "model"}, out=tmp_path / "out")
     with pytest.raises(ValueError, match="gives other ids for the same text"):
         convert(config, progress=False)
+
+
+def test_a_tokenizer_from_elsewhere_goes_with_the_converted_model(options, data, tmp_path):
+    """Its files, chat template and all; and the text has to be its own."""
+    elsewhere = tmp_path / "tokenizer"
+    to_fast_tokenizer(data.tokenizer).save_pretrained(elsewhere)
+    (elsewhere / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    steps = {"transfer_steps": 1, "tuning_steps": 1, "tokenizer": elsewhere}
+    result = convert(ConversionConfig(**{**options, **steps}, out=tmp_path / "out"), progress=False)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (result.folder / "model" / name).read_bytes() == (elsewhere / name).read_bytes()
+
+
+def test_a_tokenizer_that_is_none_is_refused_before_work(options, tmp_path):
+    config = ConversionConfig(**options, tokenizer=tmp_path, out=tmp_path / "out")
+    with pytest.raises(ValueError, match="--tokenizer: expected a folder with one of"):
+        convert(config, progress=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_prints_what_was_regained(options, tmp_path, capsys):

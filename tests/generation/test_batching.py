@@ -81,6 +81,7 @@ def generated(
         temperature=sampler.temperature,
         top_k=sampler.top_k,
         top_p=sampler.top_p,
+        repetition_penalty=sampler.repetition_penalty,
         seed=seed,
     )
     return found.tokens[sample]
@@ -114,7 +115,13 @@ def test_greedy_tokens_are_those_of_the_prompt_alone(model, slots, chunk, apart)
 
 def test_settings_and_seeds_are_each_requests_own(model):
     """Drawn tokens too; of several samples of a prompt each is the one that `generate` gives."""
-    samplers = [Sampler(1.0), Sampler(1.3, top_k=5), GREEDY, Sampler(0.7, top_p=0.8)]
+    samplers = [
+        Sampler(1.0),
+        Sampler(1.3, top_k=5),
+        GREEDY,
+        Sampler(0.7, top_p=0.8),
+        Sampler(0.5, repetition_penalty=1.4),
+    ]
     asked = [
         Request(PROMPTS[1], 10, sampler, seed=seed, sample=sample)
         for sampler in samplers

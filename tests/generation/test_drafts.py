@@ -49,6 +49,7 @@ class Scripted:
 
 
 SETTINGS = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"top_k": 5, "seed": 4}, {"top_p": 0.7, "seed": 5}]
+SETTINGS += [{"temperature": 0, "repetition_penalty": 1.5}]
 RIGHTS = [[0], [1], [6], [0, 2, 6, 3, 1, 0, 0, 5]]
 
 

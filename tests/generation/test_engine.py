@@ -54,6 +54,21 @@ def test_greedy_generation_is_the_forward_repeated_for_every_token(model):
     assert max(len(set(tokens)) for tokens in expected) > 2
 
 
+@torch.no_grad()
+def test_what_prompt_and_text_have_already_is_penalised(model):
+    """Greedy tokens by the definition, the whole text of each row looked at for every token."""
+    result = generate(model, PROMPTS, max_new_tokens=20, temperature=0, repetition_penalty=1.5)
+    for prompt, tokens in zip(PROMPTS, result.tokens, strict=True):
+        ids = list(prompt)
+        for token in tokens:
+            logits = model(torch.tensor([ids]))[0, -1]
+            for seen in set(ids):
+                logits[seen] = logits[seen] / 1.5 if logits[seen] > 0 else logits[seen] * 1.5
+            assert token == int(logits.argmax())
+            ids.append(token)
+    assert result.tokens != generate(model, PROMPTS, max_new_tokens=20, temperature=0).tokens
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 1.3}])
 def test_the_tokens_of_a_prompt_do_not_depend_on_the_rest_of_the_batch(model, settings):
     """Alone, in another order, or among others: the same draws."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polysketch.generation import Sampler, draw, keep_top_k, keep_top_p
+from polysketch.generation import Sampler, draw, keep_top_k, keep_top_p, penalize_repetition, tokens_seen
 
 PROBABILITIES = torch.tensor([[0.05, 0.4, 0.25, 0.3], [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64)
 LOGITS = PROBABILITIES.log() + 3.0
@@ -122,6 +122,10 @@ def test_logits_that_are_not_finite_are_refused(temperature, bad):
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": math.nan},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": -1.2},
+        {"repetition_penalty": 1e3},
+        {"repetition_penalty": math.nan},
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(settings):
@@ -135,3 +139,25 @@ def test_a_temperature_next_to_zero_is_greedy():
     uniforms = torch.full((len(LOGITS),), 0.5, dtype=torch.float64)
     chosen = Sampler(temperature=5e-324).choose(LOGITS, uniforms)
     assert torch.equal(chosen, Sampler(temperature=0).choose(LOGITS, uniforms))
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 20.0])
+def test_the_penalty_of_repetition_is_that_of_transformers(penalty):
+    """Logits of both signs, tokens that a text has twice, and rows of their own."""
+    processors = pytest.importorskip("transformers.generation.logits_process")
+    texts = [[3, 0, 3, 7], [1, 2, 8, 8]]
+    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
+    found = penalize_repetition(logits, tokens_seen(texts, 9), penalty)
+    expected = processors.RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(texts), logits)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(found[0, [1, 2, 4, 5, 6, 8]], logits[0, [1, 2, 4, 5, 6, 8]])
+
+
+def test_a_token_that_was_seen_loses_its_lead():
+    """Greedy too: 0.4 against 0.3, at a penalty that crosses them; and what was not seen is needed to know."""
+    sampler = Sampler(temperature=0, repetition_penalty=1.2)
+    uniforms = torch.zeros(2, dtype=torch.float64)
+    assert sampler.choose(LOGITS, uniforms, tokens_seen([[], []], 4)).tolist() == [1, 0]
+    assert sampler.choose(LOGITS, uniforms, tokens_seen([[1], [3]], 4)).tolist() == [3, 0]
+    with pytest.raises(ValueError, match="expected `seen`"):
+        sampler.choose(LOGITS, uniforms)

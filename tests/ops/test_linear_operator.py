@@ -1,5 +1,6 @@
 """The operator in PyTorch's own tools: tracing, export, autocast, operation counts; and what it refuses."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -144,6 +145,9 @@ BAD_OPTIONS = {
     "factors=2 goes with power=1.*got power=2": {"factors": 2},
     "compute_chunk must be at least 1": {"compute_chunk": 0},
     "log_decay needs causal=True": {"causal": False},
+    "offset must be finite and not negative, got nan": {"offset": math.nan},
+    "offset must be finite and not negative, got inf": {"offset": math.inf},
+    "offset must be finite and not negative, got -1.0": {"offset": -1.0},
     "local.degree must be even": {"local": ops.LocalPolynomial(None, None, 3, 16)},
     "local.chunk must be at least 1": {"local": ops.LocalPolynomial(None, None, 4, 0)},
     "the state does not fit": {"state": empty_state(replace(LOCAL, features=8))},

@@ -34,12 +34,22 @@ def test_settings_have_the_usual_values():
 
 
 def test_settings_are_read():
-    body = {"temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 5, "n": 2, "stop": "end", "stream": True, "user": "me"}
+    body = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "repetition_penalty": 1.2,
+        "seed": 5,
+        "n": 2,
+        "stop": "end",
+        "stream": True,
+        "user": "me",
+    }
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = asked_chat(
         {"messages": MESSAGES, "model": "small", "max_tokens": 7, "stream_options": options, **body}, "small", LIMITS
     )
-    assert asked.sampler == Sampler(0.0, 3, 0.5)
+    assert asked.sampler == Sampler(0.0, 3, 0.5, 1.2)
     assert (asked.new_tokens, asked.seed, asked.samples, asked.stop) == (7, 5, 2, ("end",))
     assert (asked.stream, asked.with_usage, asked.with_running_usage) == (True, True, True)
 

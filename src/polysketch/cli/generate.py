@@ -79,6 +79,9 @@ class GenerateFlags:
     """Draw among so many most probable tokens only. Default: all."""
     top_p: float | None = None
     """Draw among the most probable tokens that together have this probability. Default: all."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that the text has already are chosen less often: 1.2, for instance. With --interactive the text
+    is that of a turn."""
     seed: int = 0
     """Seed of the draws. The same one gives the same continuation."""
     checkpoint: str = "latest"
@@ -169,7 +172,7 @@ def _check(flags: GenerateFlags) -> None:
         raise ValueError("expected at least one sample, one --prompt - at most, and no empty --stop")
     if _is_chat(flags) and not (flags.prompt or flags.prompts or flags.interactive):
         raise ValueError("expected a --prompt, --prompts or --interactive with --chat, found none")
-    restricted = flags.top_k is not None or flags.top_p is not None or bool(flags.stop)
+    restricted = flags.top_k is not None or flags.top_p is not None or bool(flags.stop) or flags.repetition_penalty != 1
     check_way(_way(flags), interactive=flags.interactive, restricted=restricted)
     require_template(flags.chat_template)
 
@@ -185,7 +188,7 @@ def _read_prompts(flags: GenerateFlags) -> list[str]:
 
 
 def _settings(flags: GenerateFlags) -> dict[str, Any]:
-    names = ("max_new_tokens", "temperature", "top_k", "top_p")
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
     return {name: getattr(flags, name) for name in names}
 
 

@@ -71,7 +71,7 @@ class Conversation:
         turns: what is read at each.
         stop: strings that end a reply.
         stop_ids: token ids that do.
-        settings: of `generate`: max_new_tokens, temperature, top_k, top_p.
+        settings: of `generate`: max_new_tokens, temperature, top_k, top_p, repetition_penalty.
         seed: of the first turn; the next has the next.
     """
 

@@ -36,7 +36,7 @@ def check_way(way: Way, *, interactive: bool, restricted: bool) -> None:
     Args:
         way: as asked for.
         interactive: whether a conversation is asked for.
-        restricted: whether one of --top-k, --top-p and --stop is given.
+        restricted: whether one of --top-k, --top-p, --repetition-penalty and --stop is given.
     """
     asked = {"--beams": way.beams, "--lookup": way.lookup, "--assistant": way.assistant}
     given = [name for name, value in asked.items() if value is not None]
@@ -49,7 +49,8 @@ def check_way(way: Way, *, interactive: bool, restricted: bool) -> None:
         if count is not None and count < 1:
             raise ValueError(f"--{name}: expected at least 1, found {count}")
     if way.beams is not None and restricted:
-        raise ValueError("expected --beams without --top-k, --top-p and --stop: nothing is drawn or shown on the way")
+        others = "--top-k, --top-p, --repetition-penalty and --stop"
+        raise ValueError(f"expected --beams without {others}: nothing is drawn or shown on the way")
 
 
 def generated(

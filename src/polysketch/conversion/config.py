@@ -18,6 +18,10 @@ class ConversionConfig(RunOptions):
     data: Path = option(on_resume=OnResume.FREE)
     """Folder that `polysketch prepare` made with the model's own tokenizer."""
 
+    tokenizer: Path | None = option(None, on_resume=OnResume.FREE)
+    """Folder with the model's tokenizer, where it is not beside the model. The converted model gets its files. Without
+    one the converted model gets the tokenizer of the text."""
+
     out: Path = option(on_resume=OnResume.FREE)
     """Folder to create: configuration, metrics, checkpoints, the report, and the converted model under `model`."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from polysketch.conversion.config import ConversionConfig
 from polysketch.data.prepared import read_description, split_in
+from polysketch.data.tokenization.loading import FILES_OF_FOLDERS
 from polysketch.integrations.transformers_folder import require_model
 from polysketch.models.former import FORMAT, attention_of_format
 from polysketch.storage import disk
@@ -77,7 +78,17 @@ def check_requirements(config: ConversionConfig) -> None:
                 f"{config.data}, found {found}: choose a shorter context or prepare more text"
             )
     require_model(config.model)
+    if config.tokenizer is not None and not has_tokenizer(config.tokenizer):
+        raise ValueError(
+            f"--tokenizer: expected a folder with one of {', '.join(FILES_OF_FOLDERS)}, found none in "
+            f"{config.tokenizer}"
+        )
     _require_claimable(ConversionFolder(config.out), config)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a file of a tokenizer as transformers has them."""
+    return any((folder / name).is_file() for name in FILES_OF_FOLDERS)
 
 
 def _require_claimable(folder: ConversionFolder, config: ConversionConfig) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from polysketch import plotting
 from polysketch.conversion.config import ConversionConfig
-from polysketch.conversion.folder import ConversionFolder, write_report
+from polysketch.conversion.folder import ConversionFolder, has_tokenizer, write_report
 from polysketch.conversion.report import build_report, plot_report
 from polysketch.conversion.task import ConversionTask
 from polysketch.data import PreparedData, TokenizerLike, load_tokenizer
@@ -25,10 +25,10 @@ from polysketch.training.checkpoint import checkpoint_step, list_checkpoints
 from polysketch.training.loop import Loop, StopRequests
 from polysketch.training.reporting import Reporter
 
-_BESIDE_TOKENIZERS = (
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
-    "chat_template.jinja",
-)
+_OF_TOKENIZERS = {
+    *(*FILES_OF_FOLDERS, *itertools.chain(*PAIRS)),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+}
 _SAMPLE = 1000
 
 
@@ -105,25 +105,22 @@ def _require_fitting(model: Any, config: ConversionConfig) -> None:
 def _require_same_vocabulary(model: Any, data: PreparedData, config: ConversionConfig) -> None:
     """Refuse text whose ids mean something else to the model than they did to its tokenizer."""
     size = model.get_output_embeddings().weight.shape[0]
-    advice = f"prepare the text again with --tokenizer {config.model}"
+    folder = config.tokenizer or config.model
+    advice = f"prepare the text again with --tokenizer {folder}"
     if data.tokenizer.vocab_size > size:
         raise ValueError(
             f"--data: expected text prepared with the tokenizer of {config.model}, whose vocabulary has {size} tokens, "
             f"found {data.tokenizer.name} with {data.tokenizer.vocab_size}: {advice}"
         )
-    if not _has_tokenizer(config.model):
+    if not has_tokenizer(folder):
         return  # a model without its tokenizer: the size is all that can be compared
-    own = load_tokenizer(config.model, data.tokenizer.end_of_text)
+    own = load_tokenizer(folder, data.tokenizer.end_of_text)
     sample = data.tokenizer.decode(np.asarray(data.split("validation").tokens[:_SAMPLE]).tolist())
     if own.encode(sample) != data.tokenizer.encode(sample):
         raise ValueError(
-            f"--data: expected text prepared with the tokenizer of {config.model}, found {data.tokenizer.name}, which "
+            f"--data: expected text prepared with the tokenizer of {folder}, found {data.tokenizer.name}, which "
             f"gives other ids for the same text: {advice}"
         )
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in FILES_OF_FOLDERS)
 
 
 def _save_tokenizer_of_text(tokenizer: TokenizerLike, folder: Path) -> None:
@@ -142,10 +139,12 @@ def _write_results(
         disk.rename(folder.model, temporary)  # no part of it is to stand under its name
         shutil.rmtree(temporary)
     save_replaced(model.eval(), temporary)
-    for name in {*FILES_OF_FOLDERS, *itertools.chain(*PAIRS), *_BESIDE_TOKENIZERS}:
-        if (config.model / name).is_file():
-            shutil.copyfile(config.model / name, temporary / name)
-    if not _has_tokenizer(config.model):
+    tokenizer_folder = config.tokenizer or config.model
+    for name in {*_OF_TOKENIZERS, "generation_config.json"}:
+        source = tokenizer_folder if name in _OF_TOKENIZERS else config.model
+        if (source / name).is_file():
+            shutil.copyfile(source / name, temporary / name)
+    if not has_tokenizer(tokenizer_folder):
         _save_tokenizer_of_text(tokenizer, temporary)
     disk.publish_folder(temporary, folder.model)
     write_report(folder, report)

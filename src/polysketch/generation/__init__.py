@@ -6,7 +6,7 @@ from polysketch.generation.conversation import load_conversation, save_conversat
 from polysketch.generation.drafts import AssistantDrafts, Drafter, PromptLookup, generate_with_drafts
 from polysketch.generation.engine import GenerationResult, generate
 from polysketch.generation.requests import Event, Request
-from polysketch.generation.sampling import Sampler, draw, keep_top_k, keep_top_p
+from polysketch.generation.sampling import Sampler, draw, keep_top_k, keep_top_p, penalize_repetition, tokens_seen
 from polysketch.generation.slots import bytes_of_request
 from polysketch.generation.snapshots import Snapshots
 from polysketch.generation.text_stream import TextStream
@@ -32,5 +32,7 @@ __all__ = [
     "keep_top_k",
     "keep_top_p",
     "load_conversation",
+    "penalize_repetition",
     "save_conversation",
+    "tokens_seen",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.requests import Event, Finish, Request
-from polysketch.generation.sampling import Sampler
+from polysketch.generation.sampling import Sampler, tokens_seen
 from polysketch.generation.slots import Slots, reserve
 from polysketch.generation.snapshots import Snapshots
 from polysketch.models import ModelState, TransformerLM
@@ -288,6 +288,7 @@ class _Sequence:
         self._request = request
         self._uniforms = PromptUniforms(self.prompt, request.seed, request.sample)
         self._made: list[int] = []
+        self._seen: Tensor | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -322,9 +323,17 @@ class _Sequence:
         """float64 (1,) in [0, 1); not drawn where the most probable token is taken."""
         return self._uniforms.next() if self.sampler.temperature else _NOT_DRAWN
 
+    def seen(self, vocab_size: int) -> Tensor:
+        """Which tokens stood in the text so far: bool (1, vocab)."""
+        if self._seen is None:
+            self._seen = tokens_seen([self.tokens], vocab_size)
+        return self._seen
+
     def take(self, token: int) -> Event:
         """Note the next token and say what that means."""
         self._made.append(token)
+        if self._seen is not None:
+            self._seen[0, token] = True
         if token in self._request.stop_ids:
             return self._event(None, "stop")
         if self._request.until is not None and self._request.until(token):
@@ -349,7 +358,10 @@ def _chosen(logits: Tensor, sequences: Sequence[_Sequence]) -> list[Event]:
     tokens: dict[int, int] = {}
     for sampler, rows in groups.items():
         uniforms = torch.cat([sequences[row].next_uniform() for row in rows]).to(logits.device)
-        tokens |= zip(rows, sampler.choose(logits[rows], uniforms).tolist(), strict=True)
+        seen = None
+        if sampler.looks_back:
+            seen = torch.cat([sequences[row].seen(logits.shape[-1]) for row in rows]).to(logits.device)
+        tokens |= zip(rows, sampler.choose(logits[rows], uniforms, seen).tolist(), strict=True)
     damaged = "expected finite logits, found NaN or infinity: the model's weights are probably damaged"
     return [each.take(tokens[row]) if row in tokens else each.failed(damaged) for row, each in enumerate(sequences)]
 

@@ -17,7 +17,7 @@ from polysketch.generation.engine import GenerationResult
 from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.rows import Rows
-from polysketch.generation.sampling import Sampler
+from polysketch.generation.sampling import Sampler, tokens_seen
 from polysketch.models import ModelState, TransformerLM
 from polysketch.models.modes import evaluation_mode
 
@@ -116,7 +116,8 @@ class AssistantDrafts:
             self._read = len(text)
             state, guess = self._state.clone(), []
             for uniform in uniforms.split(1):
-                token = sampler.choose(logits, uniform.to(logits.device))
+                seen = _seen_after([*text, *guess], [], logits, sampler)
+                token = sampler.choose(logits, uniform.to(logits.device), seen)
                 guess.append(int(token))
                 if len(guess) < len(uniforms):
                     logits = next_logits(self.model, state, token)
@@ -133,6 +134,7 @@ def generate_with_drafts(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
     sample: int = 0,
     stop: int | Collection[int] | None = None,
@@ -155,6 +157,7 @@ def generate_with_drafts(
         temperature: see `Sampler`; 0 is greedy.
         top_k: see `Sampler`.
         top_p: see `Sampler`.
+        repetition_penalty: see `Sampler`.
         seed: of the random draws.
         sample: which of several samples of this prompt, as for `Request`.
         stop: a token id that ends the text, or several. Default: none.
@@ -166,7 +169,7 @@ def generate_with_drafts(
             finite.
     """
     require_usable([prompt], model.config.vocab_size, max_new_tokens, span)
-    sampler, rows = Sampler(temperature, top_k, top_p), Rows(1, stop, on_token)
+    sampler, rows = Sampler(temperature, top_k, top_p, repetition_penalty), Rows(1, stop, on_token)
     numbers = _Ahead(PromptUniforms(prompt, seed, sample))
     drafter.begin()
     with evaluation_mode(model):
@@ -174,13 +177,15 @@ def generate_with_drafts(
         reader = _Reader(model)
         logits = prefill(model, [prompt], reader.state, span)
         prefilled = finished_at(logits.device)
-        new = sampler.choose(logits, numbers.first(1).to(logits.device)).tolist()
+        seen = _seen_after(prompt, [], logits, sampler)
+        new = sampler.choose(logits, numbers.first(1).to(logits.device), seen).tolist()
         while not _add(rows, numbers, new, max_new_tokens):
             text = [*prompt, *rows.tokens[0]]
             count = min(drafter.num_tokens, max_new_tokens - rows.num_tokens - 1)
             guess = _guess(drafter, text, sampler, numbers.first(count), model.config.vocab_size)
             logits = reader.read(new[-1], guess)
-            chosen = sampler.choose(logits, numbers.first(len(guess) + 1).to(logits.device)).tolist()
+            seen = _seen_after(text, guess, logits, sampler)
+            chosen = sampler.choose(logits, numbers.first(len(guess) + 1).to(logits.device), seen).tolist()
             right = _num_equal(chosen, guess)
             reader.accept(right)
             new = chosen[: right + 1]
@@ -262,6 +267,16 @@ def _guess(drafter: Drafter, text: list[int], sampler: Sampler, uniforms: Tensor
     """A guess of at most as many tokens as there are numbers, up to the first that is none of the model's."""
     guess = drafter.draft(text, sampler, uniforms)[: len(uniforms)] if len(uniforms) else []
     return guess[: next((place for place, token in enumerate(guess) if not 0 <= token < vocab_size), len(guess))]
+
+
+def _seen_after(text: Sequence[int], guess: Sequence[int], logits: Tensor, sampler: Sampler) -> Tensor | None:
+    """What is seen where each row of the (len(guess) + 1, vocab) logits stands; None where nobody asks."""
+    if not sampler.looks_back:
+        return None
+    seen = tokens_seen([text], logits.shape[-1], logits.device).repeat(len(guess) + 1, 1)
+    for place, token in enumerate(guess):
+        seen[place + 1 :, token] = True
+    return seen
 
 
 def _num_equal(chosen: list[int], guess: list[int]) -> int:

@@ -13,7 +13,7 @@ from polysketch.generation import captured
 from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
 from polysketch.generation.randomness import RowUniforms
 from polysketch.generation.rows import Rows
-from polysketch.generation.sampling import Sampler
+from polysketch.generation.sampling import Sampler, tokens_seen
 from polysketch.models import ModelState, TransformerLM
 from polysketch.models.modes import evaluation_mode
 
@@ -55,6 +55,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    repetition_penalty: float = 1.0,
     seed: int = 0,
     stop: int | Collection[int] | None = None,
     on_token: Callable[[int, int], bool | None] | None = None,
@@ -78,6 +79,8 @@ def generate(
         temperature: see `Sampler`; 0 is greedy.
         top_k: see `Sampler`.
         top_p: see `Sampler`.
+        repetition_penalty: see `Sampler`. Tokens of a prompt and of its continuation count as seen; those that `state`
+            has read do not.
         seed: of the random draws.
         stop: a token id that ends its row, for instance end of text, or several. Default: none.
         on_token: called as (row, token id) for every new token as soon as it is known, not for a stop id. Where it
@@ -93,7 +96,7 @@ def generate(
         ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
             not finite.
     """
-    sampler = Sampler(temperature, top_k, top_p)
+    sampler = Sampler(temperature, top_k, top_p, repetition_penalty)
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
     rows = Rows(len(prompts), stop, on_token)
     uniforms = RowUniforms(prompts, seed)
@@ -102,8 +105,11 @@ def generate(
         started = finished_at(next(model.parameters()).device)
         logits = prefill(model, prompts, state, span)
         prefilled = finished_at(logits.device)
+        seen = tokens_seen(prompts, logits.shape[-1], logits.device) if sampler.looks_back else None
         for steps in range(max_new_tokens):
-            chosen = sampler.choose(logits, uniforms.next().to(logits.device))
+            chosen = sampler.choose(logits, uniforms.next().to(logits.device), seen)
+            if seen is not None:
+                seen.scatter_(1, chosen.unsqueeze(1), True)
             rows.add(chosen.tolist())
             if steps == max_new_tokens - 1 or rows.all_stopped:
                 break

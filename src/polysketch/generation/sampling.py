@@ -1,15 +1,46 @@
 """From logits to the next token: pure functions, one idea each, and the object that composes them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Sampler", "draw", "keep_top_k", "keep_top_p", "require_finite"]
+__all__ = ["Sampler", "draw", "keep_top_k", "keep_top_p", "penalize_repetition", "require_finite", "tokens_seen"]
 
 EXCLUDED = -math.inf
 """The logit of a token that must not be drawn."""
+
+LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
+"""Beyond these a logit loses all meaning, and soon its number too."""
+
+
+def tokens_seen(texts: Sequence[Sequence[int]], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return which tokens stand in each text: bool (texts, vocab_size).
+
+    Args:
+        texts: token ids, each below `vocab_size`.
+        vocab_size: of the model.
+        device: of the result.
+    """
+    seen = torch.zeros(len(texts), vocab_size, dtype=torch.bool)
+    for row, text in zip(seen, texts, strict=True):
+        row[torch.tensor(text, dtype=torch.int64)] = True
+    return seen.to(device)
+
+
+def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Return `logits` with those of the tokens seen made smaller: divided by the penalty, multiplied if negative.
+
+    Source: Keskar et al. 2019 (CTRL), section 4.1.
+
+    Args:
+        logits: (batch, vocab), floating.
+        seen: bool (batch, vocab), as of `tokens_seen`.
+        penalty: 1 changes nothing; below 1 repetition is favoured.
+    """
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -80,20 +111,23 @@ def require_finite(logits: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Sampler:
-    """How the next token is chosen: temperature first, then top-k, then top-p.
+    """How the next token is chosen: the penalty of repetition first, then temperature, then top-k, then top-p.
 
     Attributes:
         temperature: logits are divided by it; 1 samples the model's own distribution, 0 takes the most probable token.
         top_k: draw among this many most probable tokens only. Default: all.
         top_p: draw among the most probable tokens that hold this share of the probability. Default: all.
+        repetition_penalty: see `penalize_repetition`; 1 is none.
 
     Raises:
-        ValueError: a temperature below 0 or not finite, top_k below 1, top_p outside (0, 1].
+        ValueError: a temperature below 0 or not finite, top_k below 1, top_p outside (0, 1], a repetition_penalty
+            outside [0.01, 100].
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse settings that no distribution corresponds to."""
@@ -103,18 +137,31 @@ class Sampler:
             raise ValueError(f"expected top_k of at least 1, found {self.top_k}; leave it out to keep all")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"expected top_p above 0 and at most 1, found {self.top_p}; leave it out to keep all")
+        if not LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
+            bounds = f"from {LEAST_PENALTY} to {MOST_PENALTY:g}"
+            raise ValueError(f"expected repetition_penalty {bounds}, found {self.repetition_penalty}; 1 is none")
 
-    def choose(self, logits: Tensor, uniforms: Tensor) -> Tensor:
+    @property
+    def looks_back(self) -> bool:
+        """Whether `choose` needs to know what was seen."""
+        return self.repetition_penalty != 1
+
+    def choose(self, logits: Tensor, uniforms: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return the next token of every row, int64 (batch,).
 
         Args:
             logits: (batch, vocab), floating, finite.
             uniforms: (batch,), float64 in [0, 1), one random number a row; not looked at when temperature is 0.
+            seen: bool (batch, vocab), the tokens of each row so far; needed where `looks_back`.
 
         Raises:
-            ValueError: a logit is NaN or infinite.
+            ValueError: a logit is NaN or infinite, or `seen` is missing.
         """
         require_finite(logits)
+        if self.looks_back:
+            if seen is None:
+                raise ValueError("expected `seen`, which repetition_penalty needs, found None")
+            logits = penalize_repetition(logits, seen, self.repetition_penalty)
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         # Differences to the largest: a temperature next to 0 then gives 0 and -inf, never inf - inf.

@@ -1,5 +1,7 @@
 """Checks of the tensors and sizes that are given: one clear line with what was expected, what came, and why."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -64,6 +66,16 @@ def check_at_least_one(**sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}")
         if size >= 2**63:
             raise ValueError(f"{name} must be below 2**63, got {size}")
+
+
+def check_offset(offset: float) -> None:
+    """Refuse what no denominator can have added to it.
+
+    Raises:
+        ValueError: NaN, infinity, or below 0.
+    """
+    if not 0 <= offset < math.inf:
+        raise ValueError(f"offset must be finite and not negative, got {offset!r}")
 
 
 def check_key_mask(key_mask: Tensor, key: Tensor) -> None:

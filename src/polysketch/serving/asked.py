@@ -42,7 +42,20 @@ class Asked:
 
 
 _SHARED = (
-    *("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n", "stop", "stream", "stream_options", "user"),
+    *(
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "repetition_penalty",
+        "seed",
+        "n",
+        "stop",
+        "stream",
+        "stream_options",
+        "user",
+    ),
 )
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
@@ -128,7 +141,8 @@ def _asked(fields: dict[str, Any], prompts: list[Any], limits: Limits, new_token
 def _sampler(fields: dict[str, Any]) -> Sampler:
     temperature = _read(fields, "temperature", float, 1.0)
     try:
-        return Sampler(temperature, _read(fields, "top_k", int, None), _read(fields, "top_p", float, None))
+        top_k, top_p = _read(fields, "top_k", int, None), _read(fields, "top_p", float, None)
+        return Sampler(temperature, top_k, top_p, _read(fields, "repetition_penalty", float, 1.0))
     except ValueError as error:
         raise ApiError(400, str(error)) from None
 

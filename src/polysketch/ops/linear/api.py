@@ -77,7 +77,7 @@ def linear_attention(
         block_size: tokens of a block, inside which causal attention sees both sides; None for 1. Blocks count from each
             row's first real token, and the last may be short. A state must stand between two blocks. With `local` it
             divides the chunk or is a multiple of it. Not with `log_decay`.
-        offset: added to the denominator; 1 in PolySketchFormer.
+        offset: added to the denominator, finite and at least 0; 1 in PolySketchFormer.
         normalize: false leaves out the denominator.
         local: exact weights inside aligned chunks; without `causal` unmasked inside.
         log_decay: (batch, key_heads, length), at most 0, causal only; does not act on exact local weights. Less than

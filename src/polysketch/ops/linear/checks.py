@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from polysketch.ops.arguments import check_at_least_one, check_devices, check_key_mask
+from polysketch.ops.arguments import check_at_least_one, check_devices, check_key_mask, check_offset
 from polysketch.ops.blocks import check_at_boundary, check_block_size, check_fitting_blocks
 from polysketch.ops.linear.state import LinearAttentionState, check_sizes
 from polysketch.ops.linear.state_rows import StateRows
@@ -42,6 +42,7 @@ def checked(
     if type(power) is not int or power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power!r}")
     _check_factors(factors, power, key.shape[3])
+    check_offset(offset)
     if compute_chunk is not None:
         check_at_least_one(compute_chunk=compute_chunk)
     if key_mask is not None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths, check_offset
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.polynomial import triton
@@ -236,5 +236,4 @@ def _check_polynomial(degree: int, scale: float, offset: float) -> None:
         raise ValueError(f"degree must be an even integer, 2 or more, so that no weight is negative, got {degree!r}")
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale!r}")
-    if not (math.isfinite(offset) and offset >= 0):
-        raise ValueError(f"offset must be finite and not negative, got {offset!r}")
+    check_offset(offset)

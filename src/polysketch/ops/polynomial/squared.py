@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths
+from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths, check_offset
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.polynomial.api import plain_backend
 from polysketch.ops.polynomial.reference import working_dtype
@@ -160,8 +160,7 @@ def _attend(
     backend: str,
     block_size: int | None,
 ) -> Tensor:
-    if not (math.isfinite(offset) and offset >= 0):
-        raise ValueError(f"offset must be finite and not negative, got {offset!r}")
+    check_offset(offset)
     terms = _as_tensor(coefficients, query, working_dtype(query, key, value))
     attend = SQUARED_POLYNOMIAL_BACKENDS[_picked(query, key, backend)]
     if block_size is None or block_size == 1:
