@@ -69,7 +69,7 @@ def test_a_normalising_tokenizer_is_pointed_out(sources, tmp_path, capsys):
     assert "does not keep all text" in second
 
 
-@pytest.mark.parametrize("arguments", [["--out"], ["a.txt"], ["a.txt", "--out", "b", "--undecodable", "ignore"]])
+@pytest.mark.parametrize("arguments", [["--out"], ["a.txt", "--out", "b", "--undecodable", "ignore"]])
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(*arguments)

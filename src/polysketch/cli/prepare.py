@@ -12,6 +12,7 @@ import tyro
 
 from polysketch.cli.next_command import next_command
 from polysketch.cli.standard_input import standard_input_kept
+from polysketch.cli.usual_folders import prepared_folder
 
 if TYPE_CHECKING:
     from polysketch.data import PreparedData
@@ -30,6 +31,7 @@ class PrepareFlags:
     its source, or from the splits of its dataset. Where none of these says it, a hash of --seed and the text decides.
 
     Examples:
+      polysketch prepare mybook.txt
       polysketch prepare books/ --tokenizer bpe:8192 --out data/books
       polysketch prepare pg19 --splits test --tokenizer data/books --out data/pg19
     """
@@ -37,9 +39,10 @@ class PrepareFlags:
     source: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE...")]
     """Files, folders, -, pg19, wiki40b, c4, fineweb-edu, and hf:NAME[:CONFIG]."""
 
-    out: Path
-    """Folder to make. It appears when everything is written. Until then OUT.partial holds what is done: after a kill,
-    Ctrl-C or a full disk the same command goes on from the last half minute, and gives the same bytes."""
+    out: Path | None = None
+    """Folder to make. Default: data/NAME, with the name of the only SOURCE. It appears when everything is written.
+    Until then OUT.partial holds what is done: after a kill, Ctrl-C or a full disk the same command goes on from the
+    last half minute, and gives the same bytes."""
 
     tokenizer: str = "bytes"
     """A tokenizer to train: bytes, bpe:N or sentencepiece:N, with N ids. Or the path of one: a tokenizer.json, GPT-2's
@@ -133,11 +136,12 @@ def run(flags: PrepareFlags) -> int:
     from polysketch.data import ReadOptions, prepare
 
     started = time.perf_counter()
-    with standard_input_kept(flags.source, flags.out, flags.format) as sources:
+    out = flags.out or prepared_folder(flags.source)
+    with standard_input_kept(flags.source, out, flags.format) as sources:
         data = prepare(
             sources,
             flags.tokenizer,
-            flags.out,
+            out,
             validation_share=flags.validation_share,
             test_share=flags.test_share,
             seed=flags.seed,

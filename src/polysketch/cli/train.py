@@ -14,6 +14,7 @@ from polysketch.cli.attention_options import parse_attention_options, parse_opti
 from polysketch.cli.first_run import is_first_run, longer_run, opening, sizes_where_none_are_given
 from polysketch.cli.next_command import next_command
 from polysketch.cli.run_defaults import flag_values, value_of
+from polysketch.cli.usual_folders import run_folder
 from polysketch.distributed.launch import find_launch
 from polysketch.training import TrainingConfig
 from polysketch.training.option_groups import ModelOptions
@@ -42,10 +43,14 @@ class TrainFlags(TrainingConfig):
     process.
 
     Examples:
-      polysketch train --data data/books --preset tiny --out runs/books
+      polysketch train --data data/books --preset tiny
       polysketch train --out runs/books --resume
       polysketch train --data data/reversal --steps 600 --out runs/reversal
     """
+
+    out: Path | None = None  # type: ignore[assignment]
+    """Run folder to create: configuration, metrics, checkpoints and plot go there. Default: runs/NAME, with the name of
+    --data."""
 
     attention: str | None = None
     """Attention mechanism: polysketch, softmax, polynomial or another; an unknown name lists those that exist. Several,
@@ -65,16 +70,18 @@ def defaults(arguments: Sequence[str]) -> TrainFlags | None:
     """
     import tyro
 
-    begun = _options_in(value_of("--out", arguments)) if "--resume" in arguments else None
+    out, data = value_of("--out", arguments), value_of("--data", arguments)
+    folder = out or (data and str(run_folder(Path(data))))
+    begun = _options_in(folder) if "--resume" in arguments else None
     if begun is not None:
-        return TrainFlags(**{"data": tyro.MISSING, "out": tyro.MISSING, **flag_values(TrainFlags, begun)}, resume=True)
+        return TrainFlags(**{"data": tyro.MISSING, **flag_values(TrainFlags, begun)}, resume=True)
     length = sizes_where_none_are_given(arguments)
     named = _options_in(value_of("--init-from", arguments))
     if named is None:
-        return TrainFlags(**length, data=tyro.MISSING, out=tyro.MISSING) if length else None
+        return TrainFlags(**length, data=tyro.MISSING) if length else None
     sizes = {field.name for field in dataclasses.fields(ModelOptions)} - {"init_from", "init_new"}
     values = {name: value for name, value in flag_values(TrainFlags, named).items() if name in sizes}
-    return TrainFlags(**values, **length, data=tyro.MISSING, out=tyro.MISSING)
+    return TrainFlags(**values, **length, data=tyro.MISSING)
 
 
 def _options_in(folder: str | None) -> dict[str, Any] | None:
@@ -105,6 +112,7 @@ def run(flags: TrainFlags) -> int:
     """
     from polysketch.training.requirements import check_names, check_requirements
 
+    flags = dataclasses.replace(flags, out=_out(flags))
     launch = find_launch()
     check_names(flags.preset, _pattern(flags.attention))  # before PyTorch is loaded, as the next
     if launch.count == 1:  # several processes have to tell one another what is missing
@@ -125,6 +133,10 @@ def run(flags: TrainFlags) -> int:
     return 0 if result.stopped_by != "signal" else _SIGNAL_STATUS + (result.signal_number or 0)
 
 
+def _out(flags: TrainFlags) -> Path:
+    return run_folder(flags.data) if flags.out is None else flags.out
+
+
 def configuration(flags: TrainFlags) -> TrainingConfig:
     """The flags with the mechanism's options typed; where none are given, they are those of the run gone on with.
 
@@ -137,7 +149,7 @@ def configuration(flags: TrainFlags) -> TrainingConfig:
     else:
         options = _options_of_the_run(flags, pattern)
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
-    return TrainingConfig(**{**values, "attention": pattern, "attention_options": options})
+    return TrainingConfig(**{**values, "out": _out(flags), "attention": pattern, "attention_options": options})
 
 
 def _options_of_the_run(flags: TrainFlags, pattern: str | tuple[str, ...] | None) -> Any:
@@ -145,7 +157,8 @@ def _options_of_the_run(flags: TrainFlags, pattern: str | tuple[str, ...] | None
 
     None for another mechanism.
     """
-    folder = flags.out if flags.resume and (flags.out / "config.json").exists() else flags.init_from
+    goes_on = flags.resume and (_out(flags) / "config.json").exists()
+    folder = flags.out if goes_on else flags.init_from
     if folder is None:
         return {}
     from polysketch.training.run_folder import RunFolder

@@ -114,7 +114,8 @@ class AssistantDrafts:
         with evaluation_mode(self.model):
             logits = prefill(self.model, [text[self._read :]], self._state, span=512)
             self._read = len(text)
-            state, guess = self._state.clone(), []
+            state = self._state.clone()
+            guess: list[int] = []
             for uniform in uniforms.split(1):
                 seen = _seen_after([*text, *guess], [], logits, sampler)
                 token = sampler.choose(logits, uniform.to(logits.device), seen)
