@@ -19,6 +19,7 @@ from polysketch.integrations.replacement import load_replaced
 from polysketch.training.options import OnResume
 from polysketch.training.reporting import MetricsFile
 from polysketch.training.step import Updater
+from polysketch.training.verification import verify
 
 
 class Killed(Exception):
@@ -67,6 +68,18 @@ def test_a_model_without_a_tokenizer_is_saved_with_that_of_its_text(converted, o
     assert not list(options["model"].glob("*token*"))
     found = AutoTokenizer.from_pretrained(converted.folder / "model")
     assert found("Straße, naïve 漢字").input_ids == data.tokenizer.encode("Straße, naïve 漢字")
+
+
+def test_every_byte_of_a_conversion_is_verified(converted, tmp_path):
+    folder = tmp_path / "conversion"
+    shutil.copytree(converted.folder, folder)
+    assert verify(folder).kind == "a conversion"
+    assert verify(folder).problems == verify(folder / "model").problems == ()
+    for path in (folder / "config.json", *folder.glob("checkpoints/*/*"), *folder.glob("model/*")):
+        content = path.read_bytes()
+        path.write_bytes(content[:-2] + bytes([content[-2] ^ 2]) + content[-1:])
+        assert verify(folder).problems, path.relative_to(folder)
+        path.write_bytes(content)
 
 
 def test_replacing_costs_and_every_stage_regains(converted):

@@ -19,8 +19,9 @@ __all__ = ["VerifyFlags", "run"]
 class VerifyFlags:
     """Read every file of a folder, and compare it with the sums that were written beside it.
 
-    It takes prepared text, tasks, training runs with all their checkpoints, and exported models. It finds damage, not
-    malice: whoever can write the files can write the sums. Exit status 1 where anything is not as it was written.
+    It takes prepared text, tasks, training runs and conversions with all their checkpoints, and exported models. It
+    finds damage, not malice: whoever can write the files can write the sums. Exit status 1 where anything is not as it
+    was written.
 
     Examples:
       polysketch verify data/own runs/own exported

@@ -21,6 +21,7 @@ from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 from polysketch.integrations.replacement import replaced_mechanisms, save_replaced
 from polysketch.integrations.transformers_folder import read_model
 from polysketch.storage import disk
+from polysketch.storage.sums import write_sums
 from polysketch.training.checkpoint import checkpoint_step, list_checkpoints
 from polysketch.training.loop import Loop, StopRequests
 from polysketch.training.reporting import Reporter
@@ -146,6 +147,7 @@ def _write_results(
             shutil.copyfile(source / name, temporary / name)
     if not has_tokenizer(tokenizer_folder):
         _save_tokenizer_of_text(tokenizer, temporary)
+    write_sums(temporary)
     disk.publish_folder(temporary, folder.model)
     write_report(folder, report)
     if plotting.is_installed():

@@ -1,22 +1,23 @@
-"""Whether every byte of a folder is what was written: prepared text, a task, a run and its checkpoints, an export."""
+"""Whether every byte of a folder is what was written: prepared text, a task, runs and conversions, an export."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.progress import Progress
-from polysketch.storage.outside import decoded
+from polysketch.storage.outside import decoded, read_object
+from polysketch.storage.sealed import unsealed
 from polysketch.storage.sums import SUMS, read_sums, sha256_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
 from polysketch.training.manifest import listed, read_verified
 from polysketch.training.requirements import require_folder
-from polysketch.training.run_folder import RunFolder
+from polysketch.training.run_folder import LoopFolder, RunFolder
 
 Check = Callable[[], object]
 Found = TypeVar("Found")
@@ -44,7 +45,7 @@ def verify(folder: str | Path, *, progress: bool = False) -> Verified:
     the sums. Nothing is changed, nor run. Digits in a run's metrics, its plot and TensorBoard's files carry no sum.
 
     Args:
-        folder: what `polysketch prepare`, `task`, `train` or `export` made.
+        folder: what `polysketch prepare`, `task`, `train`, `convert` or `export` made.
         progress: show progress on stderr.
 
     Raises:
@@ -55,13 +56,13 @@ def verify(folder: str | Path, *, progress: bool = False) -> Verified:
     """
     folder = Path(folder)
     require_folder(folder)
-    for file, (kind, checks) in _KINDS.items():
-        if (folder / file).is_file():
+    for is_one, kind, checks in _KINDS:
+        if is_one(folder):
             found = list(_found(list(checks(folder)), progress))
             return Verified(kind, len(found), tuple(problem for problem in found if problem))
     raise ValueError(
-        f"{folder}: expected prepared text, a task, a training run or an exported model, found none of "
-        f"{', '.join(_KINDS)}"
+        f"{folder}: expected prepared text, a task, a training run, a conversion or an exported model, found none of "
+        f"{', '.join(_FILES)}"
     )
 
 
@@ -114,6 +115,19 @@ def _of_run(folder: Path) -> Iterator[Check]:
     yield run.read_config
     if run.tokenizer.is_dir():
         yield partial(load_tokenizer, run.tokenizer)
+    yield from _of_loop(run)
+
+
+def _of_conversion(folder: Path) -> Iterator[Check]:
+    run = LoopFolder(folder)
+    yield partial(_config_of, folder)
+    yield from _of_loop(run)
+    if (folder / "model" / SUMS).is_file():
+        yield from _of_export(folder / "model")
+
+
+def _of_loop(run: LoopFolder) -> Iterator[Check]:
+    """Metrics and checkpoints."""
     if run.metrics.is_file():
         yield partial(_read_lines, run.metrics)
     for checkpoint in list_checkpoints(run.checkpoints):
@@ -122,7 +136,7 @@ def _of_run(folder: Path) -> Iterator[Check]:
         yield from (partial(read_verified, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ())
 
 
-def _require_own(run: RunFolder, checkpoint: Path) -> None:
+def _require_own(run: LoopFolder, checkpoint: Path) -> None:
     require_bound(checkpoint, load_state(checkpoint), run.identity())
 
 
@@ -141,10 +155,25 @@ def _readable(read: Callable[[], Found]) -> Found | None:
         return None
 
 
-_KINDS: dict[str, tuple[str, Callable[[Path], Iterator[Check]]]] = {
-    SUMS: ("an exported model", _of_export),
-    TASK_FILE: ("a task", _of_task),
-    DESCRIPTION_FILE: ("prepared text", _of_text),
-    "config.json": ("a training run", _of_run),
-}
-"""A file that tells what a folder is -> what it is called, and what is looked at."""
+def _config_of(folder: Path) -> dict[str, Any]:
+    path = LoopFolder(folder).config
+    return unsealed(read_object(path), str(path))
+
+
+def _is_conversion(folder: Path) -> bool:
+    return "conversion" in (_readable(partial(_config_of, folder)) or {})
+
+
+def _has(file: str) -> Callable[[Path], bool]:
+    return lambda folder: (folder / file).is_file()
+
+
+_FILES = (SUMS, TASK_FILE, DESCRIPTION_FILE, "config.json")
+_KINDS: tuple[tuple[Callable[[Path], bool], str, Callable[[Path], Iterator[Check]]], ...] = (
+    (_has(SUMS), "an exported model", _of_export),
+    (_has(TASK_FILE), "a task", _of_task),
+    (_has(DESCRIPTION_FILE), "prepared text", _of_text),
+    (_is_conversion, "a conversion", _of_conversion),
+    (_has("config.json"), "a training run", _of_run),
+)
+"""How a kind of folder is known, what it is called, and what is looked at; the first that fits."""
