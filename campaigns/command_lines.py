@@ -21,8 +21,10 @@ import tyro
 from campaigns import console
 from campaigns.ahead import import_ahead
 from campaigns.isolated import Ended, complaint, isolated
+from campaigns.subjects import write_llama
 from polysketch.cli import VERBS, flags_of, main
 from polysketch.cli.help import subcommands_of
+from polysketch.data import PreparedData
 
 _SHARES = ["--validation-share", "0.2", "--test-share", "0.2"]
 _SIZES = ["--layers", "1", "--context", "32", "--batch-size", "2", "--steps", "1", "--eval-tokens", "64"]
@@ -37,7 +39,7 @@ BASES: dict[str, list[str]] = {
     "verify": ["run"],
     "export": ["run", "new"],
     "import": ["exported", "new"],
-    "convert": ["exported", "--data", "data", "--out", "new", *_CONVERSION],
+    "convert": ["llama", "--data", "data", "--out", "new", *_CONVERSION],
     "task": ["reversal", "--set", "length=8", "--out", "new"],
     "study": ["reversal", "--out", "new", "--results", "new", "--only", "softmax"],
     "serve": ["run", "--port", "0"],
@@ -69,6 +71,7 @@ _ODD: dict[Any, list[str]] = {
     float: ["nan", "inf", "-inf", "-1", "0", "0.3", "1", "x", "1e300", "1e-320", "", "1,5"],
     Path: [
         *("no/such/file", "/dev/null/x", "/dev/null", "/dev/zero", "texts/0.txt", "texts", "data", "run", "exported"),
+        *("llama", "llama/config.json"),
         *("\x1b[31m\n", "", ".", "..", "pipe", "a" * 300, "run/config.json", "data/train.bin", "new/deeper", "looping"),
         *("prompts.jsonl", "new.png", "\udcff"),
     ],
@@ -215,7 +218,8 @@ def drawn_line(command: str, flags: list[Flag], draw: random.Random) -> tuple[li
 
 
 def make_place(folder: Path) -> None:
-    """What commands work on, in the folder that they run in: texts, prepared data, a run, an exported model."""
+    """What commands work on, in the folder that they run in: texts, prepared data, a run, an exported model, a
+    Llama."""
     (folder / "texts").mkdir()
     for number in range(24):
         (folder / f"texts/{number}.txt").write_text(f"Once upon a time there were {number} foxes. " * 20)
@@ -230,6 +234,7 @@ def make_place(folder: Path) -> None:
         ):
             if main(line):
                 raise RuntimeError(f"expected a folder to attack, found that this fails: polysketch {' '.join(line)}")
+        write_llama("llama", PreparedData.open(Path("data")).tokenizer.vocab_size)
 
 
 def contents() -> dict[str, bytes]:
