@@ -270,8 +270,12 @@ def _rate_in_passing() -> None:
 
 
 def _is_endless(command: str, drawn: set[str]) -> bool:
-    """Whether it was asked for work that may take longer than anybody waits; tracing a graph takes a minute."""
-    return bool(drawn & _ENDLESS) or (command == "export" and "format" in drawn)
+    """Whether it was asked for work that may take longer than anybody waits: tracing a graph, or a larger study."""
+    return (
+        bool(drawn & _ENDLESS)
+        or (command == "export" and "format" in drawn)
+        or (command == "study" and "size" in drawn)
+    )
 
 
 def attacks(command: str, count: int, draw: random.Random) -> Iterator[tuple[str, str | None, str]]:
