@@ -1,18 +1,30 @@
-"""Command lines drawn from the dataclasses of the commands' flags: good values, odd ones and hostile ones."""
+"""Command lines drawn from the dataclasses of the commands' flags: good values, odd ones and hostile ones.
+
+A call is a fork of the campaign, which imported ahead what the command needs; every fiftieth begins with Python anew.
+"""
 
 import contextlib
 import dataclasses
 import io
+import os
 import random
 import shutil
+import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
+import tyro
+
+from campaigns import console
+from campaigns.ahead import import_ahead
 from campaigns.isolated import Ended, complaint, isolated
+from campaigns.subjects import write_llama
 from polysketch.cli import VERBS, flags_of, main
 from polysketch.cli.help import subcommands_of
+from polysketch.data import PreparedData
 
 _SHARES = ["--validation-share", "0.2", "--test-share", "0.2"]
 _SIZES = ["--layers", "1", "--context", "32", "--batch-size", "2", "--steps", "1", "--eval-tokens", "64"]
@@ -27,7 +39,7 @@ BASES: dict[str, list[str]] = {
     "verify": ["run"],
     "export": ["run", "new"],
     "import": ["exported", "new"],
-    "convert": ["exported", "--data", "data", "--out", "new", *_CONVERSION],
+    "convert": ["llama", "--data", "data", "--out", "new", *_CONVERSION],
     "task": ["reversal", "--set", "length=8", "--out", "new"],
     "study": ["reversal", "--out", "new", "--results", "new", "--only", "softmax"],
     "serve": ["run", "--port", "0"],
@@ -59,6 +71,7 @@ _ODD: dict[Any, list[str]] = {
     float: ["nan", "inf", "-inf", "-1", "0", "0.3", "1", "x", "1e300", "1e-320", "", "1,5"],
     Path: [
         *("no/such/file", "/dev/null/x", "/dev/null", "/dev/zero", "texts/0.txt", "texts", "data", "run", "exported"),
+        *("llama", "llama/config.json"),
         *("\x1b[31m\n", "", ".", "..", "pipe", "a" * 300, "run/config.json", "data/train.bin", "new/deeper", "looping"),
         *("prompts.jsonl", "new.png", "\udcff"),
     ],
@@ -129,7 +142,9 @@ _ENDLESS |= {
     "positions",
 }
 _WRITTEN = ("out", "plot", "results", "folder", "run")
-SECONDS, SECONDS_OF_ENDLESS = 120, 6
+SECONDS, SECONDS_OF_ENDLESS, SECONDS_TO_IMPORT = 120, 6, 60
+ANEW = 50
+"""Of so many calls one is no fork."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,14 +218,13 @@ def drawn_line(command: str, flags: list[Flag], draw: random.Random) -> tuple[li
 
 
 def make_place(folder: Path) -> None:
-    """What commands work on, in the folder that they run in: texts, prepared data, a run, an exported model."""
+    """What commands work on, in the folder that they run in: texts, prepared data, a run, an exported model, a
+    Llama."""
     (folder / "texts").mkdir()
     for number in range(24):
         (folder / f"texts/{number}.txt").write_text(f"Once upon a time there were {number} foxes. " * 20)
     (folder / "prompts.jsonl").write_text('"Once"\n{"prompt": "upon"}\n')
     (folder / "looping").symlink_to("looping")
-    import os
-
     os.mkfifo(folder / "pipe")
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         for line in (
@@ -220,6 +234,7 @@ def make_place(folder: Path) -> None:
         ):
             if main(line):
                 raise RuntimeError(f"expected a folder to attack, found that this fails: polysketch {' '.join(line)}")
+        write_llama("llama", PreparedData.open(Path("data")).tokenizer.vocab_size)
 
 
 def contents() -> dict[str, bytes]:
@@ -229,36 +244,50 @@ def contents() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in kept}
 
 
-def call(command: str, line: list[str], drawn: set[str]) -> Ended:
-    """One call in a process of its own."""
+def call(command: str, line: list[str], drawn: set[str], *, anew: bool = False) -> Ended:
+    """One call in a process of its own: a fork, or one that Python starts anew."""
+    words = [*command.split(), *line]
     seconds = SECONDS_OF_ENDLESS if _is_endless(command, drawn) else SECONDS
+    if anew:
+        return isolated(lambda: console.start_anew(words), seconds=seconds + SECONDS_TO_IMPORT)
+    return isolated(lambda: _as_typed(words), seconds=seconds)
 
-    def work() -> int:
-        _serve_nobody()
-        return main([*command.split(), *line])
 
-    return isolated(work, seconds=seconds)
+def _as_typed(words: list[str]) -> int:
+    random.seed()
+    torch.seed()
+    sys.argv = ["polysketch", *words]
+    _rate_in_passing()
+    return console.script()
+
+
+def _rate_in_passing() -> None:
+    """Benchmarks take small tensors for what the machine can do, which takes them two seconds else."""
+    from polysketch.benchmarking import workbench
+
+    workbench._COPIED_BYTES = 1 << 16
+    workbench.measure_rates.__defaults__ = (64,)
 
 
 def _is_endless(command: str, drawn: set[str]) -> bool:
-    """Whether it was asked for work that may take longer than anybody waits; tracing a graph takes a minute."""
-    return bool(drawn & _ENDLESS) or (command == "export" and "format" in drawn)
-
-
-def _serve_nobody() -> None:
-    """A server that is ready ends at once."""
-    from polysketch.serving import running
-
-    running.run_app = lambda app, listening, *, grace, ready: ready()  # type: ignore[assignment]
+    """Whether it was asked for work that may take longer than anybody waits: tracing a graph, or a larger study."""
+    return (
+        bool(drawn & _ENDLESS)
+        or (command == "export" and "format" in drawn)
+        or (command == "study" and "size" in drawn)
+    )
 
 
 def attacks(command: str, count: int, draw: random.Random) -> Iterator[tuple[str, str | None, str]]:
     """So many calls of a command in the working folder: what was typed, what is wrong, and what came of it."""
     flags, before = flags_of_command(command), contents()
-    for _ in range(count):
+    _prepare_for(command)
+    _restore(before)
+    for number in range(1, count + 1):
         line, drawn = drawn_line(command, flags, draw)
         _clear()
-        ended = call(command, line, drawn)
+        anew = number % ANEW == 0
+        ended = call(command, line, drawn, anew=anew)
         wrong = complaint(ended, may_go_on=_is_endless(command, drawn))
         written = _written(line, flags)
         after = contents()
@@ -268,7 +297,16 @@ def attacks(command: str, count: int, draw: random.Random) -> Iterator[tuple[str
         if lost:
             wrong = f"{wrong or 'done'}, and these files changed: {', '.join(lost[:5])}"
         outcome = "at work until stopped" if ended.is_hang else ("done", "refused", "wrong usage")[min(ended.status, 2)]
+        outcome = f"{outcome}, by Python anew" if anew else outcome
         yield f"polysketch {command} {' '.join(map(_shown, line))}", wrong, outcome
+
+
+def _prepare_for(command: str) -> None:
+    """Import what the command does, and fill the parser's caches, so that its forks need not."""
+    words = [*command.split(), *BASES[command]]
+    import_ahead(lambda: _as_typed(words), SECONDS)
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(None), contextlib.redirect_stdout(None):
+        tyro.cli(flags_of(words[0]), args=words[1:])
 
 
 def _shown(value: str) -> str:

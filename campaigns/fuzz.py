@@ -6,7 +6,8 @@
 `--count` is for each command, each package and each reader. Commands get lines drawn from their flags, with good,
 odd and hostile values (`command_lines.py`); public functions arguments drawn from their signatures
 (`function_calls.py`); readers real files of which bits, bytes or values of JSON were changed (`mutations.py`,
-`readers.py`). Every attack is a process of its own, with a bound of time and memory. What is a fault: a traceback, a
+`readers.py`). Every attack is a process of its own, with a bound of time and memory: a fork of this one, and for every
+fiftieth command line a Python that starts anew. What is a fault: a traceback, a
 signal, a hang, a refusal that is not one line, or that says no more than Python does; and for commands a file that was
 there before, and is changed or gone, where no flag named it to be written.
 
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 
 from campaigns import command_lines, function_calls, mutated_files, readers
+from campaigns.ahead import import_ahead
 from campaigns.harness import Found, main
 from polysketch.ops.native import why_unavailable
 
@@ -40,6 +42,7 @@ def campaign(count: int, seed: int, folder: Path, parts: Sequence[str] = PARTS) 
                 found.add(attack, wrong or f"{kind}: {outcome}", is_fault=wrong is not None)
                 if wrong is not None:
                     print(f"{attack}: {wrong}", file=sys.stderr, flush=True)
+            print(f"{part}: done, {len(found.faults)} faults so far", file=sys.stderr, flush=True)
     finally:
         os.chdir(before)
         torch.set_num_threads(threads)
@@ -52,7 +55,7 @@ def _attacks(part: str, count: int, draw: random.Random, folder: Path) -> Iterat
         if not place.exists():
             place.mkdir()
             os.chdir(place)
-            command_lines.make_place(place)
+            import_ahead(lambda: command_lines.make_place(place), command_lines.SECONDS)
         os.chdir(place)
         return command_lines.attacks(part, count, draw)
     if part in readers.READERS:

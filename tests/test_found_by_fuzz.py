@@ -138,3 +138,13 @@ def test_a_hole_of_terabytes_among_the_rows_of_a_task_is_not_summed_up(tmp_path)
         file.truncate(2**42)
     with pytest.raises(ValueError, match="expected files of train that belong together"):
         verify_task(tmp_path / "task")
+
+
+def test_a_pattern_of_brackets_without_end_is_refused():
+    with pytest.raises(ValueError, match="patterns to exclude of at most 1000 letters, found one of 100002"):
+        ReadOptions(exclude=("a=" + "[" * 100_000,))
+
+
+def test_a_word_in_another_encoding_is_told_in_words(tmp_path, capsys):
+    assert main(["task", "reversal", "--set", "length=4", "--out", str(tmp_path / "\udcff")]) == 1
+    assert "expected text in UTF-8, found '\\\\udcff'" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The campaign of fuzz finds nothing in ours, and finds what is planted; every reader reads what is whole."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,12 @@ from pathlib import Path
 import pytest
 from campaigns.isolated import complaint, isolated
 
-from campaigns import command_lines, function_calls, fuzz, mutated_files, mutations, readers
+from campaigns import command_lines, console, function_calls, fuzz, mutated_files, mutations, readers
 from polysketch import ops
 from polysketch.cli import verify
 from polysketch.studies import listing
 
-pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="every attack is a fork")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="every attack is a fork")
 
 
 def faults(count, folder, *parts):
@@ -61,6 +62,24 @@ def test_a_command_that_deletes_a_file_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(command_lines, "make_place", make_place)
     monkeypatch.setattr(verify, "run", broken)
     assert any("these files changed: run/metrics.jsonl" in fault for fault in faults(6, tmp_path, "verify"))
+
+
+def test_a_command_that_breaks_in_a_process_of_its_own_is_found(monkeypatch, tmp_path):
+    """What only a late import meets is beyond a fork: here a package that breaks where nobody imported it yet."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "tyro.py").write_text("raise KeyError('planted')\n")
+    start = console.start_anew
+
+    def planted(words):
+        os.environ["PYTHONPATH"] = str(tmp_path / "packages")
+        start(words)
+
+    monkeypatch.setattr(console, "start_anew", planted)
+    monkeypatch.setattr(command_lines, "make_place", lambda folder: None)
+    monkeypatch.setattr(command_lines, "ANEW", 2)
+    found = faults(2, tmp_path, "verify")
+    assert len(found) == 1
+    assert "KeyError: 'planted'" in found[0]
 
 
 def test_what_python_says_of_a_mistake_is_no_message(capsys):

@@ -172,6 +172,9 @@ def _one_line(error: BaseException) -> str:
         return f"no space left on the disk{_where(error)}: free some and run the same command again"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror.lower()}{_where(error)}"
+    if isinstance(error, UnicodeEncodeError):
+        found = error.object[error.start : error.end].encode("ascii", "backslashreplace").decode()
+        return f"expected text in UTF-8, found {found!r}: is a name or a text of the command line in another encoding?"
     if isinstance(error, MemoryError):
         return "not enough memory: choose a smaller batch, context or model"
     return " ".join(str(error).split()) or type(error).__name__

@@ -10,6 +10,9 @@ DEFAULT_ENCODING = "utf-8"
 FORMAT_NAMES = ("auto", "text", "jsonl", "csv", "tsv", "parquet")
 
 
+_LONGEST_PATTERN = 1_000
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A piece of text that a model sees as one sequence, ended by an end-of-text token.
@@ -65,6 +68,11 @@ class ReadOptions:
         for name, known in (("format", FORMAT_NAMES), ("damaged", ("error", "skip"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"expected {name} of {', '.join(known)}, found {getattr(self, name)!r}")
+        if any(len(pattern) > _LONGEST_PATTERN for pattern in self.exclude):  # long ones of brackets take hours
+            raise ValueError(
+                f"expected patterns to exclude of at most {_LONGEST_PATTERN} letters, found one of "
+                f"{max(map(len, self.exclude))}"
+            )
         if self.cut_text is not None and self.cut_text < 0:
             raise ValueError(f"expected cut_text of at least 0 bytes, found {self.cut_text}")
         if self.cut_text and not self.can_cut:
