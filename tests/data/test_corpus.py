@@ -321,3 +321,11 @@ def test_a_table_that_is_no_text_is_named(tmp_path):
 def test_a_seed_longer_than_the_key_of_the_hash_is_refused():
     with pytest.raises(ValueError, match="at most 64 digits"):
         SplitRule(seed=10**64)
+
+
+@pytest.mark.parametrize("second", ["train", "test"])
+def test_a_table_that_lists_a_file_twice_is_refused(tmp_path, second):
+    """By the same name, or by another way to it."""
+    (tmp_path / "table.tsv").write_text(f"file\tsplit\nb.txt\ttest\na.txt\ttrain\n./a.txt\t{second}\n")
+    with pytest.raises(ValueError, match=rf"every file once .*, found \./a\.txt twice: train and {second}"):
+        SplitTable(tmp_path / "table.tsv")

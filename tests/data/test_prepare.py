@@ -155,6 +155,18 @@ def test_one_book_gives_all_splits_and_it_is_said(write_files, tmp_path, texts):
     assert data.description.splits["train"].documents == len(said) == 1
 
 
+def test_fewer_ids_than_asked_for_are_said(corpus_folder, tmp_path):
+    said = []
+    shares = dict(validation_share=0.2, test_share=0.2, progress=False)
+    data = prepare(corpus_folder, "bpe:50000", tmp_path / "few", **shares, say=said.append)
+    found = f"bpe:50000: the text gave no more than {data.description.vocab_size:,} ids; more text gives more"
+    assert [line for line in said if "ids" in line] == [found]
+    said.clear()
+    prepare(corpus_folder, "bpe:300", tmp_path / "all", **shares, say=said.append)
+    prepare(corpus_folder, tmp_path / "few", tmp_path / "again", **shares, say=said.append)
+    assert not [line for line in said if "ids" in line]
+
+
 def test_progress_shows_the_amount_of_text(corpus_folder, tmp_path, capsys, texts, impatient):
     prepare(corpus_folder, "bpe:300", tmp_path / "out", validation_share=0.2, test_share=0.2)
     shown = capsys.readouterr().err

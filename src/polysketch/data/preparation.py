@@ -152,6 +152,7 @@ def prepare(
         kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule)
         if say is not None:
             _say_what_was_found(corpus, say)
+            _say_how_many_ids(str(job["tokenizer"]), tokenizer.vocab_size, say)
         dtype = token_dtype(tokenizer.vocab_size).name
         description = DataDescription(described, dtype, kept, tuple(names), seed, dict(corpus.skipped))
         description.write(folder / DESCRIPTION_FILE)
@@ -167,6 +168,12 @@ def _require_positive(**values: int) -> None:
 def _say_how_it_is_cut(size: int, say: Callable[[str], None]) -> None:
     if 0 < size < LONGEST_DOCUMENT:
         say(f"few files: their text is cut into documents of about {size:,} bytes; --cut-text 0 keeps files whole")
+
+
+def _say_how_many_ids(asked: str, found: int, say: Callable[[str], None]) -> None:
+    _, colon, wanted = asked.partition(":")  # none in the digest that stands for a tokenizer from a file
+    if colon and found < int(wanted):
+        say(f"{asked}: the text gave no more than {found:,} ids; more text gives more")
 
 
 def _say_what_was_found(corpus: Corpus, say: Callable[[str], None]) -> None:

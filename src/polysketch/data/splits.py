@@ -77,7 +77,7 @@ class SplitTable:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It lacks a column or names an unknown split.
+            ValueError: It lacks a column, names an unknown split, or lists a file twice.
         """
         self.path = Path(path)
         if not self.path.is_file():
@@ -110,7 +110,11 @@ class SplitTable:
                 self._add(row["file"], canonical_split(row["split"], str(self.path)))
 
     def _add(self, file: str, split: str) -> None:
-        self._by_path[(self.path.parent / file).resolve()] = split
+        path = (self.path.parent / file).resolve()
+        if path in self._by_path:
+            splits = f"{self._by_path[path]} and {split}"
+            raise ValueError(f"expected every file once in the split table {self.path}, found {file} twice: {splits}")
+        self._by_path[path] = split
         self._by_name.setdefault(Path(file).name, set()).add(split)
 
 
