@@ -163,7 +163,7 @@ def test_fewer_ids_than_asked_for_are_said(corpus_folder, tmp_path):
     assert [line for line in said if "ids" in line] == [found]
     said.clear()
     prepare(corpus_folder, "bpe:300", tmp_path / "all", **shares, say=said.append)
-    prepare(corpus_folder, str(tmp_path / "few"), tmp_path / "again", **shares, say=said.append)
+    prepare(corpus_folder, tmp_path / "few", tmp_path / "again", **shares, say=said.append)
     assert not [line for line in said if "ids" in line]
 
 

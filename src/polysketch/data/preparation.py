@@ -43,7 +43,7 @@ SHARD_TOKENS = 100_000_000
 
 def prepare(
     sources: str | Path | Sequence[str | Path],
-    tokenizer: str | TokenizerLike,
+    tokenizer: str | Path | TokenizerLike,
     out: str | Path,
     *,
     validation_share: float = 0.05,
@@ -122,7 +122,7 @@ def prepare(
     selection = Selection(max_text_bytes, max_documents, None if splits is None else tuple(splits))
     options = options or ReadOptions()
     place = None if mirror is None else Path(mirror)
-    tokenizer = _known(tokenizer, end_of_text, splits)
+    tokenizer = _known(str(tokenizer) if isinstance(tokenizer, Path) else tokenizer, end_of_text, splits)
     job = {
         "sources": names,
         "shares": asdict(rule),
