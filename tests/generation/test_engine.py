@@ -188,3 +188,32 @@ def test_bad_arguments_are_refused_before_anything_is_computed(model, prompts, c
     """Each with what was expected and what was found."""
     with pytest.raises(ValueError, match=message):
         generate(model, prompts, **{"max_new_tokens": 4, **changes})
+
+
+@pytest.mark.parametrize("stop", [{3, 5}, [3, 5], torch.tensor([3, 5])])
+def test_ids_that_end_a_text_come_in_any_collection(model, stop):
+    expected = generate(model, PROMPTS, max_new_tokens=20, temperature=1.3, stop=frozenset((3, 5)))
+    assert generate(model, PROMPTS, max_new_tokens=20, temperature=1.3, stop=stop).tokens == expected.tokens
+    assert any(expected.stopped)
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ("end", "expected a token id or several, found 'end'"),
+        (["end"], "expected token ids, which are whole numbers, found 'end'"),
+        ([1.0], "expected token ids, which are whole numbers, found 1.0"),
+        (2.5, "expected a token id or several, found 2.5"),
+        (-1, "expected token ids from 0 to 39, found -1"),
+        ([0, 40], "expected token ids from 0 to 39, found 40"),
+    ],
+)
+def test_what_ends_no_text_is_refused(model, stop, message):
+    with pytest.raises((TypeError, ValueError), match=f"stop: {message}"):
+        generate(model, PROMPTS, max_new_tokens=2, stop=stop)
+
+
+def test_prompts_may_be_tensors(model):
+    expected = generate(model, [PROMPTS[2]], max_new_tokens=5).tokens
+    assert generate(model, torch.tensor([PROMPTS[2]]), max_new_tokens=5).tokens == expected
+    assert generate(model, [torch.tensor(PROMPTS[2])], max_new_tokens=5).tokens == expected

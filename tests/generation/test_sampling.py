@@ -161,3 +161,11 @@ def test_a_token_that_was_seen_loses_its_lead():
     assert sampler.choose(LOGITS, uniforms, tokens_seen([[1], [3]], 4)).tolist() == [3, 0]
     with pytest.raises(ValueError, match="expected `seen`"):
         sampler.choose(LOGITS, uniforms)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": "1"}, {"top_k": 2.5}, {"top_k": True}, {"top_p": "0.5"}, {"repetition_penalty": [1.2]}]
+)
+def test_settings_of_another_type_are_refused_by_name(settings):
+    with pytest.raises(TypeError, match=f"{next(iter(settings))}: expected a .*number, found"):
+        Sampler(**settings)

@@ -1,8 +1,10 @@
 """Options are refused early, by their flag, and each declares what its change means for a run that goes on."""
 
 import dataclasses
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polysketch.training import TrainingConfig
@@ -110,3 +112,34 @@ def test_an_option_newer_than_the_saved_run_may_not_differ_from_its_default(name
 def test_an_option_unknown_to_the_saved_run_counts_as_changed():
     with pytest.raises(ValueError, match=r"--dropout was None and is now 0\.1"):
         check_changes(TrainingConfig, {"extend": False}, {"extend": False, "dropout": 0.1})
+
+
+def test_folders_may_be_texts():
+    config = TrainingConfig(data="data", out="run", init_from="earlier")
+    assert (config.data, config.out, config.init_from) == (Path("data"), Path("run"), Path("earlier"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": "10"}, "--steps: expected a whole number, found '10'"),
+        ({"steps": 10.0}, "--steps: expected a whole number, found 10.0"),
+        ({"steps": True}, "--steps: expected a whole number, found True"),
+        ({"steps": None}, "--steps: expected a whole number, found None"),
+        ({"learning_rate": "fast"}, "--learning-rate: expected a number, found 'fast'"),
+        ({"compile": "yes"}, "--compile: expected True or False, found 'yes'"),
+        ({"compile": 1}, "--compile: expected True or False, found 1"),
+        ({"preset": 3}, "--preset: expected a text, found 3"),
+        ({"attention_options": "window=3"}, "--attention-options: expected options by name"),
+    ],
+)
+def test_options_of_another_type_are_refused_by_name(options, message):
+    with pytest.raises(TypeError, match=message):
+        TrainingConfig(data=Path("data"), out=Path("run"), **options)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    config = TrainingConfig(data=Path("data"), out=Path("run"), steps=np.int64(7), learning_rate=np.float64(0.1))
+    assert (config.steps, config.learning_rate) == (7, 0.1)
+    json.dumps(as_json(config))
+    assert TrainingConfig(data=Path("data"), out=Path("run"), learning_rate=1, max_minutes=None).learning_rate == 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polysketch.generation.engine import GenerationResult
-from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
+from polysketch.generation.prompts import as_ids, finished_at, next_logits, prefill, require_stop, require_usable
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.rows import Rows
 from polysketch.generation.sampling import Sampler, tokens_seen
@@ -169,7 +169,9 @@ def generate_with_drafts(
         ValueError: an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are not
             finite.
     """
+    prompt = as_ids(prompt)
     require_usable([prompt], model.config.vocab_size, max_new_tokens, span)
+    require_stop(stop, model.config.vocab_size)
     sampler, rows = Sampler(temperature, top_k, top_p, repetition_penalty), Rows(1, stop, on_token)
     numbers = _Ahead(PromptUniforms(prompt, seed, sample))
     drafter.begin()

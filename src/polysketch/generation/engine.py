@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polysketch.generation import captured
-from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
+from polysketch.generation.prompts import as_ids, finished_at, next_logits, prefill, require_stop, require_usable
 from polysketch.generation.randomness import RowUniforms
 from polysketch.generation.rows import Rows
 from polysketch.generation.sampling import Sampler, tokens_seen
@@ -97,7 +97,9 @@ def generate(
             not finite.
     """
     sampler = Sampler(temperature, top_k, top_p, repetition_penalty)
+    prompts = [as_ids(prompt) for prompt in prompts]
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
+    require_stop(stop, model.config.vocab_size)
     rows = Rows(len(prompts), stop, on_token)
     uniforms = RowUniforms(prompts, seed)
     with evaluation_mode(model):

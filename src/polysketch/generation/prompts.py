@@ -1,21 +1,22 @@
 """Prompts: refused, padded, read into a state; and one token a row after them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from polysketch.generation.rows import ids_of
 from polysketch.models import ModelState, TransformerLM
 
-__all__ = ["finished_at", "next_logits", "prefill", "require_usable"]
+__all__ = ["as_ids", "finished_at", "next_logits", "prefill", "require_stop", "require_usable"]
 
 
 def require_usable(prompts: Sequence[Sequence[int]], vocab_size: int, max_new_tokens: int, span: int) -> None:
     """Refuse prompts the model cannot read and counts that are not positive."""
     if max_new_tokens < 1 or span < 1:
         raise ValueError(f"expected max_new_tokens and span of at least 1, found {max_new_tokens} and {span}")
-    if not prompts:
+    if len(prompts) == 0:
         raise ValueError("expected at least one prompt, found none")
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:
@@ -27,6 +28,27 @@ def require_usable(prompts: Sequence[Sequence[int]], vocab_size: int, max_new_to
                 f"expected token ids from 0 to {vocab_size - 1}, found {min(prompt)} to {max(prompt)} in prompt {row}: "
                 "it was probably encoded with another tokenizer than the model's"
             )
+
+
+def as_ids(prompt: Sequence[int] | Tensor) -> Sequence[int]:
+    """A prompt in Python's own numbers, which random draws are seeded by."""
+    return prompt.tolist() if isinstance(prompt, Tensor) else prompt
+
+
+def require_stop(stop: int | Collection[int] | None, vocab_size: int) -> None:
+    """Refuse what ends no text: a string, or an id that the model cannot write.
+
+    Raises:
+        TypeError: no id, and no collection of ids.
+        ValueError: an id outside the vocabulary.
+    """
+    if isinstance(stop, str | bytes) or not (stop is None or isinstance(stop, int | Collection | Tensor)):
+        raise TypeError(f"stop: expected a token id or several, found {stop!r}: `TextStream` ends a text at a string")
+    for token in ids_of(stop):
+        if type(token) is not int:
+            raise TypeError(f"stop: expected token ids, which are whole numbers, found {token!r}")
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop: expected token ids from 0 to {vocab_size - 1}, found {token}")
 
 
 def finished_at(device: torch.device) -> float:

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Collection
 
+from torch import Tensor
+
 __all__ = ["Rows", "ids_of"]
 
 
-def ids_of(stop: int | Collection[int] | None) -> frozenset[int]:
+def ids_of(stop: int | Collection[int] | Tensor | None) -> frozenset[int]:
     """The token ids that end a text, of one, several or none."""
+    if isinstance(stop, Tensor):
+        stop = stop.flatten().tolist()
     return frozenset(() if stop is None else (stop,) if isinstance(stop, int) else stop)
 
 

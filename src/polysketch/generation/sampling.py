@@ -122,6 +122,7 @@ class Sampler:
     Raises:
         ValueError: a temperature below 0 or not finite, top_k below 1, top_p outside (0, 1], a repetition_penalty
             outside [0.01, 100].
+        TypeError: what is no number.
     """
 
     temperature: float = 1.0
@@ -131,6 +132,11 @@ class Sampler:
 
     def __post_init__(self) -> None:
         """Refuse settings that no distribution corresponds to."""
+        for name, value in vars(self).items():
+            kinds = (int,) if name == "top_k" else (int, float)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                kind = "a whole number" if name == "top_k" else "a number"
+                raise TypeError(f"{name}: expected {kind}, found {value!r}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"expected a finite temperature of at least 0, found {self.temperature}")
         if self.top_k is not None and self.top_k < 1:

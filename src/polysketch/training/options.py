@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 _MOST = 2**31 - 1  # absurd for every option with a least value, and a number that every library can hold
 
@@ -99,13 +101,58 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_range(field, getattr(self, field.name))
+            value = _plain(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            _check_kind(field, value)
+            _check_range(field, value)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed: expected a number of 64 bits, found {self.seed}")
         if self.batch_size % self.accumulation:
             raise ValueError(
                 f"--accumulation: expected a divisor of the batch size {self.batch_size}, found {self.accumulation}"
             )
+
+
+_SCALARS: dict[type, tuple[str, type]] = {
+    bool: ("True or False", bool),
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
+    str: ("a text", str),
+}
+"""How a kind of value is called, and what counts as one."""
+
+
+def _kinds(field: dataclasses.Field) -> tuple[Any, ...]:
+    """The types that a field may have; none where it is declared by a text alone."""
+    if isinstance(field.type, str):
+        return ()
+    return get_args(field.type) if get_origin(field.type) in (Union, UnionType) else (field.type,)
+
+
+def _plain(field: dataclasses.Field, value: Any) -> Any:
+    """A path for the text of one, and Python's own whole number for that of another library, which JSON has not."""
+    if isinstance(value, str) and Path in _kinds(field):
+        return Path(value)
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _check_kind(field: dataclasses.Field, value: Any) -> None:
+    """Refuse a text where none is expected, and where numbers and texts alone are expected what is neither."""
+    kinds = [kind for kind in _kinds(field) if kind is not NoneType]
+    scalars = [kind for kind in kinds if kind in _SCALARS]
+    if not kinds or (value is None and NoneType in _kinds(field)):
+        return
+    if isinstance(value, str):
+        fits = str in kinds or any(kind is Path or get_origin(kind) is Literal for kind in kinds)
+    else:
+        fits = len(scalars) < len(kinds) or any(_is_of(value, kind) for kind in scalars)
+    if not fits:
+        expected = " or ".join(_SCALARS[kind][0] for kind in scalars) or "options by name, or several values"
+        raise TypeError(f"{flag(field.name)}: expected {expected}, found {value!r}")
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    return isinstance(value, _SCALARS[kind][1]) and (kind is bool or not isinstance(value, bool))
 
 
 def _check_range(field: dataclasses.Field, value: Any) -> None:
