@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polysketch.generation import generate
+from polysketch.generation import Engine, PromptLookup, Request, beam_search, generate, generate_with_drafts
 from polysketch.models import ModelConfig, TransformerLM
 
 VOCAB = 40
@@ -209,8 +209,14 @@ def test_ids_that_end_a_text_come_in_any_collection(model, stop):
     ],
 )
 def test_what_ends_no_text_is_refused(model, stop, message):
-    with pytest.raises((TypeError, ValueError), match=f"stop: {message}"):
-        generate(model, PROMPTS, max_new_tokens=2, stop=stop)
+    for work in (
+        lambda: generate(model, PROMPTS, max_new_tokens=2, stop=stop),
+        lambda: generate_with_drafts(model, PROMPTS[1], PromptLookup(), max_new_tokens=2, stop=stop),
+        lambda: beam_search(model, PROMPTS, max_new_tokens=2, num_beams=2, stop=stop),
+        lambda: Engine(model, slots=1).add(Request(PROMPTS[1], 2, stop_ids=stop)),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"stop: {message}"):
+            work()
 
 
 def test_prompts_may_be_tensors(model):

@@ -139,7 +139,7 @@ def test_options_of_another_type_are_refused_by_name(options, message):
 
 
 def test_numbers_of_other_libraries_are_numbers():
-    config = TrainingConfig(data=Path("data"), out=Path("run"), steps=np.int64(7), learning_rate=np.float64(0.1))
-    assert (config.steps, config.learning_rate) == (7, 0.1)
+    config = TrainingConfig(data=Path("data"), out=Path("run"), steps=np.int64(7), learning_rate=np.float32(0.5))
+    assert (config.steps, config.learning_rate) == (7, 0.5)
     json.dumps(as_json(config))
     assert TrainingConfig(data=Path("data"), out=Path("run"), learning_rate=1, max_minutes=None).learning_rate == 1

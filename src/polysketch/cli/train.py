@@ -70,9 +70,7 @@ def defaults(arguments: Sequence[str]) -> TrainFlags | None:
     """
     import tyro
 
-    out, data = value_of("--out", arguments), value_of("--data", arguments)
-    folder = out or (data and str(run_folder(Path(data))))
-    begun = _options_in(folder) if "--resume" in arguments else None
+    begun = _options_in(_folder_named_by(arguments)) if "--resume" in arguments else None
     if begun is not None:
         return TrainFlags(**{"data": tyro.MISSING, **flag_values(TrainFlags, begun)}, resume=True)
     length = sizes_where_none_are_given(arguments)
@@ -82,6 +80,12 @@ def defaults(arguments: Sequence[str]) -> TrainFlags | None:
     sizes = {field.name for field in dataclasses.fields(ModelOptions)} - {"init_from", "init_new"}
     values = {name: value for name, value in flag_values(TrainFlags, named).items() if name in sizes}
     return TrainFlags(**values, **length, data=tyro.MISSING)
+
+
+def _folder_named_by(arguments: Sequence[str]) -> str | None:
+    """The run folder of a command line, which --data names where --out does not."""
+    out, data = value_of("--out", arguments), value_of("--data", arguments)
+    return out or (data and str(run_folder(Path(data))))
 
 
 def _options_in(folder: str | None) -> dict[str, Any] | None:
@@ -157,8 +161,8 @@ def _options_of_the_run(flags: TrainFlags, pattern: str | tuple[str, ...] | None
 
     None for another mechanism.
     """
-    goes_on = flags.resume and (_out(flags) / "config.json").exists()
-    folder = flags.out if goes_on else flags.init_from
+    out = _out(flags)
+    folder = out if flags.resume and (out / "config.json").exists() else flags.init_from
     if folder is None:
         return {}
     from polysketch.training.run_folder import RunFolder

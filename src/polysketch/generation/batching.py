@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from polysketch.generation.prompts import require_stop
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.requests import Event, Finish, Request
 from polysketch.generation.sampling import Sampler, tokens_seen
@@ -389,3 +390,4 @@ def _require_usable(request: Request, vocab_size: int) -> None:
             f"expected token ids from 0 to {vocab_size - 1}, found {min(request.prompt)} to {max(request.prompt)}: the "
             "prompt was probably encoded with another tokenizer than the model's"
         )
+    require_stop(request.stop_ids, vocab_size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polysketch.generation.prompts import finished_at, next_logits, prefill, require_usable
+from polysketch.generation.prompts import finished_at, next_logits, prefill, require_stop, require_usable
 from polysketch.generation.rows import ids_of
 from polysketch.generation.sampling import require_finite
 from polysketch.models import TransformerLM
@@ -82,10 +82,12 @@ def beam_search(
         span: prompt tokens read at a time.
 
     Raises:
+        TypeError: `stop` holds what is no token id.
         ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
             not finite.
     """
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
+    require_stop(stop, model.config.vocab_size)
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, ids_of(stop))
     searches = [_Search(rules) for _ in prompts]
     with evaluation_mode(model):

@@ -166,6 +166,7 @@ def generate_with_drafts(
         span: prompt tokens read at a time.
 
     Raises:
+        TypeError: `stop` holds what is no token id, or a setting is of another type.
         ValueError: an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are not
             finite.
     """

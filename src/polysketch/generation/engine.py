@@ -93,6 +93,7 @@ def generate(
 
     Raises:
         RuntimeError: graph=True, and why there can be none.
+        TypeError: `stop` holds what is no token id, or a setting is of another type.
         ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
             not finite.
     """

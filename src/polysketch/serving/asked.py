@@ -42,20 +42,8 @@ class Asked:
 
 
 _SHARED = (
-    *(
-        "model",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "repetition_penalty",
-        "seed",
-        "n",
-        "stop",
-        "stream",
-        "stream_options",
-        "user",
-    ),
+    *("model", "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "n", "stop"),
+    *("stream", "stream_options", "user"),
 )
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),

@@ -130,10 +130,12 @@ def _kinds(field: dataclasses.Field) -> tuple[Any, ...]:
 
 
 def _plain(field: dataclasses.Field, value: Any) -> Any:
-    """A path for the text of one, and Python's own whole number for that of another library, which JSON has not."""
+    """A path for the text of one, and Python's own numbers for those of another library, which JSON has not."""
     if isinstance(value, str) and Path in _kinds(field):
         return Path(value)
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    if isinstance(value, bool | int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _check_kind(field: dataclasses.Field, value: Any) -> None:
