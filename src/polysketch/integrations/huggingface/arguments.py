@@ -8,13 +8,17 @@ _REMEDIES = {
     "inputs_embeds": "give input_ids",
     "decoder_inputs_embeds": "give decoder_input_ids",
     "output_attentions": "attention weights are never formed",
-    "output_hidden_states": "the model without its head gives the last ones",
+    "output_hidden_states": "the model without its head gives them",
     "token_type_ids": "let tokenizer.model_input_names be ['input_ids', 'attention_mask']",
 }
 
 
 def refuse_arguments(others: dict[str, Any], config: PreTrainedConfig) -> None:
     """Refuse arguments that would change the result and are not served.
+
+    Args:
+        others: arguments that were not taken out before.
+        config: whose settings ask for outputs, too.
 
     Raises:
         ValueError: naming the first of them.

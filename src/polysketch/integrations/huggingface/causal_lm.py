@@ -68,7 +68,7 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
 
         Returns:
             `loss` (a scalar, nats per token) where there are labels; `logits` (batch, kept, vocab_size) unless skipped;
-            `past_key_values` as for `PolysketchModel.forward`.
+            `past_key_values` and `hidden_states` as for `PolysketchModel.forward`.
 
         Raises:
             ValueError: as `PolysketchModel.forward`, or labels of another shape than input_ids.
@@ -92,6 +92,7 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         skip = skip_logits and labels is not None
         logits = None if skip else self.inner.logits(hidden[:, kept])
         given = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values)
+        given.hidden_states = output.hidden_states
         return given if wants_dict(return_dict, self.config) else given.to_tuple()
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -51,26 +51,27 @@ class PolysketchForSequenceClassification(PolysketchPreTrainedModel):
             others: as for `PolysketchModel.forward`, packed documents left out.
 
         Returns:
-            `logits` (batch, num_labels), and `loss` where there are labels.
+            `logits` (batch, num_labels), `loss` where there are labels, and `hidden_states` where asked for.
 
         Raises:
             ValueError: as `PolysketchModel.forward`, a row of padding alone, or documents packed into one row.
         """
         if input_ids is not None and take_documents(others, input_ids.shape, attention_mask, 0) is not None:
             raise ValueError("a row has one class: documents packed into one row cannot be classified")
-        hidden = self.model(
+        read = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             use_cache=False,
             return_dict=True,
             **others,
-        ).last_hidden_state
+        )
+        hidden = read.last_hidden_state
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         logits = self.score(hidden[rows, _last_real(hidden, attention_mask)])
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        output = SequenceClassifierOutputWithPast(loss=loss, logits=logits)
+        output = SequenceClassifierOutputWithPast(loss=loss, logits=logits, hidden_states=read.hidden_states)
         return output if wants_dict(return_dict, self.config) else output.to_tuple()
 
 

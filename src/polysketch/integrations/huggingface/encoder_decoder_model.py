@@ -27,6 +27,17 @@ class PolysketchEncoderDecoderPreTrainedModel(PolysketchPreTrainedModel):
         """What reads the source, for `generate`."""
         return SourceReader(self.inner.encoder, self.config)
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Refuse: which of the two vocabularies is meant cannot be said.
+
+        Raises:
+            ValueError: always, with the remedy.
+        """
+        raise ValueError(
+            "a model of an encoder and a decoder has a vocabulary each, and neither can be resized: make a model with "
+            "encoder=dict(vocab_size=...) and decoder=dict(vocab_size=...) and load the weights that fit"
+        )
+
     def _blocks_anew(self) -> list[tuple[nn.Module, Callable[[], nn.Module]]]:
         model = self.inner
         layers = zip(model.blocks, model.config.decoder.layers(), strict=True)

@@ -7,6 +7,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from polysketch.integrations.huggingface.arguments import refuse_arguments, wants_dict
 from polysketch.integrations.huggingface.encoder_configuration import PolysketchEncoderConfig
+from polysketch.integrations.huggingface.hidden_states import BetweenBlocks, takes_hidden_states
 from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.padding import both_sides_mask
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
@@ -79,17 +80,22 @@ class PolysketchEncoderModel(PolysketchEncoderPreTrainedModel):
             attention_mask: (batch, length), nonzero for a real token. Padding on either side changes nothing, and what
                 comes out there means nothing; padding between tokens is refused, as are rows of padding alone.
             return_dict: a named output rather than a tuple.
-            others: `position_ids` that are those the model counts itself, from each row's first real token. Further
-                arguments of transformers are accepted as None or False alone.
+            others: `position_ids` that are those the model counts itself, from each row's first real token.
+                `output_hidden_states` is understood. Further arguments of transformers are accepted as None or False
+                alone.
 
         Returns:
-            `last_hidden_state` (batch, length, hidden_size), after the final norm.
+            `last_hidden_state` (batch, length, hidden_size), after the final norm; `hidden_states` where asked for, as
+            `PolysketchModel.forward` gives them.
 
         Raises:
             ValueError: a mask of another shape or with padding between tokens, documents packed into one row, more
                 tokens than there are learned positions, or an argument that these models do not know.
         """
-        output = BaseModelOutput(last_hidden_state=self.encoded(input_ids, attention_mask, others))
+        wanted, between = takes_hidden_states(others, self.config), BetweenBlocks()
+        with between.watch(self.transformer.blocks, wanted=wanted):
+            hidden = self.encoded(input_ids, attention_mask, {"output_hidden_states": False, **others})
+        output = BaseModelOutput(last_hidden_state=hidden, hidden_states=between.and_last(hidden))
         return output if wants_dict(return_dict, self.config) else output.to_tuple()
 
 

@@ -10,6 +10,7 @@ from polysketch.attention import PackedDocuments
 from polysketch.integrations.huggingface.arguments import refuse_arguments, wants_dict
 from polysketch.integrations.huggingface.cache import PolysketchCache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
+from polysketch.integrations.huggingface.hidden_states import BetweenBlocks, takes_hidden_states
 from polysketch.integrations.huggingface.packed import take_documents
 from polysketch.integrations.huggingface.padding import new_tokens_mask, without_right_padding
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
@@ -64,11 +65,12 @@ class PolysketchModel(PolysketchPreTrainedModel):
             return_dict: a named output rather than a tuple.
             others: `position_ids` that restart at 0 with each of several documents in one row, or their offsets
                 `cu_seq_lens_q`, as `DataCollatorWithFlattening` gives them: each document is a text by itself. Other
-                positions must be those that the model counts itself. Further arguments of transformers are accepted
-                as None or False alone.
+                positions must be those that the model counts itself. `output_hidden_states` is understood. Further
+                arguments of transformers are accepted as None or False alone.
 
         Returns:
-            `last_hidden_state` (batch, new, hidden_size), and `past_key_values` where asked for.
+            `last_hidden_state` (batch, new, hidden_size), and where asked for `past_key_values` and `hidden_states`:
+            the embedded tokens and what each block gave, the last after the final norm, each (batch, new, hidden_size).
 
         Raises:
             ValueError: a mask of another shape or with padding between tokens, right padding with tokens after it,
@@ -81,18 +83,21 @@ class PolysketchModel(PolysketchPreTrainedModel):
         _check_cache(past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         documents = take_documents(others, input_ids.shape, attention_mask, past)
-        refuse_arguments(others, self.config)
+        wanted, between = takes_hidden_states(others, self.config), BetweenBlocks()
+        refuse_arguments({"output_hidden_states": False, **others}, self.config)
         mask = new_tokens_mask(attention_mask, input_ids.shape, past)
         cache: PolysketchCache | None
-        if documents is not None:
-            hidden, cache = self._packed(input_ids, documents, past_key_values, use_cache), None
-        elif past or use_cache:
-            cache = past_key_values or PolysketchCache()
-            hidden = cache.extend_hidden(self.transformer, input_ids, mask)
-        else:
-            hidden = self._whole(input_ids, mask)
-            cache = self._cache_of_whole(input_ids, mask, past_key_values, use_cache)
-        output = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
+        with between.watch(self.transformer.blocks, wanted=wanted):
+            if documents is not None:
+                hidden, cache = self._packed(input_ids, documents, past_key_values, use_cache), None
+            elif past or use_cache:
+                cache = past_key_values or PolysketchCache()
+                hidden = cache.extend_hidden(self.transformer, input_ids, mask)
+            else:
+                hidden = self._whole(input_ids, mask)
+                cache = self._cache_of_whole(input_ids, mask, past_key_values, use_cache)
+        seen = between.and_last(hidden)
+        output = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=seen)
         return output if wants_dict(return_dict, self.config) else output.to_tuple()
 
     def _packed(

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
+from polysketch.integrations.huggingface.vocabulary import draw_ids, fit_vocabulary
 from polysketch.models.blocks import build_block
 
 
@@ -46,16 +47,32 @@ class PolysketchPreTrainedModel(PreTrainedModel):
         """Replace the embedding, and with it the output layer."""
         self.inner.embedding = value
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Refuse: the vocabulary is part of the configuration, and the output layer has a bias of its size.
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Add ids at the end of the vocabulary, or take ids away there.
+
+        Args:
+            new_num_tokens: ids afterwards; None leaves them.
+            pad_to_multiple_of: round the number up to a multiple of this.
+            mean_resizing: new embeddings, and new biases of the output layer, are the mean of the others but for a
+                little noise; so the probabilities of old tokens hardly change. False: as in a model that was not
+                trained.
+
+        Returns:
+            The embedding, the same module with other weights: make the optimizer after this.
 
         Raises:
-            ValueError: always, with the remedy.
+            ValueError: no ids, or a model of an encoder and a decoder, which have a vocabulary each.
         """
-        raise ValueError(
-            f"the vocabulary of these models is fixed at {self.config.vocab_size}: to pad, let tokenizer.pad_token be "
-            "tokenizer.eos_token and pass the attention_mask; for other tokens train with another tokenizer"
-        )
+        _check_sizes(new_num_tokens, pad_to_multiple_of)
+        before = self.config.vocab_size
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if embedding.num_embeddings != before:
+            fit_vocabulary(self, embedding.num_embeddings, mean=mean_resizing)
+        if not mean_resizing:
+            draw_ids(embedding, before)
+        return embedding
 
     def _init_weights(self, module: nn.Module) -> None:
         """A head is drawn; a `TransformerLM` has drawn its weights when it was made."""
@@ -111,3 +128,11 @@ def _compute_unsaved_buffers(block: nn.Module, build: Callable[[], nn.Module]) -
     for name in unsaved:
         buffer = block.get_buffer(name)
         buffer.data = fresh.get_buffer(name).to(buffer.device)
+
+
+def _check_sizes(*sizes: int | None) -> None:
+    for size in sizes:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(
+                f"a number of ids, and what it is a multiple of, must be whole and at least 1, got {size!r}"
+            )
