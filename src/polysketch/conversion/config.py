@@ -40,6 +40,9 @@ class ConversionConfig(RunOptions):
     sliding_window: Literal["refuse", "ignore"] = option("refuse", on_resume=OnResume.REFUSED)
     """What to do with layers whose window is shorter than the context: refuse, or let the mechanism see everything."""
 
+    softcap: Literal["refuse", "ignore"] = option("refuse", on_resume=OnResume.REFUSED)
+    """What to do with a model that caps its attention scores, as Gemma 2: refuse, or let the mechanism do without."""
+
     transfer: Literal["mechanisms", "layers"] = option("mechanisms", on_resume=OnResume.REFUSED)
     """What learns in attention transfer: the mechanisms alone, on the queries, keys and values of the model; or whole
     attention layers, projections included, by their outputs. The second keeps a copy of the model in memory."""

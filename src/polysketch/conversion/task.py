@@ -64,6 +64,7 @@ class ConversionTask(Task):
             layers=self._config.layers,
             dropout=self._config.dropout,
             sliding_window=self._config.sliding_window,
+            softcap=self._config.softcap,
             **self._config.attention_options,
         )
 

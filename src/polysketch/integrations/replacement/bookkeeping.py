@@ -53,6 +53,7 @@ class Replacement:
         sliding_window: "refuse" sequences longer than the window that the layer had, or "ignore" it.
         dropout: "refuse" attention dropout in training, or "ignore" it.
         position_bias: "refuse" layers that add a bias of positions to their scores, as T5's, or "ignore" it.
+        softcap: "refuse" layers that cap their scores, as Gemma 2's, or "ignore" it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Replacement:
     sliding_window: str
     dropout: str
     position_bias: str = "refuse"
+    softcap: str = "refuse"
 
 
 @dataclass

@@ -183,15 +183,16 @@ def _checked_mask(record: LayerRecord, mask: Any) -> DeferredMask:
 
 def _check_options(record: LayerRecord, options: Mapping[str, Any]) -> None:
     """Refuse what is not understood: softcapping, sinks, position biases."""
+    replacement = record.replacement
+    ignored = {"softcap"} if replacement is not None and replacement.softcap == "ignore" else set()
     for name, value in options.items():
-        if name not in _UNDERSTOOD | _IMMATERIAL and value is not None:
+        if name not in _UNDERSTOOD | _IMMATERIAL | ignored and value is not None:
             raise ValueError(f"layer {record.index}'s attention was given {name}, which a replaced layer cannot honour")
     biased = options.get("position_bias") is not None and record.sees != "source"  # a source's is 0: it has no places
-    if biased and record.replacement is not None and record.replacement.position_bias != "ignore":
+    if biased and replacement is not None and replacement.position_bias != "ignore":
         raise ValueError(f"layer {record.index} adds a bias of positions, which a replaced layer cannot honour")
     if record.sees == "past" and options.get("is_causal") is False:
         raise ValueError(f"layer {record.index}'s attention was asked for is_causal=False; only causal is replaced")
-    replacement = record.replacement
     if options.get("dropout") and replacement is not None and replacement.dropout != "ignore":
         raise ValueError(
             f"layer {record.index} has an attention dropout of {options['dropout']} in training, and mechanisms drop no"

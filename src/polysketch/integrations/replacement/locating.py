@@ -13,7 +13,6 @@ from polysketch.integrations.replacement.bookkeeping import SUBMODULE, Sees
 
 _UNSERVED_ATTRIBUTES = ("sinks", "v_head_dim", "qk_head_dim", "qk_rope_head_dim")
 _UNSERVED_SETTINGS = (
-    "attn_logit_softcapping",
     "attention_chunk_size",
     "num_kv_shared_layers",
     "add_cross_attention",
@@ -58,7 +57,18 @@ def plain_model(model: Any) -> PreTrainedModel:
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model without its head, or its decoder: what runs the layers, makes their masks and fills caches."""
     decoder: Any = model.get_decoder() if has_two_sides(model) else model.base_model
-    return decoder
+    return _innermost(decoder)
+
+
+def _innermost(stack: PreTrainedModel) -> PreTrainedModel:
+    """The model inside that runs all the layers, where there is one: OPT's head calls it past the model around it."""
+    inside = [child for child in stack.children() if isinstance(child, PreTrainedModel)]
+    whole = [child for child in inside if _number_of_layers(child) == _number_of_layers(stack) > 0]
+    return _innermost(whole[0]) if whole else stack
+
+
+def _number_of_layers(stack: nn.Module) -> int:
+    return sum(_is_attention(module) for module in stack.modules())
 
 
 def has_two_sides(model: PreTrainedModel) -> bool:
@@ -211,6 +221,20 @@ def _check_attention(name: str, module: nn.Module) -> None:
             raise ValueError(f"{name}'s attention has {attribute}, which a replaced layer cannot honour")
     if not _asks_the_registry(type(module)):
         raise ValueError(_NOT_ASKED.format(name=type(module).__name__))
+
+
+def check_softcap(model: PreTrainedModel, consent: str) -> None:
+    """Refuse a model whose attention caps its scores, as Gemma 2's, where capping is not ignored.
+
+    Raises:
+        ValueError: without consent.
+    """
+    cap = getattr(decoder_of(model).config, "attn_logit_softcapping", None)
+    if cap and consent != "ignore":
+        raise ValueError(
+            f"{type(model).__name__} caps its scores (attn_logit_softcapping={cap!r}), for which mechanisms have no"
+            ' place: pass softcap="ignore" to do without it in replaced layers'
+        )
 
 
 def check_position_bias(model: Any, chosen: Sequence[int], consent: str) -> None:

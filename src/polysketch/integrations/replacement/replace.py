@@ -26,6 +26,7 @@ from polysketch.integrations.replacement.locating import (
     attention_layers,
     check_architecture,
     check_position_bias,
+    check_softcap,
     choose_layers,
     hidden_size_of,
     kind_of,
@@ -52,6 +53,7 @@ def replace_attention(
     sliding_window: Consent = "refuse",
     dropout: Consent = "refuse",
     position_bias: Consent = "refuse",
+    softcap: Consent = "refuse",
     **options: Any,
 ) -> Any:
     """Put a mechanism in the place of a transformers model's attention, in some layers or in all.
@@ -75,8 +77,8 @@ def replace_attention(
     (causal), and the decoder's attention to the encoder (`Mechanism.is_cross`), which `generate` reads once into what
     the mechanism keeps of a source. Without `part` the mechanism stands in all of them, and has to be able to.
 
-    Known to work: Llama, Qwen3, GPT-2, GPT-NeoX and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT and the vision
-    model of SigLIP; T5, BART and Whisper. Models that are built like them are accepted.
+    Known to work: Llama, Qwen3, GPT-2, GPT-NeoX, OPT, Gemma 2 and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT and
+    the vision model of SigLIP; T5, BART and Whisper. Models that are built like them are accepted.
 
     Args:
         model: a model of transformers, a causal language model, an encoder, or both, with its head or without; changed
@@ -90,6 +92,8 @@ def replace_attention(
         dropout: what to do with attention dropout in training: "refuse" it when it comes, or "ignore" it.
         position_bias: what to do with a bias of positions that layers add to their scores, as T5's self-attention:
             "refuse" such layers, or "ignore" it. T5 knows positions by it alone, and must be trained without.
+        softcap: what to do with a model whose layers cap their scores, as Gemma 2's: "refuse" it, or "ignore" the cap
+            in replaced layers. The others keep it.
         **options: of the mechanism; `polysketch.attention.option_names(name)` lists them.
 
     Returns:
@@ -104,10 +108,16 @@ def replace_attention(
     """
     plain = plain_model(model)
     check_architecture(plain)
-    consents = {"sliding_window": sliding_window, "dropout": dropout, "position_bias": position_bias}
+    consents = {
+        "sliding_window": sliding_window,
+        "dropout": dropout,
+        "position_bias": position_bias,
+        "softcap": softcap,
+    }
     for argument, value in consents.items():
         if value not in ("refuse", "ignore"):
             raise ValueError(f'{argument} must be "refuse" or "ignore", got {value!r}')
+    check_softcap(plain, softcap)
     found = attention_layers(plain)
     of_part = layers_of_part(plain, part)
     chosen = [of_part[place] for place in choose_layers(layers, len(of_part))]

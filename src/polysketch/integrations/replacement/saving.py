@@ -23,7 +23,7 @@ them into a model with its own attention, leave the mechanisms' weights out, and
 
 
 _GROUP_KEYS = {"layers", "name", "options", "sliding_window", "dropout"}
-_LATER_KEYS = {"position_bias"}  # which earlier versions did not write
+_LATER_KEYS = {"position_bias", "softcap"}  # which earlier versions did not write
 
 
 def save_replaced(model: Any, folder: str | Path) -> None:
