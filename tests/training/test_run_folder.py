@@ -29,7 +29,7 @@ def test_a_whole_configuration_is_read(tmp_path):
 @pytest.mark.parametrize("name", CONFIG)
 @pytest.mark.parametrize("value", [None, [], "text"])
 def test_an_entry_that_is_no_object_is_named(tmp_path, name, value):
-    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of {name}:"):
+    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of the right type of {name}:"):
         read(tmp_path, json.dumps(CONFIG | {name: value}))
 
 
@@ -37,8 +37,22 @@ def test_an_entry_that_is_no_object_is_named(tmp_path, name, value):
 def test_a_missing_entry_is_named(tmp_path, key):
     name, _, inner = key.partition(".")
     changed = {k: v for k, v in CONFIG[name].items() if k != inner}
-    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of {key}:"):
+    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of the right type of {key}:"):
         read(tmp_path, json.dumps(CONFIG | {name: changed}))
+
+
+@pytest.mark.parametrize(("key", "value"), [("training.context", "64"), ("training.extend", 0), ("data.folder", None)])
+def test_an_entry_of_another_type_is_named(tmp_path, key, value):
+    name, _, inner = key.partition(".")
+    with pytest.raises(ValueError, match=f"config.json: expected the entries .* of the right type of {key}:"):
+        read(tmp_path, json.dumps(CONFIG | {name: CONFIG[name] | {inner: value}}))
+
+
+@pytest.mark.parametrize("written", [0, 99, "3", True, None])
+def test_a_format_that_is_not_known_is_refused(tmp_path, written):
+    """Rather than read as this one."""
+    with pytest.raises(ValueError, match=r"config\.json: expected a format from 1 to 3, found "):
+        read(tmp_path, json.dumps(CONFIG | {"format": written}))
 
 
 @pytest.mark.parametrize("content", ["null", "[]", "1", '"text"'])

@@ -11,7 +11,7 @@ from polysketch.conversion.config import ConversionConfig
 from polysketch.data.prepared import read_description, split_in
 from polysketch.data.tokenization.loading import FILES_OF_FOLDERS
 from polysketch.integrations.transformers_folder import require_model
-from polysketch.models.former import FORMAT, attention_of_format
+from polysketch.models.former import FORMAT, attention_of_format, check_format
 from polysketch.storage import disk
 from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import unsealed
@@ -55,6 +55,7 @@ class ConversionFolder(LoopFolder):
                 f"{self.config}: expected the configuration of a conversion, found something else: is it the folder of "
                 "a training run? Give another --out"
             ) from error
+        check_format(config.get("format", 1), str(self.config))
         return {
             "conversion": attention_of_format(config.get("format", 1), options),
             "sources": sources,

@@ -21,6 +21,19 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+def check_format(written: Any, origin: str) -> None:
+    """Refuse a configuration of a format that this version does not know.
+
+    Raises:
+        ValueError: `written` is not a whole number from 1 to `FORMAT`; `origin` tells where it stands.
+    """
+    if isinstance(written, bool) or not isinstance(written, int) or not 1 <= written <= FORMAT:
+        raise ValueError(
+            f"{origin}: expected a format from 1 to {FORMAT}, found {written!r}: altered by hand, or written by a newer "
+            "version of polysketch, which reads it"
+        )
+
+
 def mechanism_of_format(written: int, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the options of today of a mechanism that format `written` called `name`."""
     today = _renamed(name) if written == 1 else name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polysketch.models.former import FORMAT, model_of_format, training_of_format
+from polysketch.models.former import FORMAT, check_format, model_of_format, training_of_format
 from polysketch.storage import disk
 from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import sealed, unsealed
@@ -130,12 +130,13 @@ class RunFolder(LoopFolder):
                 f"{self.config} is missing: expected a run folder made by `polysketch train`; check the path"
             )
         config = unsealed(read_object(self.config), str(self.config))
+        check_format(config.get("format", FORMAT), str(self.config))
         missing = list(_missing_entries(config))
         if missing and "model_type" in config:
             raise ValueError(f"{self.path}: expected the folder of a training run, found a model of transformers")
         if missing:
             raise ValueError(
-                f"{self.config}: expected the entries of a run's configuration, found none of {', '.join(missing)}: "
+                f"{self.config}: expected the entries of a run's configuration, found none of the right type of {', '.join(missing)}: "
                 "altered by hand, or written by another version?"
             )
         return _of_today(config)
@@ -150,23 +151,23 @@ def _of_today(config: dict[str, Any]) -> dict[str, Any]:
 
 
 _ENTRIES = {
-    "training": ("context", "extend"),
-    "resolved": ("dtype",),
-    "model": (),
-    "data": ("folder", "description_sha256"),
-    "environment": (),
+    "training": {"context": int, "extend": bool},
+    "resolved": {"dtype": str},
+    "model": {},
+    "data": {"folder": str, "description_sha256": str},
+    "environment": {},
 }
-"""What config.json must hold: objects, and entries of them that are read by name."""
+"""What config.json must hold: objects, and entries of them that are read by name, with their types."""
 
 
 def _missing_entries(config: Any) -> Iterator[str]:
-    """The names of the entries that are not there."""
-    for name, keys in _ENTRIES.items():
+    """The names of the entries that are not there, or of another type."""
+    for name, kinds in _ENTRIES.items():
         entry = config.get(name) if isinstance(config, dict) else None
         if not isinstance(entry, dict):
             yield name
             continue
-        yield from (f"{name}.{key}" for key in keys if key not in entry)
+        yield from (f"{name}.{key}" for key, kind in kinds.items() if type(entry.get(key)) is not kind)
 
 
 def find_run(run_dir: str | Path, checkpoint: str = "latest") -> tuple[dict[str, Any], Path]:

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from polysketch import models
 from polysketch.integrations.transformers_folder import MODEL_TYPE
-from polysketch.models.former import FORMAT, model_of_format
+from polysketch.models.former import FORMAT, check_format, model_of_format
 
 
 class PolysketchConfig(PreTrainedConfig):
@@ -81,7 +81,9 @@ class PolysketchConfig(PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As transformers has it; what an earlier version saved gets the names and the explicit defaults of today."""
-        known = model_of_format(config_dict.get("model_format", 1), config_dict)
+        written = config_dict.get("model_format", 1)
+        check_format(written, "model_format of the configuration")
+        known = model_of_format(written, config_dict)
         config_dict = {**known, "model_format": FORMAT}
         return super().from_dict(config_dict, **kwargs)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY, SUBMODULE
 from polysketch.integrations.replacement.locating import plain_model, replaced_layers
 from polysketch.integrations.replacement.replace import replace_attention
-from polysketch.models.former import mechanism_of_format
+from polysketch.models.former import check_format, mechanism_of_format
 from polysketch.storage.outside import read_object
 
 VARIANT = "polysketch"
@@ -118,7 +118,9 @@ def _description(folder: Path) -> list[dict[str, Any]]:
             f"{CONFIG_KEY!r} in {file} must hold 'replaced', a list of groups of layers with "
             f"{', '.join(sorted(_GROUP_KEYS))}, got {found}; it was written by version {_version(found)} of polysketch"
         )
-    return [_of_today(found.get("format", 1), group) for group in groups]
+    written = found.get("format", 1)
+    check_format(written, f"{CONFIG_KEY!r} in {file}")
+    return [_of_today(written, group) for group in groups]
 
 
 def _of_today(written: int, group: dict[str, Any]) -> dict[str, Any]:
