@@ -120,7 +120,6 @@ def test_wrong_usage_is_status_2(capsys, stand_in_verb, arguments):
             "the package 'datasets' is needed here and not installed: pip install 'polysketch[hf]'",
         ),
         (RuntimeError("the run folder is in use"), "the run folder is in use"),
-        (MemoryError(), "not enough memory: choose a smaller batch, context or model"),
         (ValueError(), "ValueError"),
         (Exception("Input/output error (os error 5)"), "Input/output error (os error 5)"),  # of tokenizers
     ],

@@ -29,7 +29,9 @@ def test_a_whole_configuration_is_read(tmp_path):
 @pytest.mark.parametrize("name", CONFIG)
 @pytest.mark.parametrize("value", [None, [], "text"])
 def test_an_entry_that_is_no_object_is_named(tmp_path, name, value):
-    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of the right type of {name}:"):
+    with pytest.raises(
+        ValueError, match=f"config.json: expected the entries .* found none of the right type of {name}:"
+    ):
         read(tmp_path, json.dumps(CONFIG | {name: value}))
 
 
@@ -37,7 +39,9 @@ def test_an_entry_that_is_no_object_is_named(tmp_path, name, value):
 def test_a_missing_entry_is_named(tmp_path, key):
     name, _, inner = key.partition(".")
     changed = {k: v for k, v in CONFIG[name].items() if k != inner}
-    with pytest.raises(ValueError, match=f"config.json: expected the entries .* found none of the right type of {key}:"):
+    with pytest.raises(
+        ValueError, match=f"config.json: expected the entries .* found none of the right type of {key}:"
+    ):
         read(tmp_path, json.dumps(CONFIG | {name: changed}))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from polysketch import __version__
 from polysketch.cli.bounds import check_numbers
 from polysketch.cli.help import asks_for_help, help_of
+from polysketch.cli.memory_message import memory_message
 from polysketch.cli.terminal import visible, visible_streams
 from polysketch.distributed.watch import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
@@ -175,9 +176,7 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, UnicodeEncodeError):
         found = error.object[error.start : error.end].encode("ascii", "backslashreplace").decode()
         return f"expected text in UTF-8, found {found!r}: is a name or a text of the command line in another encoding?"
-    if isinstance(error, MemoryError):
-        return "not enough memory: choose a smaller batch, context or model"
-    return " ".join(str(error).split()) or type(error).__name__
+    return memory_message(error) or " ".join(str(error).split()) or type(error).__name__
 
 
 def _where(error: OSError) -> str:
