@@ -29,8 +29,8 @@ def check_format(written: Any, origin: str) -> None:
     """
     if isinstance(written, bool) or not isinstance(written, int) or not 1 <= written <= FORMAT:
         raise ValueError(
-            f"{origin}: expected a format from 1 to {FORMAT}, found {written!r}: altered by hand, or written by a newer "
-            "version of polysketch, which reads it"
+            f"{origin}: expected a format from 1 to {FORMAT}, found {written!r}: altered by hand, or written by a "
+            "newer version of polysketch, which reads it"
         )
 
 

@@ -136,8 +136,8 @@ class RunFolder(LoopFolder):
             raise ValueError(f"{self.path}: expected the folder of a training run, found a model of transformers")
         if missing:
             raise ValueError(
-                f"{self.config}: expected the entries of a run's configuration, found none of the right type of {', '.join(missing)}: "
-                "altered by hand, or written by another version?"
+                f"{self.config}: expected the entries of a run's configuration, found none of the right type of "
+                f"{', '.join(missing)}: altered by hand, or written by another version?"
             )
         return _of_today(config)
 

@@ -77,8 +77,8 @@ def replace_attention(
     (causal), and the decoder's attention to the encoder (`Mechanism.is_cross`), which `generate` reads once into what
     the mechanism keeps of a source. Without `part` the mechanism stands in all of them, and has to be able to.
 
-    Known to work: Llama, Qwen3, GPT-2, GPT-NeoX, OPT, Gemma 2 and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT and
-    the vision model of SigLIP; T5, BART and Whisper. Models that are built like them are accepted.
+    Known to work: Llama, Qwen3, GPT-2, GPT-NeoX, OPT, Gemma 2 and Mistral; BERT, RoBERTa, DistilBERT, ModernBERT, ViT
+    and the vision model of SigLIP; T5, BART and Whisper. Models that are built like them are accepted.
 
     Args:
         model: a model of transformers, a causal language model, an encoder, or both, with its head or without; changed
