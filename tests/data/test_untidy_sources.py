@@ -66,6 +66,22 @@ def test_undecodable_rows_follow_the_rule_of_documents(tmp_path):
     assert read(tmp_path / "b.csv", encoding="latin-1") == ["größer"]
 
 
+@pytest.mark.parametrize(
+    ("contents", "hint"),
+    [
+        (gzip.compress(b"a text"), "it begins like a gzip file, whose name has to end in .gz; otherwise give"),
+        (b"PK\x03\x04\xff\xff", "it begins like a zip archive, which has to be unpacked first; otherwise give"),
+        (b"%PDF-1.7\n\xe2\xe3", "it begins like a PDF, whose text has to be taken out first; otherwise give"),
+        ("größer".encode("utf-16"), "it begins like UTF-16; give the right --encoding"),
+        ("größer".encode("latin-1"), "give the right --encoding"),
+    ],
+)
+def test_a_file_that_is_no_text_is_known_by_its_first_bytes(tmp_path, contents, hint):
+    (tmp_path / "a.txt").write_bytes(contents)
+    with pytest.raises(ValueError, match=rf"found other bytes in .*a\.txt: [\w' ]+(in \w+ )?at byte \d+: {hint}"):
+        read(tmp_path / "a.txt")
+
+
 def test_what_files_hold_can_be_said(tmp_path):
     (tmp_path / "a.data").write_text('{"text": "one"}\n{"text": "two"}\n')
     with pytest.raises(ValueError, match=r"expected a file of a known kind .* --format says what it holds"):

@@ -278,7 +278,6 @@ def test_weights_start_as_documented():
         (torch.tensor([[-1, 0]]), "got -1 to 0"),
         (torch.tensor([0, 1]), r"must be int64 of shape \(batch, length\)"),
         (torch.tensor([[0.0, 1.0]]), "got torch.float32"),
-        (torch.zeros(1, 0, dtype=torch.int64), "must be int64 of shape"),
     ],
 )
 def test_ids_that_are_no_tokens_are_refused(ids: Tensor, message: str):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from polysketch import progress
 from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
@@ -358,6 +359,17 @@ def test_progress_tells_loss_speed_and_time_left(make_config, capsys):
     assert "tokens/s" in shown
     assert "left" in shown
     assert "validation loss" in shown
+
+
+def test_slow_steps_are_told_between_lines_of_metrics(make_config, monkeypatch, capsys):
+    """Whoever waits for the first of a thousand steps sees each of them, and metrics have the last alone."""
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN", {True: 0.0, False: 0.0})
+    config = make_config(steps=3, log_every=1000)
+    train(config)
+    shown = capsys.readouterr().err
+    assert all(f"step {step}/3  loss " in shown for step in (1, 2, 3))
+    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [3]
 
 
 def test_a_long_run_says_once_how_long_and_what_to_do(monkeypatch, capsys):

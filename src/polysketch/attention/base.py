@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polysketch.attention.empty import extend_of_nothing, forward_of_nothing
 from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
@@ -44,6 +45,13 @@ class Mechanism(nn.Module):
     is_bidirectional = True
     is_blockwise = False
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Let every mechanism, a user's too, give nothing for no rows or no tokens."""
+        super().__init_subclass__(**given)
+        for name, around in (("forward", forward_of_nothing), ("extend", extend_of_nothing)):
+            if name in cls.__dict__:
+                setattr(cls, name, around(cls.__dict__[name]))
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:
         super().__init__()
@@ -113,7 +121,8 @@ class Mechanism(nn.Module):
             hidden: (batch, length, hidden_size), the layer's input, for mechanisms that gate on it; else ignored.
 
         Returns:
-            (batch, num_heads, length, value_dim), in the dtype of value.
+            (batch, num_heads, length, value_dim), in the dtype of value. For no rows or no tokens it has no entries,
+            and a gradient passes.
 
         Raises:
             ValueError: a `block_size` without `causal`, or one that the mechanism does not take (`why_not_blocks`).

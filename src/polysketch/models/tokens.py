@@ -14,7 +14,7 @@ def check_ids(ids: Tensor, vocab_size: int, device: torch.device) -> None:
         ValueError: another dtype than int64 or shape than (batch, length), another device, or ids beyond the
             vocabulary: looked for on a CPU alone, for on a GPU that would wait for it.
     """
-    if ids.dim() != 2 or ids.shape[1] == 0 or ids.dtype != torch.int64:
+    if ids.dim() != 2 or ids.dtype != torch.int64:
         raise ValueError(f"ids must be int64 of shape (batch, length), got {ids.dtype} of {tuple(ids.shape)}")
     if ids.device != device:
         raise ValueError(f"ids are on {ids.device} but the model is on {device}: move one of them")

@@ -334,8 +334,8 @@ class TransformerLM(TokenModel):
 
     def _loss_of_rows(self, ids: Tensor) -> Tensor:
         """Of ids[:, 1:] from ids[:, :-1]."""
-        if ids.dim() != 2 or ids.shape[1] < 2:
-            raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
+        if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
+            raise ValueError(f"loss needs ids of at least 1 row of at least 2 tokens, got {tuple(ids.shape)}")
         self._check_ids(ids)
         return self._mean_loss(self.hidden_states(ids[:, :-1]), ids[:, 1:])
 
@@ -361,8 +361,8 @@ class TransformerLM(TokenModel):
         if targets is None and documents is not None:
             targets = _next_tokens(ids, documents)
         elif targets is None:
-            if ids.dim() != 2 or ids.shape[1] < 2:
-                raise ValueError(f"loss needs ids of shape (batch, at least 2 tokens), got {tuple(ids.shape)}")
+            if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2:
+                raise ValueError(f"loss needs ids of at least 1 row of at least 2 tokens, got {tuple(ids.shape)}")
             ids, targets = ids[:, :-1], ids[:, 1:]
         self._check_ids(ids)
         check_targets(ids, targets, self.config.vocab_size)

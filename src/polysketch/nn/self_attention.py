@@ -105,6 +105,8 @@ class SelfAttention(TokenMixer):
                 `block_size` that the mechanism refuses.
         """
         self._check_convolution(causal, block_size)
+        if hidden.shape[1] == 0:
+            return hidden  # a convolution needs a token
         blocks = {} if block_size is None else {"block_size": block_size}
         if cu_seqlens is not None:
             documents = PackedDocuments.of_row(cu_seqlens, hidden.shape[:2], key_mask)
@@ -135,6 +137,8 @@ class SelfAttention(TokenMixer):
     ) -> tuple[Tensor, Any]:
         """Attend from new tokens to all tokens so far; arguments as for `forward`, and a state from `init_state`."""
         self._check_convolution(True, block_size)
+        if hidden.shape[1] == 0:
+            return hidden, state
         projected = self.query_key_value(hidden)
         if self.convolution is None:
             query, key, value, given = self.heads(projected, rotation, hidden)

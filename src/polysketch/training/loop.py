@@ -141,6 +141,7 @@ class Loop:
         with self._reporter.following(self.step), self._saver:
             while self.step < steps and not self._is_to_stop(stop, deadline):
                 gradient, rate = self._make_step()
+                self._reporter.update(self.step, gradient.loss, self._speed())
                 if self._is_due(self._options.log_every):
                     self._log(gradient, rate)
                 self._task.end_step(self.step, self._reporter)
@@ -189,8 +190,7 @@ class Loop:
         )
 
     def _log(self, gradient: Gradient, rate: float) -> None:
-        last_tokens, last_seconds = self._logged
-        speed = (self.tokens - last_tokens) / max(self.seconds - last_seconds, 1e-9)
+        speed = self._speed()
         self._logged = (self.tokens, self.seconds)
         line = {
             "kind": self._task.stage,
@@ -205,7 +205,11 @@ class Loop:
         if isinstance(self._rows, DocumentRows | DocumentLanes):
             line["padding_share"] = 1 - self.tokens / self._places(self.step)
         self._reporter.write(line)
-        self._reporter.update(self.step, gradient.loss, speed)
+
+    def _speed(self) -> float:
+        """Tokens a second since the last line of metrics."""
+        last_tokens, last_seconds = self._logged
+        return (self.tokens - last_tokens) / max(self.seconds - last_seconds, 1e-9)
 
     def _places(self, steps: int) -> int:
         """Places for tokens in the rows of so many steps."""

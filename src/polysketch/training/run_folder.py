@@ -150,7 +150,7 @@ def _of_today(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "format": FORMAT, "training": training, "model": model_of_format(written, config["model"])}
 
 
-_ENTRIES = {
+_ENTRIES: dict[str, dict[str, type]] = {
     "training": {"context": int, "extend": bool},
     "resolved": {"dtype": str},
     "model": {},

@@ -108,9 +108,24 @@ def decoded(raw: bytes | str, options: ReadOptions, origin: str) -> str | None:
 
 def _raise(raw: bytes | str, options: ReadOptions, problem: str) -> str | None:
     raise ValueError(
-        f"expected text in {options.encoding}, found other bytes in {problem}: give the right --encoding, or leave "
-        "such documents out with --undecodable skip (or replace)"
+        f"expected text in {options.encoding}, found other bytes in {problem}: {_what_it_begins_like(raw)}give the "
+        "right --encoding, or leave such documents out with --undecodable skip (or replace)"
     )
+
+
+_BEGINNINGS = {
+    b"\x1f\x8b": "it begins like a gzip file, whose name has to end in .gz; otherwise ",
+    b"PK\x03\x04": "it begins like a zip archive, which has to be unpacked first; otherwise ",
+    b"%PDF": "it begins like a PDF, whose text has to be taken out first; otherwise ",
+    b"\xff\xfe": "it begins like UTF-16; ",
+    b"\xfe\xff": "it begins like UTF-16; ",
+}
+
+
+def _what_it_begins_like(raw: bytes | str) -> str:
+    """A hint, where the first bytes are those of a kind of file that people have."""
+    start = raw[:4] if isinstance(raw, bytes) else b""
+    return next((hint for beginning, hint in _BEGINNINGS.items() if start.startswith(beginning)), "")
 
 
 def _skip(raw: bytes | str, options: ReadOptions, problem: str) -> str | None:
