@@ -31,6 +31,11 @@ def refuse_arguments(others: dict[str, Any], config: PreTrainedConfig) -> None:
         raise ValueError(f"these models do not take {name}: {_REMEDIES.get(name, 'leave it out')}")
 
 
+def for_the_model(given: dict[str, Any]) -> dict[str, Any]:
+    """What `generate` hands on, without the tokenizers that it was given to stop at strings or to read drafts by."""
+    return {name: value for name, value in given.items() if name not in ("tokenizer", "assistant_tokenizer")}
+
+
 def wants_dict(return_dict: bool | None, config: PreTrainedConfig) -> bool:
     """Whether to give a named output rather than a tuple."""
     return bool(config.return_dict if return_dict is None else return_dict)

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from polysketch.attention import PackedDocuments
-from polysketch.integrations.huggingface.arguments import wants_dict
+from polysketch.integrations.huggingface.arguments import for_the_model, wants_dict
 from polysketch.integrations.huggingface.averaging import check_labels, divisor
 from polysketch.integrations.huggingface.cache import PolysketchCache, give_cache
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
@@ -104,7 +104,7 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             refuse_right_padding(mask.bool())
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        return super().prepare_inputs_for_generation(input_ids, *args, **for_the_model(kwargs))
 
     def _loss(
         self,

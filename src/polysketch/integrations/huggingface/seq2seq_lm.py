@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from polysketch.integrations.huggingface.arguments import wants_dict
+from polysketch.integrations.huggingface.arguments import for_the_model, wants_dict
 from polysketch.integrations.huggingface.averaging import check_labels, divisor
 from polysketch.integrations.huggingface.cache import give_cache
 from polysketch.integrations.huggingface.encoder_decoder_cache import PolysketchEncoderDecoderCache
@@ -125,7 +125,7 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
         mask = kwargs.get("decoder_attention_mask")
         if mask is not None:
             refuse_right_padding(mask.bool())
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        return super().prepare_inputs_for_generation(input_ids, *args, **for_the_model(kwargs))
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -21,6 +21,7 @@ from polysketch.integrations.replacement.source import SourceLayer, mechanism_of
 _UNDERSTOOD = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", "position_bias", *OFFSETS, *LENGTHS}
 _IMMATERIAL = {"use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
 _IMMATERIAL |= {"deterministic", "num_items_in_batch", "logits_to_keep", "token_type_ids", "output_router_logits"}
+_IMMATERIAL |= {"tokenizer", "assistant_tokenizer"}  # which `generate` hands on where strings are to stop it
 
 
 def replaced_attention(
