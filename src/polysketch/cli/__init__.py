@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import io
 import keyword
 import os
 import sys
@@ -24,6 +25,7 @@ from polysketch.cli.bounds import check_numbers
 from polysketch.cli.help import asks_for_help, help_of
 from polysketch.cli.memory_message import memory_message
 from polysketch.cli.terminal import visible, visible_streams
+from polysketch.cli.usage_error import usage_line
 from polysketch.distributed.watch import ToldByAnother
 from polysketch.extras import EXTRA_OF, how_to_install
 
@@ -143,13 +145,30 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
     if asks_for_help(arguments):
         print(help_of(f"polysketch {verb}", flags_class, arguments))
         return 0
-    import tyro
-
-    with contextlib.nullcontext() if _tells() else contextlib.redirect_stderr(None):
-        flags = tyro.cli(flags_class, prog=f"polysketch {verb}", args=arguments, **_defaults(verb, arguments))
+    flags = _parsed(f"polysketch {verb}", flags_class, arguments, _defaults(verb, arguments))
     check_numbers(flags)
     with visible_streams():
         return run(flags)
+
+
+def _parsed(command: str, flags_class: type[Any], arguments: list[str], defaults: dict[str, Any]) -> Any:
+    """The flags of a command line; what is wrong with it is said in one line.
+
+    Raises:
+        SystemExit: with status 2, on wrong usage.
+    """
+    import tyro
+
+    box, letters = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    try:  # the box is drawn in the letters that standard output has
+        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(letters):
+            flags = tyro.cli(flags_class, prog=command, args=arguments, **defaults)
+    except SystemExit as stop:
+        if stop.code and _tells():
+            print(visible(usage_line(box.getvalue(), command)), file=sys.stderr)
+        raise
+    sys.stderr.write(box.getvalue())  # a warning of a library
+    return flags
 
 
 def _defaults(verb: str, arguments: list[str]) -> dict[str, Any]:
