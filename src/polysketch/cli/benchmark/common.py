@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polysketch import benchmarking
 from polysketch.benchmarking.settings import Settings, check_positive
-from polysketch.benchmarking.tables import Row, print_table
+from polysketch.benchmarking.tables import Row, print_table, print_text
 from polysketch.cli.output_files import check_folder, check_plot
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def run_benchmark(
         bench, time = _workbench(flags), measure or getattr(benchmarking, f"time_{name}")
         found = benchmarking.record(name, bench, asked, time(bench, asked))
     print_machine(found["environment"], found["dtype"], found["rates"], found["load_before"])
-    print(f"{found['measurements'][0]['direction']}: {_described(found['settings'])}")
+    print_text(f"{found['measurements'][0]['direction']}: {_described(found['settings'])}")
     if note:
-        print(note)
+        print_text(note)
     print_table([row(one) for one in found["measurements"]])
     if flags.plot is not None:
         from polysketch.benchmarking.plot import plot_time_per_token
@@ -148,8 +148,8 @@ def machine_line(machine: dict[str, Any], dtype: str) -> str:
 
 def print_machine(machine: dict[str, Any], dtype: str, rates: dict[str, float], load: float | None) -> None:
     """What ran, and on what; what the machine does at best, and what that says about times; whether it was quiet."""
-    print(machine_line(machine, dtype))
-    print(
+    print_text(machine_line(machine, dtype))
+    print_text(
         f"product of matrices {rates['operations'] / 1e9:,.0f} GFLOP/s, copy {rates['bandwidth'] / 1e9:,.1f} GB/s: the "
         "floor is operations over the first, or bytes over the second if that is longer"
     )
@@ -165,17 +165,17 @@ def print_busy(load: float | None) -> None:
     """Say that times are not to be trusted where other programs want half of the cores or more."""
     cores = os.cpu_count() or 1
     if load is not None and load > cores / 2:
-        print(f"load {load:.1f} on {cores} cores before the start: other programs ran, do not trust these times")
+        print_text(f"load {load:.1f} on {cores} cores before the start: other programs ran, do not trust these times")
 
 
 def time_columns(one: dict[str, Any], baseline: str) -> Row:
     """The columns that every benchmark has: time, ratio, floor, tokens per second; empty where there is no figure."""
     floor, seconds = one["floor_seconds"], one["seconds"]
     return {
-        "milliseconds": "over budget" if seconds is None else f"{seconds * 1e3:,.3f}",
-        f"times as fast as {baseline}": "" if one["ratio"] is None else f"{one['ratio']:.2f}",
-        "floor, ms": "" if floor is None else f"{floor * 1e3:,.3f}",
-        "of the floor": "" if floor is None or seconds is None else f"{floor / seconds:.0%}",
+        "ms": "over budget" if seconds is None else f"{seconds * 1e3:,.3f}",
+        f"speedup over {baseline}": "" if one["ratio"] is None else f"{one['ratio']:.2f}",
+        "floor ms": "" if floor is None else f"{floor * 1e3:,.3f}",
+        "of floor": "" if floor is None or seconds is None else f"{floor / seconds:.0%}",
         "tokens/s": "" if seconds is None else f"{one['tokens_per_second']:,.0f}",
     }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.benchmarking.settings import ServingSettings, check_positive
-from polysketch.benchmarking.tables import Row, print_table
+from polysketch.benchmarking.tables import Row, print_table, print_text
 from polysketch.cli.benchmark.common import (
     Steps,
     machine_line,
@@ -60,7 +60,7 @@ def run(flags: ServingFlags) -> int:
     from polysketch.benchmarking import measure_serving
 
     found = measure_serving(settings, flags.threads, Steps(settings.num_steps))
-    print(machine_line(found["environment"], found["dtype"]))
+    print_text(machine_line(found["environment"], found["dtype"]))
     print_busy(found["load_before"])
     print_table([_load_row(cell) for cell in found["load"]])
     print("\na new prompt, and the next turn of its conversation: milliseconds to the first token")

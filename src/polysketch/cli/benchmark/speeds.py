@@ -95,11 +95,13 @@ def run_decoding(flags: DecodingFlags) -> int:
     """Time as the flags say, print the table, and return the exit status."""
 
     def row(one: dict[str, Any]) -> Row:
-        named = {"position": f"{one['position']:,}", "attention": one["series"]}
-        mean = {"mean ms": f"{one['mean_seconds'] * 1e3:,.3f}", "slowest ms": f"{one['slowest_seconds'] * 1e3:,.3f}"}
+        named = {"after": f"{one['position']:,}", "attention": one["series"]}
+        mean = {"mean ms": f"{one['mean_seconds'] * 1e3:,.2f}", "worst ms": f"{one['slowest_seconds'] * 1e3:,.2f}"}
         return {**named, **time_columns(one, "softmax"), **mean, "state MB": megabytes(one["state_bytes"])}
 
-    note = "milliseconds: the median of a token; ratio and tokens/s: from the mean over a chunk, its folding included"
+    note = (
+        "ms: the median of a token after so many; speedup and tokens/s: from the mean of a chunk, its folding included"
+    )
     return run_benchmark("decoding", flags, DecodingSettings, row, note=note)
 
 
