@@ -268,7 +268,9 @@ def test_attention_to_nearby_tokens_alone_cannot_see_an_answer(settings, study, 
 
 def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
     assert main(["study", "--list"]) == 0
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    told = " ".join(shown.split())
     assert told.count("no record in studies") == sum(bool(entry.study) for entry in ENTRIES)
     assert all(entry.claim in told for entry in ENTRIES)
     (folder / "studies/reversal-cpu").mkdir(parents=True)

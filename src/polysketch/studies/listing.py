@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,23 @@ from polysketch.studies.catalogue import ENTRIES, Entry
 STATES = {True: "holds", False: "does not hold", None: "open"}
 
 
+_COLUMNS = 80  # of a terminal
+
+
 def listed(results: Path) -> str:
     """A line or two for each table or figure: where it is from, its claim, and the state of its study.
 
     Args:
         results: where studies keep their records.
     """
-    return "\n".join(f"{one.source}: {one.claim}\n    {_state(one, results)}" for one in ENTRIES)
+    return "\n".join(
+        _filled(f"{one.source}: {one.claim}", "") + "\n" + _filled(_state(one, results), "    ") for one in ENTRIES
+    )
+
+
+def _filled(text: str, indent: str) -> str:
+    """Lines that fit a terminal, the later ones further in."""
+    return textwrap.fill(text, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
 def _state(entry: Entry, results: Path) -> str:

@@ -134,10 +134,11 @@ def _figures(result: NeedleResult | RecallResult) -> dict[str, Any]:
 def _print_contexts(result: ContextLosses, flags: EvaluateFlags, evaluated: EvaluatedModel) -> None:
     """A row for every context."""
     print(f"{evaluated.title}, {flags.split}, {result.num_tokens:,} tokens")
-    print("   context  perplexity    loss  bits per byte  loss with half of the context at least")
+    print("   context  perplexity    loss  bits per byte  late loss")
     rows = zip(result.contexts, result.perplexity, result.loss, result.bits_per_byte, result.late_loss, strict=True)
     for context, perplexity, loss, bits, late in rows:
-        print(f"  {context:>8,}  {perplexity:>10.3f}  {loss:.4f}  {bits if bits else math.nan:>13.4f}  {late:>8.4f}")
+        print(f"  {context:>8,}  {perplexity:>10.3f}  {loss:.4f}  {bits if bits else math.nan:>13.4f}  {late:>9.4f}")
+    print("late loss: of tokens that see half of the context at least")
 
 
 def _print_needle(result: NeedleResult, evaluated: EvaluatedModel) -> None:
