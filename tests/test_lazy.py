@@ -6,7 +6,8 @@ import pkgutil
 import subprocess
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -26,24 +27,71 @@ def loaded_by(code: str) -> set[str]:
     return set(finished.stdout.splitlines()[-1].split())
 
 
+FORKS = """
+import json, os, sys, tempfile, traceback
+{first}
+codes, ended = json.load(sys.stdin), []
+for code in codes:
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if not child:
+            status = 1
+            for stream in (1, 2):
+                os.dup2(output.fileno(), stream)
+            try:
+                exec(code, {{"__name__": "__main__"}})
+                print(*({heavy!r} & sys.modules.keys()))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        status = os.waitpid(child, 0)[1]
+        output.seek(0)
+        ended.append((status, output.read()))
+print(json.dumps(ended))
+"""
+
+
+def loaded_by_each(codes: Sequence[str], *, first: str) -> Callable[[str], set[str]]:
+    """`loaded_by` of many codes: each runs in a fork of one fresh interpreter, which has run `first`."""
+    program = FORKS.format(first=first, heavy=HEAVY)
+    command = [sys.executable, "-c", program]
+    finished = subprocess.run(command, input=json.dumps(codes), capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    ended = dict(zip(codes, json.loads(finished.stdout), strict=True))
+
+    def loaded(code: str) -> set[str]:
+        status, output = ended[code]
+        assert status == 0, output
+        return set(output.splitlines()[-1].split())
+
+    return loaded
+
+
 def command(*arguments: str) -> str:
     """Code that runs a command line whose exit status is 0."""
     return f"from polysketch.cli import main\nassert main({arguments!r}) == 0"
 
 
-def test_help_loads_neither_torch_nor_numpy():
-    assert loaded_by(command("--help")) == set()
+HELPS = [
+    ("--help",),
+    *((verb, "--help") for verb in sorted(VERBS)),
+    *(("benchmark", name, "--help") for name in sorted(BENCHMARKS)),
+]
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_help_of_a_verb_loads_neither_torch_nor_numpy(verb):
+@pytest.fixture(scope="module")
+def loaded_by_help():
+    return loaded_by_each([command(*arguments) for arguments in HELPS], first="import polysketch.cli")
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+def test_help_loads_neither_torch_nor_numpy(arguments, loaded_by_help):
     """Flags are fields of dataclasses, which stand apart from what computes."""
-    assert loaded_by(command(verb, "--help")) == set()
-
-
-@pytest.mark.parametrize("benchmark", sorted(BENCHMARKS))
-def test_help_of_a_benchmark_loads_neither_torch_nor_numpy(benchmark):
-    assert loaded_by(command("benchmark", benchmark, "--help")) == set()
+    assert loaded_by_help(command(*arguments)) == set()
 
 
 def test_text_is_prepared_without_torch(tmp_path):
@@ -136,21 +184,32 @@ def places(tmp_path_factory):
     return there
 
 
-@pytest.mark.parametrize(("line", "message"), WRONG_PLACES + WRONG_NAMES)
-def test_a_wrong_place_or_name_is_told_before_torch_or_transformers_is_loaded(line, message, places):
-    """They take a second, and several: as long as the message would wait."""
-    before = sorted(places.rglob("*"))
-    code = f"""
-import contextlib, io, os
+def told(line: str, message: str) -> str:
+    """Code that runs a command line which ends with a message of one line."""
+    return f"""
+import contextlib, io
 from polysketch.cli import main
-os.chdir({str(places)!r})
 with contextlib.redirect_stderr(io.StringIO()) as error:
     assert main({line.split()!r}) == 1
 assert {message!r} in error.getvalue(), error.getvalue()
 assert len(error.getvalue().splitlines()) == 1, error.getvalue()
 """
-    assert loaded_by(code) <= {"numpy"}
+
+
+@pytest.fixture(scope="module")
+def loaded_by_message(places):
+    """What commands given a wrong place or name load beside numpy; none of them changes a file."""
+    before = sorted(places.rglob("*"))
+    codes = [told(*wrong) for wrong in WRONG_PLACES + WRONG_NAMES]
+    loaded = loaded_by_each(codes, first=f"import numpy, polysketch.cli\nos.chdir({str(places)!r})")
     assert sorted(places.rglob("*")) == before
+    return loaded
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG_PLACES + WRONG_NAMES)
+def test_a_wrong_place_or_name_is_told_before_torch_or_transformers_is_loaded(line, message, loaded_by_message):
+    """They take a second, and several: as long as the message would wait."""
+    assert loaded_by_message(told(line, message)) == {"numpy"}
 
 
 def test_every_command_with_a_place_is_given_a_wrong_one():
@@ -231,15 +290,25 @@ COMPUTED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPUTED)
-def test_a_command_without_gradients_computes_without_the_compiler(name, finished_run):
-    """The first call of an operator of PyTorch's would load it: as long a wait again as for torch."""
+UNWANTED = ("torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", "datasets", "tensorboard")
+
+
+def computing(name: str, run: Path) -> str:
+    """Code that runs a command of `COMPUTED`, and loads nothing unwanted."""
     verb, *rest = COMPUTED[name]
-    place = [] if verb == "benchmark" else [str(finished_run)]
-    code = command(verb, *place, *rest, "--device", "cpu")
-    unwanted = ("torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", "datasets", "tensorboard")
-    without = f"import sys\nassert not {set(unwanted)!r} & sys.modules.keys()"
-    assert loaded_by(f"{code}\n{without}") == {"torch", "numpy"}
+    code = command(verb, *([] if verb == "benchmark" else [str(run)]), *rest, "--device", "cpu")
+    return f"{code}\nimport sys\nassert not {set(UNWANTED)!r} & sys.modules.keys()"
+
+
+@pytest.fixture(scope="module")
+def loaded_by_command(finished_run):
+    return loaded_by_each([computing(name, finished_run) for name in COMPUTED], first="import torch")
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_command_without_gradients_computes_without_the_compiler(name, finished_run, loaded_by_command):
+    """The first call of an operator of PyTorch's would load it: as long a wait again as for torch."""
+    assert loaded_by_command(computing(name, finished_run)) == {"torch", "numpy"}
 
 
 @pytest.fixture(scope="module")
@@ -270,12 +339,22 @@ def test_other_names_are_missing_as_in_any_module():
     assert loaded_by(OTHER_NAMES) <= {"numpy"}
 
 
-@pytest.mark.parametrize(
-    "module", ["ops", "models.transformer_lm", "generation", "training.trainer", "benchmarking.workbench"]
-)
-def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module):
-    code = f"import sys, polysketch.{module}; assert 'torch._dynamo' not in sys.modules"
-    assert loaded_by(code) == {"torch", "numpy"}
+COMPUTING = ("ops", "models.transformer_lm", "generation", "training.trainer", "benchmarking.workbench")
+
+
+def importing(module: str) -> str:
+    """Code that imports a module, and not the compiler with it."""
+    return f"import sys, polysketch.{module}; assert 'torch._dynamo' not in sys.modules"
+
+
+@pytest.fixture(scope="module")
+def loaded_by_import():
+    return loaded_by_each([importing(module) for module in COMPUTING], first="import torch")
+
+
+@pytest.mark.parametrize("module", COMPUTING)
+def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module, loaded_by_import):
+    assert loaded_by_import(importing(module)) == {"torch", "numpy"}
 
 
 COUNTED = """

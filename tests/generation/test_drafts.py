@@ -1,8 +1,11 @@
 """Assisted decoding: guesses change how often the model is called, and never the text."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
+from attention.covering import pairs_always
 from polysketch.generation import AssistantDrafts, PromptLookup, generate, generate_with_drafts
 from polysketch.models import ModelConfig, TransformerLM
 
@@ -35,7 +38,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 class Scripted:
     """Guesses a known text up to a place that changes from call to call, and then a wrong token."""
 
-    def __init__(self, text: list[int], rights: list[int], num_tokens: int = 6) -> None:
+    def __init__(self, text: list[int], rights: Sequence[int], num_tokens: int = 6) -> None:
         self.text, self.rights, self.num_tokens = text, rights, num_tokens
 
     def begin(self) -> None:
@@ -48,30 +51,36 @@ class Scripted:
         return [token if place < right else (token + 1) % VOCAB for place, token in enumerate(guess)]
 
 
-SETTINGS = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}, {"top_k": 5, "seed": 4}, {"top_p": 0.7, "seed": 5}]
-SETTINGS += [{"temperature": 0, "repetition_penalty": 1.5}]
-RIGHTS = [[0], [1], [6], [0, 2, 6, 3, 1, 0, 0, 5]]
+SETTINGS = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 0.8, "seed": 3},
+    "top k": {"top_k": 5, "seed": 4},
+    "top p": {"top_p": 0.7, "seed": 5},
+    "penalty": {"temperature": 0, "repetition_penalty": 1.5},
+}
+RIGHTS = ((0,), (1,), (6,), (0, 2, 6, 3, 1, 0, 0, 5))
+OF_SETTINGS = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 
 
-@pytest.mark.parametrize("rights", RIGHTS, ids=str)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_that_of_generate_whatever_is_guessed(kind, settings, rights):
+@pytest.mark.parametrize(
+    ("kind", "chosen", "rights"), pairs_always({"kind": tuple(KINDS), "chosen": tuple(SETTINGS), "rights": RIGHTS})
+)
+def test_the_text_is_that_of_generate_whatever_is_guessed(kind, chosen, rights):
     """Guesses that are wrong from any place on: the state goes back to where it was."""
-    model, prompt = make_model(kind), prompt_of(37, 1)
+    model, prompt, settings = make_model(kind), prompt_of(37, 1), SETTINGS[chosen]
     expected = generate(model, [prompt], max_new_tokens=60, **settings)
     drafter = Scripted(prompt + expected.tokens[0], rights)
     found = generate_with_drafts(model, prompt, drafter, max_new_tokens=60, **settings)
     assert found.tokens == expected.tokens
     assert len(set(found.tokens[0])) > 2
     assert expected.steps == 59
-    if rights == [6]:
+    if rights == (6,):
         assert found.steps == 9  # 59 tokens, 7 a call
-    if rights == [0]:
+    if rights == (0,):
         assert 59 <= found.steps <= 59 + 59 // 16 + 1  # tokens that wait are read for good now and then
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@OF_SETTINGS
 def test_a_model_that_is_its_own_assistant_guesses_every_token(settings):
     """Random numbers are shared: drawn guesses are as right as greedy ones."""
     model, prompt = make_model("polysketch"), prompt_of(20, 2)
@@ -81,7 +90,7 @@ def test_a_model_that_is_its_own_assistant_guesses_every_token(settings):
     assert found.steps == 6
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@OF_SETTINGS
 def test_another_model_may_assist(settings):
     """One that is often wrong; twice with the same drafter."""
     model, assistant = make_model("polysketch"), AssistantDrafts(make_model("softmax", seed=2), 3)
