@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from campaigns import hostile_cache, hostile_files, readers
+from campaigns import hostile_cache, hostile_files, hostile_templates, readers
 from campaigns.harness import Found, main
 from campaigns.isolated import Ended, complaint, isolated
 from campaigns.mutated_files import reading, restore
@@ -35,13 +35,14 @@ OF_FOLDERS: dict[str, Attack] = {
 }
 """What is done to a folder; each gives in words what it did."""
 
-OF_OTHERS: dict[str, Callable[[Path, random.Random], Iterator[tuple[str, str | None]]]] = {
+OF_OTHERS: dict[str, Callable[[Path, random.Random], Iterator[tuple]]] = {
     "bombs": hostile_files.bombs,
     "patterns": hostile_files.patterns,
     "cache": hostile_cache.attacks,
     "temporary names": hostile_files.temporary_names,
+    "templates": hostile_templates.attacks,
 }
-"""Attacks that bring what they need: what was done, and what is wrong."""
+"""Attacks that bring what they need: what was done, what came of it where that is told, and what is wrong."""
 
 PARTS = (*OF_FOLDERS, *OF_OTHERS)
 

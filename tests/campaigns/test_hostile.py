@@ -1,13 +1,15 @@
 """The campaign of hostile files finds nothing in ours, and finds what is planted."""
 
 import pickle
+import time
 
 import pytest
 from campaigns.readers import Reader
 
-from campaigns import hostile, hostile_files, readers
+from campaigns import hostile, hostile_files, hostile_templates, readers
 from polysketch.cli import terminal
 from polysketch.data.tokenization import json_file
+from polysketch.integrations.template import Template
 from polysketch.ops.native import build, why_unavailable
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="every attack is a fork")
@@ -92,6 +94,32 @@ def small_tokenizer(folder):
     (folder / "data").mkdir(parents=True)
     BpeTokenizer.train(["some text"], 257).save(folder / "data")
     return folder
+
+
+def test_templates_of_chats_hold(monkeypatch, tmp_path):
+    monkeypatch.setattr(hostile_templates, "_OF_A_TEMPLATE", 0.3)
+    found = hostile.campaign(5, 1, tmp_path, ("templates",))
+    assert found.faults == []
+    assert found.outcomes["templates: refused"] > 2
+
+
+@pytest.fixture
+def a_template_everywhere(monkeypatch):
+    """Also where other things than text are planted."""
+    monkeypatch.setattr(hostile_templates, "_NO_TEXT", ("a template",))
+
+
+@pytest.mark.usefixtures("a_template_everywhere")
+def test_a_template_without_a_bound_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(Template, "render", lambda self, messages: time.sleep(60))
+    monkeypatch.setattr(hostile_templates, "SECONDS", 5)
+    assert any("hangs" in fault for fault in faults(1, tmp_path, "templates"))
+
+
+@pytest.mark.usefixtures("a_template_everywhere")
+def test_a_template_that_runs_code_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(Template, "render", lambda self, messages: (tmp_path / "templates" / "canary").touch() or "x")
+    assert any("code from a template ran" in fault for fault in faults(1, tmp_path, "templates"))
 
 
 @needs_compiler
