@@ -24,7 +24,7 @@ from campaigns.isolated import Ended, complaint, isolated
 from campaigns.mutated_files import reading, restore
 
 Attack = Callable[[Path, Path, random.Random], str]
-SECONDS, MEMORY, PEAK = 30, 4 << 30, 1 << 30
+MEMORY, PEAK = 4 << 30, 1 << 30
 OF_FOLDERS: dict[str, Attack] = {
     "pickles": hostile_files.plant_pickles,
     "names": hostile_files.plant_names,
@@ -86,7 +86,7 @@ def _of_folders(part: str, folder: Path, draw: random.Random) -> Iterator[tuple[
         if part != "pickles":
             readers.READERS[name].again(place)
         reader = readers.READERS[name]
-        ended = isolated(reading(reader, place), seconds=SECONDS, memory=MEMORY, terminal=part == "escapes")
+        ended = isolated(reading(reader, place), seconds=reader.seconds, memory=MEMORY, terminal=part == "escapes")
         yield f"{name}: {done}", "refused" if ended.status else "read", _harm(ended, outside, treasure, part)
 
 
