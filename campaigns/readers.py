@@ -280,6 +280,7 @@ _OF_MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "max_position_embeddings": 64,
     },
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop": 0.0},
 }
 """Models of other people's kinds, small, by their names in transformers: their sizes."""
 
@@ -365,6 +366,7 @@ READERS: dict[str, Reader] = {
     "an exported model": Reader(_copied("exported"), _command("generate", "FOLDER", "--max-new-tokens", "1")),
     "an exported model, imported": Reader(_copied("exported"), _command("import", "FOLDER", "FOLDER-new")),
     "a Llama, converted": Reader(_make_model("llama"), _convert, seconds=120),
+    "a GPT-2, converted": Reader(_make_model("gpt2"), _convert, seconds=120),
     "a state": Reader(_make_state, read_state),
     "a conversation": Reader(_make_talk, read_talk),
     "a task": Reader(_make_task, _read_task),
