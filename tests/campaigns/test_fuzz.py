@@ -34,8 +34,7 @@ def test_a_name_that_a_reader_takes_for_granted_is_found(monkeypatch, tmp_path):
 
 
 def test_a_reader_that_hangs_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(mutated_files, "SECONDS", 1)
-    slow = replace(readers.READERS["a state"], read=lambda folder: time.sleep(9))
+    slow = replace(readers.READERS["a state"], read=lambda folder: time.sleep(9), seconds=1)
     monkeypatch.setitem(readers.READERS, "a state", slow)
     assert faults(1, tmp_path, "a state")[0].endswith(": hangs")
 

@@ -1,13 +1,16 @@
 """The campaign of hostile files finds nothing in ours, and finds what is planted."""
 
 import pickle
+import time
 
 import pytest
 from campaigns.readers import Reader
 
-from campaigns import hostile, hostile_files, readers
+from campaigns import hostile, hostile_files, hostile_templates, readers
 from polysketch.cli import terminal
-from polysketch.data.tokenization import json_file
+from polysketch.data.tokenization import BpeTokenizer, bounded, json_file
+from polysketch.integrations import tokenizer_bounds
+from polysketch.integrations.template import Template
 from polysketch.ops.native import build, why_unavailable
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="every attack is a fork")
@@ -21,9 +24,9 @@ def small(monkeypatch):
     monkeypatch.setattr(readers, "READERS", {name: readers.READERS[name] for name in SMALL})
 
 
-def only(monkeypatch, read, name="a state"):
+def only(monkeypatch, read, name="a state", **more):
     """One reader, with a fault."""
-    monkeypatch.setattr(readers, "READERS", {name: Reader(readers.READERS[name].make, read)})
+    monkeypatch.setattr(readers, "READERS", {name: Reader(readers.READERS[name].make, read, **more)})
 
 
 def faults(count, folder, part):
@@ -62,8 +65,7 @@ def test_a_reader_that_shows_a_file_outside_is_found(monkeypatch, tmp_path):
 
 
 def test_a_reader_that_waits_for_a_pipe_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(hostile, "SECONDS", 1)
-    only(monkeypatch, lambda folder: [path.read_bytes() for path in folder.iterdir() if path.is_fifo()])
+    only(monkeypatch, lambda folder: [path.read_bytes() for path in folder.iterdir() if path.is_fifo()], seconds=1)
     assert any("hangs" in fault for fault in faults(8, tmp_path, "pipes"))
 
 
@@ -79,19 +81,50 @@ def test_an_escape_that_reaches_the_terminal_is_found(monkeypatch, tmp_path):
     assert any("steers the terminal" in fault for fault in faults(12, tmp_path, "escapes"))
 
 
-def test_a_pattern_without_a_bound_is_found(monkeypatch, tmp_path):
-    monkeypatch.setattr(json_file, "within_time", lambda call, num_bytes, what: call())
+@pytest.mark.parametrize(("module", "by"), [(json_file, "by ours"), (tokenizer_bounds, "by transformers")])
+def test_a_pattern_without_a_bound_is_found(module, by, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "within_time", lambda call, num_bytes, what: call())
     monkeypatch.setattr(hostile_files, "PATTERNS", ("(a+)+$",))
     monkeypatch.setattr(hostile_files, "make_sources", small_tokenizer)
-    assert faults(4, tmp_path, "patterns")
+    monkeypatch.setattr(hostile_files, "PATIENCE", 15)
+    monkeypatch.setattr(bounded, "SECONDS", 0.5)
+    monkeypatch.setattr(bounded, "SECONDS_PER_BYTE", 0.0)
+    assert any(by in fault for fault in faults(6, tmp_path, "patterns"))
 
 
 def small_tokenizer(folder):
-    from polysketch.data.tokenization import BpeTokenizer
-
-    (folder / "data").mkdir(parents=True)
-    BpeTokenizer.train(["some text"], 257).save(folder / "data")
+    for name in ("data", "exported"):
+        (folder / name).mkdir(parents=True)
+        BpeTokenizer.train(["some text"], 257).save(folder / name)
+    (folder / "exported" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "exported" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
+
+
+def test_templates_of_chats_hold(monkeypatch, tmp_path):
+    monkeypatch.setattr(hostile_templates, "_OF_A_TEMPLATE", 0.3)
+    found = hostile.campaign(5, 1, tmp_path, ("templates",))
+    assert found.faults == []
+    assert found.outcomes["templates: refused"] > 2
+
+
+@pytest.fixture
+def a_template_everywhere(monkeypatch):
+    """Also where other things than text are planted."""
+    monkeypatch.setattr(hostile_templates, "_NO_TEXT", ("a template",))
+
+
+@pytest.mark.usefixtures("a_template_everywhere")
+def test_a_template_without_a_bound_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(Template, "render", lambda self, messages: time.sleep(60))
+    monkeypatch.setattr(hostile_templates, "SECONDS", 5)
+    assert any("hangs" in fault for fault in faults(1, tmp_path, "templates"))
+
+
+@pytest.mark.usefixtures("a_template_everywhere")
+def test_a_template_that_runs_code_is_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(Template, "render", lambda self, messages: (tmp_path / "templates" / "canary").touch() or "x")
+    assert any("code from a template ran" in fault for fault in faults(1, tmp_path, "templates"))
 
 
 @needs_compiler

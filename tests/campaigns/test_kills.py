@@ -19,17 +19,17 @@ needs_faulty_disks = pytest.mark.skipif(faulty.why_none() is not None, reason=st
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
     """A function that stops a training run as it is told, with a fault planted, and gives what is found."""
-    folder, subject = tmp_path_factory.mktemp("kills"), SUBJECTS["train"]
+    folder = tmp_path_factory.mktemp("kills")
     path = mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
     with path, serving((*TEXT, "planted"), faulty.preloaded(folder)) as commands:
         make_given(commands, folder / "given", {"data"})
         plain = Arena(commands, folder, armed=True)
-        plain.alone(subject)
+        plain.alone(SUBJECTS["train"])
 
-        def attack(*stops, planted=None):
+        def attack(*stops, planted=None, name="train", seed=0):
             found = Found()
             arena = plain.planted(f"planted:{planted}") if planted else plain
-            arena.attack(subject, stops, random.Random(0), found)
+            arena.attack(SUBJECTS[name], stops, random.Random(seed), found)
             return found.faults
 
         yield attack
@@ -39,6 +39,14 @@ def attacked(tmp_path_factory):
 def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
     assert not attacked(Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5), Stop("TERM", "clock", 0.5))
     assert not attacked(Stop("STOP", "call", 0.3), Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6))
+
+
+@needs_faulty_disks
+def test_a_run_of_four_of_which_one_or_all_are_stopped_ends_as_one_left_alone(attacked):
+    """A resumed run shares out what copies have in common as one left alone does."""
+    first_hits_one_and_second_all = 6
+    stops = Stop("TERM", "call", 0.8), Stop("KILL", "call", 0.15)
+    assert not attacked(*stops, name="four", seed=first_hits_one_and_second_all)
 
 
 @needs_faulty_disks

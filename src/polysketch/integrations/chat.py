@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polysketch.integrations.template import Template
 from polysketch.integrations.transformers_folder import is_transformers_folder, read_tokenizer
 from polysketch.storage.outside import read_json
 
@@ -62,7 +63,9 @@ def load_chat(folder: str | Path, tokenizer: TokenizerLike, template_file: Path 
 
 
 def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages], list[int]] | None:
-    """What makes token ids of messages, by a tokenizer of transformers, whose sandbox runs the template.
+    """What makes token ids of messages by a tokenizer of transformers, as its `apply_chat_template` does.
+
+    The template has bounds of time and memory; see `Template`.
 
     Args:
         tokenizer: of transformers.
@@ -70,20 +73,23 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
 
     Returns:
         A function that raises ValueError where the template refuses messages. None where there is no template.
+
+    Raises:
+        ValueError: the folder of the tokenizer has templates, and none that is to be used.
+        ImportError: the extra `serve` is missing.
     """
     if template is None and not tokenizer.chat_template:
         return None
-    from jinja2 import TemplateError
+    source = tokenizer.get_chat_template(template)
+    if not isinstance(source, str):
+        raise ValueError(
+            f"expected a chat template that is text, found {type(source).__name__} in the tokenizer's folder"
+        )
+    program = Template(source, tokenizer.special_tokens_map)
 
     def render(messages: Messages) -> list[int]:
         """The token ids of messages."""
-        try:
-            found = tokenizer.apply_chat_template(
-                messages, chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=True
-            )
-        except (TemplateError, ValueError, TypeError) as error:
-            raise ValueError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from None
-        return list(found["input_ids"])
+        return list(tokenizer(program.render(messages), add_special_tokens=False)["input_ids"])
 
     return render
 

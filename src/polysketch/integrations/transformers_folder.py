@@ -99,14 +99,22 @@ def new_model(config: Mapping[str, Any]) -> Any:
 
 
 def read_tokenizer(folder: str | Path) -> Any:
-    """Read the tokenizer of a model's folder; errors as in `read_model`."""
+    """Read the tokenizer of a model's folder; errors as in `read_model`.
+
+    It raises ValueError on a text that takes a regular expression of its file too long.
+    """
     from polysketch.integrations.huggingface import quiet, reading
+    from polysketch.integrations.tokenizer_bounds import loaded
 
     require_model(folder)
     with quiet(), reading(folder):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        file = Path(folder) / "tokenizer.json"
+        return loaded(
+            lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
+            file.stat().st_size if file.is_file() else 0,
+        )
 
 
 def tokens_of(text: str, folder: str | Path) -> np.ndarray:

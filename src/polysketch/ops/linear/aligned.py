@@ -17,11 +17,11 @@ def attend(
     backend: Backend, inputs: Inputs, plan: Plan, key_mask: Tensor | None, state: LinearAttentionState | None
 ) -> LinearAttentionResult:
     """The whole call, already checked; a chunk that is 0 is the backend's own."""
+    if key_mask is not None:
+        inputs = _without_masked_keys(key_mask, inputs)
     if backend.whole is not None:
         return backend.whole(inputs, plan, key_mask, state)
     plan = with_chunk(inputs, plan, backend)
-    if key_mask is not None:
-        inputs = _without_masked_keys(key_mask, inputs)
     if not plan.causal and inputs.local_key is None:  # nothing depends on positions
         found = run(inputs, plan, backend)
         return LinearAttentionResult(found.output, None, found.denominator)
@@ -38,7 +38,7 @@ def attend(
 
 
 def _without_masked_keys(key_mask: Tensor, inputs: Inputs) -> Inputs:
-    """A key of zeros has weight zero, sketched and exact: masked tokens need no other care."""
+    """A key of zeros has weight zero, sketched and exact: masked tokens need no other care, whatever stood there."""
     real = key_mask[:, None, :, None]
     local_key, log_decay = inputs.local_key, inputs.log_decay
     return inputs._replace(

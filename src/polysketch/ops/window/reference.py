@@ -13,6 +13,8 @@ def attend(inputs: Inputs, plan: Plan) -> Tensor:
     Differentiable by autograd as often as wanted, in forward mode too. Memory: n times m numbers a head.
     """
     query, key, value, key_mask, beside_logit, beside_value = inputs
+    if key_mask is not None:
+        key, value = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (key, value))
     key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
     length, earlier = query.shape[2], key.shape[2] - query.shape[2]
     seen = plan.seen(range(length), range(-earlier, length), key.device)
