@@ -126,6 +126,7 @@ def test_the_other_prompts_do_not_matter(model):
     ("settings", "named"),
     [
         ({"num_beams": 0}, "num_beams of at least 1, found 0"),
+        ({"num_beams": 2_000_000_000}, "num_beams of at most .*, found 2000000000"),
         ({"length_penalty": float("nan")}, "finite length_penalty, found nan"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"prompts": [[]]}, "at least one token in prompt 0"),

@@ -74,7 +74,7 @@ def beam_search(
         model: a language model; every module's training mode is restored.
         prompts: token ids, at least one in every prompt.
         max_new_tokens: at least 1.
-        num_beams: candidates kept for every prompt, at least 1; 1 is greedy.
+        num_beams: candidates kept for every prompt, at least 1 and at most the size of the vocabulary; 1 is greedy.
         length_penalty: above 0 favours long continuations, below 0 short ones; see `Beam.score`.
         early_stopping: end a prompt as soon as `num_beams` candidates have ended. Default: when no running candidate
             has a better score than the worst that has ended.
@@ -88,6 +88,10 @@ def beam_search(
     """
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
     require_stop(stop, model.config.vocab_size)
+    if num_beams > model.config.vocab_size:
+        raise ValueError(
+            f"expected num_beams of at most {model.config.vocab_size}, the first tokens that there are, found {num_beams}"
+        )
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, ids_of(stop))
     searches = [_Search(rules) for _ in prompts]
     with evaluation_mode(model):
