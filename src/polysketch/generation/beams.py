@@ -88,10 +88,9 @@ def beam_search(
     """
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
     require_stop(stop, model.config.vocab_size)
-    if num_beams > model.config.vocab_size:
-        raise ValueError(
-            f"expected num_beams of at most {model.config.vocab_size}, the first tokens that there are, found {num_beams}"
-        )
+    most = model.config.vocab_size
+    if num_beams > most:
+        raise ValueError(f"expected num_beams of at most {most}, the first tokens that there are, found {num_beams}")
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, ids_of(stop))
     searches = [_Search(rules) for _ in prompts]
     with evaluation_mode(model):
