@@ -17,6 +17,7 @@ LISTED = r"; polysketch \w+ --help lists what it takes\n"
         ("evaluate a b", "no such flag or argument: b"),
         ("train", "needed: --data"),
         ("convert", "needed: MODEL, --data, --out"),
+        ("train --no-such-flag 3", "needed: --data; no such flag or argument: --no-such-flag, 3"),
         ("train --data", r"Missing value for argument '--data'\. Expected 1 values"),
         ("train --data d --threads x", "--threads: expected INT, found 'x'"),
         ("train --data d --steps ten", "--steps: expected INT, found 'ten'"),

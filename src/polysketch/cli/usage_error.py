@@ -25,7 +25,7 @@ def usage_line(box: str, command: str) -> str:
     if said.startswith("Unrecognized options: "):
         problem = f"no such flag or argument: {said.removeprefix('Unrecognized options: ')}{_meant(after)}"
     elif said.startswith("Missing from "):
-        problem = f"needed: {', '.join(_names(what))}"
+        problem = f"needed: {', '.join(_names(what))}{_unknown_too(rest)}"
     elif said.startswith("Error parsing "):
         problem = _unreadable(said, after)
     else:
@@ -50,6 +50,13 @@ def _names(lines: Sequence[str]) -> list[str]:
     """The flags and arguments that lines begin with, deeper lines are their help."""
     found = (_FLAG.match(line) for line in lines)
     return [match[1] for match in found if match]
+
+
+def _unknown_too(parts: Sequence[Sequence[str]]) -> str:
+    """What is not known beside what is missing."""
+    lists = (lines[1:] for lines in parts if lines[:1] == ["Unrecognized options:"])
+    words = [line.strip() for lines in lists for line in lines]
+    return f"; no such flag or argument: {', '.join(words)}" if words else ""
 
 
 def _meant(after: Sequence[str]) -> str:

@@ -74,7 +74,7 @@ def beam_search(
         model: a language model; every module's training mode is restored.
         prompts: token ids, at least one in every prompt.
         max_new_tokens: at least 1.
-        num_beams: candidates kept for every prompt, at least 1 and at most the size of the vocabulary; 1 is greedy.
+        num_beams: candidates kept for every prompt, from 1 to 65,536; 1 is greedy.
         length_penalty: above 0 favours long continuations, below 0 short ones; see `Beam.score`.
         early_stopping: end a prompt as soon as `num_beams` candidates have ended. Default: when no running candidate
             has a better score than the worst that has ended.
@@ -88,9 +88,6 @@ def beam_search(
     """
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
     require_stop(stop, model.config.vocab_size)
-    most = model.config.vocab_size
-    if num_beams > most:
-        raise ValueError(f"expected num_beams of at most {most}, the first tokens that there are, found {num_beams}")
     rules = _Rules(num_beams, max_new_tokens, length_penalty, early_stopping, ids_of(stop))
     searches = [_Search(rules) for _ in prompts]
     with evaluation_mode(model):
@@ -113,6 +110,9 @@ def beam_search(
     return BeamSearchResult([search.found for search in searches], prefilled - started, seconds, state.nbytes, steps)
 
 
+_MOST_BEAMS = 2**16  # each has a state, and is a row of every step
+
+
 @dataclass(frozen=True)
 class _Rules:
     """What all prompts share; attributes as the arguments of `beam_search`."""
@@ -126,6 +126,8 @@ class _Rules:
     def __post_init__(self) -> None:
         if self.num_beams < 1:
             raise ValueError(f"expected num_beams of at least 1, found {self.num_beams}")
+        if self.num_beams > _MOST_BEAMS:
+            raise ValueError(f"expected num_beams of at most {_MOST_BEAMS:,}, found {self.num_beams}")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"expected a finite length_penalty, found {self.length_penalty}")
 

@@ -151,13 +151,15 @@ def _of_today(config: dict[str, Any]) -> dict[str, Any]:
 
 
 _ENTRIES: dict[str, dict[str, type]] = {
-    "training": {"context": int, "extend": bool},
+    "training": {"context": int, "extend": object},
     "resolved": {"dtype": str},
     "model": {},
     "data": {"folder": str, "description_sha256": str},
     "environment": {},
 }
-"""What config.json must hold: objects, and entries of them that are read by name, with their types."""
+"""What config.json must hold: objects, and entries of them that are read by name, with their types.
+
+`object` is any."""
 
 
 def _missing_entries(config: Any) -> Iterator[str]:
@@ -167,7 +169,8 @@ def _missing_entries(config: Any) -> Iterator[str]:
         if not isinstance(entry, dict):
             yield name
             continue
-        yield from (f"{name}.{key}" for key, kind in kinds.items() if type(entry.get(key)) is not kind)
+        known = {key for key, kind in kinds.items() if key in entry and kind in (object, type(entry[key]))}
+        yield from (f"{name}.{key}" for key in kinds if key not in known)
 
 
 def find_run(run_dir: str | Path, checkpoint: str = "latest") -> tuple[dict[str, Any], Path]:
