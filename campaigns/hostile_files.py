@@ -399,6 +399,9 @@ def _parquet_bomb(folder: Path, draw: random.Random) -> tuple[Path, str]:
     return path, f"{rows:,} times {length:,} letters in {path.stat().st_size:,} bytes of parquet"
 
 
+TEXTS = ("a" * 21 + "! ", "a" * 40 + "! ", "ab" * 30, TEXT)
+"""Some of which bad patterns match in years."""
+
 PATTERNS = (
     "(a+)+$",
     "(a|aa)+$",
@@ -427,7 +430,7 @@ def patterns(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | Non
         replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "a" * draw.choice((0, 1, 1000))}
         changed = described | draw.choice(({"pre_tokenizer": split}, {"normalizer": replace}))
         (sources / "exported" / "tokenizer.json").write_text(json.dumps(changed))
-        text = draw.choice(("a" * 21 + "! ", "a" * 40 + "! ", "ab" * 30, TEXT)) * draw.choice((1, 100, 10_000))
+        text = draw.choice(TEXTS) * draw.choice((1, 100, 10_000))
         by = draw.choice((_by_ours, _by_transformers))
         wrong = complaint(isolated(refusing(partial(by, sources / "exported", text)), seconds=PATIENCE))
         where = "pre-tokenizer" if changed["pre_tokenizer"] == split else "normalizer"

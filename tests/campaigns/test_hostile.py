@@ -86,10 +86,11 @@ def test_a_pattern_without_a_bound_is_found(module, by, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "within_time", lambda call, num_bytes, what: call())
     monkeypatch.setattr(hostile_files, "PATTERNS", ("(a+)+$",))
     monkeypatch.setattr(hostile_files, "make_sources", small_tokenizer)
-    monkeypatch.setattr(hostile_files, "PATIENCE", 15)
+    monkeypatch.setattr(hostile_files, "TEXTS", ("a" * 40 + "! ",))
+    monkeypatch.setattr(hostile_files, "PATIENCE", 8)
     monkeypatch.setattr(bounded, "SECONDS", 0.5)
     monkeypatch.setattr(bounded, "SECONDS_PER_BYTE", 0.0)
-    assert any(by in fault for fault in faults(6, tmp_path, "patterns"))
+    assert any(by in fault for fault in faults(3, tmp_path, "patterns"))
 
 
 def small_tokenizer(folder):
