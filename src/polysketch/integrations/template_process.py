@@ -92,6 +92,7 @@ def _serve() -> None:
     made: list[Any] = []
 
     def rendered(messages: Any) -> str:
+        """The text of messages; the template is read with the first of them."""
         if not made:
             made.append(_environment().from_string(given["template"]))
         text: str = made[0].render(
