@@ -69,7 +69,7 @@ def test_undecodable_rows_follow_the_rule_of_documents(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "hint"),
     [
-        (gzip.compress(b"a text"), "it begins like a gzip file, whose name has to end in .gz; otherwise give"),
+        (gzip.compress(b"a text", mtime=0), "it begins like a gzip file, whose name has to end in .gz; otherwise give"),
         (b"PK\x03\x04\xff\xff", "it begins like a zip archive, which has to be unpacked first; otherwise give"),
         (b"%PDF-1.7\n\xe2\xe3", "it begins like a PDF, whose text has to be taken out first; otherwise give"),
         ("größer".encode("utf-16"), "it begins like UTF-16; give the right --encoding"),
