@@ -4,9 +4,18 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
-from polysketch.ops.hyper.approximate import Options, attend_approximately, attend_by_halves
+from polysketch.ops.hyper import native
+from polysketch.ops.hyper.approximate import (
+    Options,
+    attend_approximately,
+    attend_by_halves,
+    meetings_by_halves,
+    meetings_of_nodes,
+)
 from polysketch.ops.hyper.capping import check_capping
 from polysketch.ops.hyper.exact_keys import check_heavy_mask
+from polysketch.ops.hyper.meetings import Meetings, Places
+from polysketch.ops.hyper.operator import hyper_attention_operator
 from polysketch.ops.hyper.part import Partial
 from polysketch.ops.hyper.samples import SAMPLING
 from polysketch.ops.hyper.sort_lsh import check_hyperplanes
@@ -166,17 +175,54 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, real: Tensor | None, min_length: int, options: Options
 ) -> Tensor:
     """Aligned rows, longer than `min_length`."""
-    query = query.unflatten(1, (key.shape[1], -1))
-    if causal:
-        return attend_by_halves(query, key, value, real, min_length, options).output.flatten(1, 2)
-    if options.heavy is not None:
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    if not causal and options.heavy is not None:
         options = options._replace(heavy=options.heavy.unsqueeze(2))
-    result = _attend_freely(query, key, value, real, options)
-    return result.output.flatten(1, 3)
+    if why_not_native(query, value, options) is None:
+        return _attend_natively(query, grouped, key, value, causal, real, min_length, options)
+    if causal:
+        return attend_by_halves(grouped, key, value, real, min_length, options).output.flatten(1, 2)
+    return _attend_freely(grouped, key, value, real, options).output.flatten(1, 3)
+
+
+def why_not_native(query: Tensor, value: Tensor, options: Options) -> str | None:
+    """Why a call is not one for the native programs; None where it is."""
+    if options.sampling != "uniform" or options.capping is not None:
+        return "the native backend has one sum of weights for numerator and denominator"
+    return native.why_not(query, value)
+
+
+def _attend_natively(
+    query: Tensor,
+    grouped: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    real: Tensor | None,
+    min_length: int,
+    options: Options,
+) -> Tensor:
+    """The same by programs in C++: who meets whom is found as before, and attended to in one call."""
+    everyone = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if real is None else real
+    with torch.no_grad():
+        if causal:
+            met = meetings_by_halves(grouped, key, everyone, min_length, options)
+        else:
+            met = _meetings_of_all(grouped, key, everyone, options)
+    block = min_length if causal else 0
+    return hyper_attention_operator(query, key, value, real if causal else None, *met, block, options.scale)[0]
+
+
+def _meetings_of_all(query: Tensor, key: Tensor, real: Tensor, options: Options) -> Meetings:
+    """All keys are one node."""
+    start = torch.zeros(1, dtype=torch.int64, device=key.device)
+    places = Places(start, start, query.shape[3])
+    by_rank = query.shape[3] == key.shape[2]
+    return meetings_of_nodes(query.unsqueeze(2), key.unsqueeze(2), real.unsqueeze(1), places, by_rank, options)
 
 
 def _attend_freely(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, options: Options) -> Partial:
-    """All keys are one node."""
+    """All keys are one node, and so are all queries."""
     real = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if real is None else real
     start = torch.zeros(1, dtype=torch.int64, device=key.device)
     by_rank = query.shape[3] == key.shape[2]

@@ -5,6 +5,7 @@ Causal attention goes by halves whose places are fixed (algorithm 4), so that la
 
 import math
 from collections.abc import Iterator
+from itertools import count, takewhile
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from polysketch.ops.hyper.capping import (
     log_share,
 )
 from polysketch.ops.hyper.exact_keys import Tiles, mask_of_second_halves, take_rows, tiles_by_mask
+from polysketch.ops.hyper.meetings import Meetings, Places, joined, meetings
 from polysketch.ops.hyper.part import Partial, attend, attend_causally, merge
 from polysketch.ops.hyper.samples import Samples, draw_by_norm, draw_uniform
 from polysketch.ops.hyper.sort_lsh import sort_keys, tiles_by_code, tiles_by_rank
@@ -78,31 +80,67 @@ def _inside_blocks(query: Tensor, key: Tensor, value: Tensor, real: Tensor | Non
     return _joined(parts)
 
 
+class Crossing(NamedTuple):
+    """The second halves of spans of one size, which attend to the first halves.
+
+    Attributes:
+        tokens: of all these spans, one after another.
+        size: tokens of a span.
+        half: tokens of its first half.
+        query: (batch, key_heads, nodes, groups, size - half, head_dim), of the second halves.
+        real: (batch or 1, nodes, size) bool, of both halves.
+        start: (nodes,) int64, the first token of each span.
+        options: of the op, with what it says of these halves.
+    """
+
+    tokens: slice
+    size: int
+    half: int
+    query: Tensor
+    real: Tensor
+    start: Tensor
+    options: Options
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """The first halves, (batch, key_heads, nodes, half, width), of (batch, key_heads, n, width)."""
+        return x[..., self.tokens, :].unflatten(-2, (-1, self.size))[..., : self.half, :]
+
+
+def crossings(query: Tensor, real: Tensor, half: int, options: Options) -> Iterator[Crossing]:
+    """Spans of 2 * half tokens whose second half has seen the first one: whole ones, and one at the end."""
+    for span, size in _spans(query.shape[3], 2 * half):
+        if size > half:
+            queries = query[..., span, :].unflatten(-2, (-1, size))[..., half:, :].movedim(3, 2)
+            of_spans = real[:, span].unflatten(1, (-1, size))
+            start = span.start + size * torch.arange(of_spans.shape[1], device=query.device)
+            yield Crossing(span, size, half, queries, of_spans, start, _inside_spans(options, span, size, half))
+
+
 def _with_first_halves(
     result: Partial, query: Tensor, key: Tensor, value: Tensor, real: Tensor, half: int, options: Options
 ) -> Partial:
     """`result`, in which the second half of each span of 2 * half tokens has seen the first half, too."""
-    parts = []
-    for span, size in _spans(query.shape[3], 2 * half):
-        before = Partial(result.output[:, :, :, span], result.log_sum[:, :, :, span])
-        if size <= half:
-            parts.append(before)
-            continue
-        queries, keys, values = (x[..., span, :].unflatten(-2, (-1, size)) for x in (query, key, value))
-        crossing = attend_approximately(
-            queries[..., half:, :].movedim(3, 2),
-            keys[..., :half, :],
-            values[..., :half, :],
-            real[:, span].unflatten(1, (-1, size))[..., :half],
-            start=span.start + size * torch.arange(keys.shape[2], device=key.device),
+    parts, end = [], 0
+    for crossing in crossings(query, real, half, options):
+        span, size = crossing.tokens, crossing.size
+        seen = attend_approximately(
+            crossing.query,
+            crossing.of_keys(key),
+            crossing.of_keys(value),
+            crossing.real[..., :half],
+            start=crossing.start,
             by_rank=False,
-            options=_inside_spans(options, span, size, half),
-            later=real[:, span].unflatten(1, (-1, size))[..., half:],
+            options=crossing.options,
+            later=crossing.real[..., half:],
         )
+        before = (result.output[:, :, :, span], result.log_sum[:, :, :, span])
         halves = [x.unflatten(3, (-1, size)).tensor_split([half], dim=4) for x in before]
-        after = merge(Partial(halves[0][1], halves[1][1]), Partial(*(x.movedim(2, 3) for x in crossing)))
+        after = merge(Partial(halves[0][1], halves[1][1]), Partial(*(x.movedim(2, 3) for x in seen)))
         both = zip(halves, after, strict=True)
         parts.append(Partial(*(torch.cat([first, second], 4).flatten(3, 4) for (first, _), second in both)))
+        end = span.stop
+    if end < query.shape[3]:  # a first half without a second one
+        parts.append(Partial(result.output[:, :, :, end:], result.log_sum[:, :, :, end:]))
     return _joined(parts)
 
 
@@ -184,6 +222,32 @@ def attend_approximately(
     return Partial(output.unflatten(-2, (groups, length)), log_sum.unflatten(-1, (groups, length)))
 
 
+def meetings_by_halves(query: Tensor, key: Tensor, real: Tensor, min_length: int, options: Options) -> Meetings:
+    """What queries see beyond their own blocks of `min_length` tokens, in every span.
+
+    Arguments as of `attend_by_halves`, but `real` is given: (batch or 1, n) bool.
+    """
+    doublings = (min_length << i for i in count())
+    halves = takewhile(lambda half: half < key.shape[2], doublings)
+    found = (crossing for half in halves for crossing in crossings(query, real, half, options))
+    return joined(_meetings_of(crossing, key, query.shape[3]) for crossing in found)
+
+
+def _meetings_of(crossing: Crossing, key: Tensor, length: int) -> Meetings:
+    places = Places(crossing.start + crossing.half, crossing.start, length)
+    real = crossing.real[..., : crossing.half]
+    return meetings_of_nodes(crossing.query, crossing.of_keys(key), real, places, False, crossing.options)
+
+
+def meetings_of_nodes(
+    query: Tensor, key: Tensor, real: Tensor, places: Places, by_rank: bool, options: Options
+) -> Meetings:
+    """Which keys the queries of each node see, and what each counts; arguments as `attend_approximately`."""
+    tiles = _tiles(query, key, real, by_rank, options)
+    samples = draw_uniform(key, real, places.key, options.sample_size, options.seed)
+    return meetings(tiles, samples, real.sum(-1).unsqueeze(1), query.shape[-2], places, key.dtype)
+
+
 def _sampled_keys(key: Tensor, samples: Samples, tiles: Tiles, key_count: Tensor) -> tuple[Tensor, Tensor]:
     """The drawn keys (leads, 1, m, head_dim), and the log of what each counts for a tile (leads, tiles, m)."""
     log_weights = samples.log_weights(tiles.covers(samples.key), key_count, tiles.real.sum(-1))
@@ -225,11 +289,11 @@ def _bounds(
         rows = draw_rows_in_order(key, later, start + key.shape[-2], *sizes)
     log_tau = log_largest_rest(query, key, real, tiles, rows, options.scale)
     log_floor = log_tau.flatten(-2).gather(-1, tiles.query.flatten(-2)).view_as(tiles.query)
-    count = real.sum(-1).unsqueeze(1)
+    key_count = real.sum(-1).unsqueeze(1)
     # Where no key is left out, there is nothing to estimate.
-    complete = (tiles.real.sum(-1) == count.unsqueeze(-1)).unsqueeze(-1)
+    complete = (tiles.real.sum(-1) == key_count.unsqueeze(-1)).unsqueeze(-1)
     log_floor = (log_floor - math.log(capping.kappa)).masked_fill(complete, -torch.inf)
-    return log_floor, log_share(count, options.sample_size, capping.epsilon).to(query.dtype), options.scale
+    return log_floor, log_share(key_count, options.sample_size, capping.epsilon).to(query.dtype), options.scale
 
 
 def _hide(real: Tensor, dtype: torch.dtype) -> Tensor:

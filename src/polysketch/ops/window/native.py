@@ -7,7 +7,7 @@ heads than threads.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,16 +45,28 @@ def why_not(inputs: Inputs) -> str | None:
     return why_no_program(inputs.query) or why_no_program(inputs.key) or why_no_program(inputs.value)
 
 
-def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+Found = tuple[Tensor, Tensor, Tensor]
+
+
+def empty(query: Tensor, value_dim: int) -> Found:
+    """Place for what `forward` finds."""
+    return (
+        query.new_empty(*query.shape[:3], value_dim),
+        query.new_empty(query.shape[:3]),
+        query.new_empty(query.shape[:3]),
+    )
+
+
+def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None, into: Found | None = None) -> Found:
     """Output; and of each query, (batch, heads, n), the largest score and the sum of weights relative to it.
 
     Args:
         inputs, plan: of the call.
         key_rows: (batch,) int64, the row of keys, values and mask that each row of queries has; None for its own.
+        into: tensors of these shapes to write it into; new ones when None.
     """
-    query, value = inputs.query, inputs.value
-    output = query.new_empty(*query.shape[:3], value.shape[3])
-    peak, mass = (query.new_empty(query.shape[:3]) for _ in range(2))
+    output, peak, mass = empty(inputs.query, inputs.value.shape[3]) if into is None else into
+    query = inputs.query
     call = _Arguments(inputs, plan)
     call.rows(output=output, peak=peak, mass=mass)
     call.point("key_rows", key_rows)
@@ -63,17 +75,20 @@ def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None) -> tuple
     return output, peak, mass
 
 
-def backward(inputs: Inputs, plan: Plan, found: tuple[Tensor, Tensor, Tensor], upstream: Tensor) -> list[Tensor]:
+def backward(
+    inputs: Inputs, plan: Plan, found: Found, upstream: Tensor, into: Sequence[Tensor] | None = None
+) -> Sequence[Tensor]:
     """Gradients of query, key, value and, where there is one, of the logit and the value of the key beside.
 
     Args:
         inputs, plan: of the forward call.
-        found: what it gave.
+        found: what it gave; or where weights of other keys are in the same sums, what came of all.
         upstream: the gradient of its output.
+        into: tensors of the inputs' shapes to write the gradients into; new ones when None.
     """
     given = {name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None}
     unseen = inputs.key.shape[2] - inputs.query.shape[2] > plan.behind  # keys that the program writes no gradient of
-    gradients = [
+    gradients = into or [
         tensor.new_zeros(tensor.shape) if unseen and name in ("key", "value") else tensor.new_empty(tensor.shape)
         for name, tensor in given.items()
     ]

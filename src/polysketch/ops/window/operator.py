@@ -52,7 +52,7 @@ def window_attention_backward_operator(gradient: Tensor, outputs: list[Tensor], 
     """The program's backward: gradients of query, key, value and, if given, of the key beside."""
     inputs, plan = _unpacked(arguments)
     with torch.autocast(inputs.query.device.type, enabled=False):
-        return native.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient)
+        return list(native.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient))
 
 
 @window_attention_backward_operator.register_fake

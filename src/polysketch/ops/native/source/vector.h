@@ -109,12 +109,10 @@ static inline Vector clamp(Vector x, float low, float high) {
   return x > high ? splat(high) : x;
 }
 
-// e^x = scale * (1 + fraction), with scale a power of two and fraction in about [-0.3, 0.42].
+// e^x = scale * (1 + fraction), with scale a power of two and fraction in about [-0.3, 0.42]; x between -87 and 88.
 struct Exponential {
-  // x is kept between -87 and 88, so that the result is neither zero nor infinite.
   explicit Exponential(Vector x) {
     constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
-    x = clamp(x, -87.0f, 88.0f);
     const Vector shifted = x * 1.44269504f + kShift, whole = shifted - kShift;
     const Vector rest = x - whole * 0.693145752f - whole * 1.42860677e-6f;
     Vector p = rest * 1.3981999e-3f + 8.3334519e-3f;
@@ -127,14 +125,17 @@ struct Exponential {
   Vector scale, fraction;
 };
 
-// To about 2 units in the last place.
-static inline Vector exponential(Vector x) {
+// To about 2 units in the last place; anything where x is below -87 or above 88.
+static inline Vector exponential_within_range(Vector x) {
   const Exponential e(x);
   return e.scale * e.fraction + e.scale;
 }
 
+// x is kept between -87 and 88, so that the result is neither zero nor infinite.
+static inline Vector exponential(Vector x) { return exponential_within_range(clamp(x, -87.0f, 88.0f)); }
+
 static inline Vector hyperbolic_tangent(Vector x) {
-  const Exponential e(x * 2.0f);
+  const Exponential e(clamp(x * 2.0f, -87.0f, 88.0f));
   const Vector above_one = e.scale * e.fraction + (e.scale - 1.0f);  // e^2x - 1 without cancellation near zero
   return above_one / (above_one + 2.0f);
 }

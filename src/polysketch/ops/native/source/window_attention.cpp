@@ -8,7 +8,7 @@ class Forward {
  public:
   Forward(const WindowAttentionCall& call, int64_t unit)
       : span_(call, unit), keys_(span_, call.key, call.width), values_(span_, call.value, call.value_width),
-        row_(values_.row), query_(call.width * kQueries), scores_(kWindowKeys * kQueries), output_(kQueries * row_) {}
+        row_(values_.row), query_(call.width * kQueries), scores_(kWindowKeys * kQueries), softmax_(row_) {}
 
   void run() {
     for (int64_t query = span_.queries.first; query < span_.queries.last; query += kQueries) {
@@ -38,10 +38,10 @@ class Forward {
               {query_ + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
     });
     hide(span_, query, range.first, range.count(), scores_);
-    weigh(range.count());
+    softmax_.weigh(scores_, range.count());
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       product(queries.count(), row_, keys.count(), {scores(range, keys, queries), 1, kQueries},
-              {values_.at(keys.first), row_}, {output_ + queries.first * row_, row_}, true);
+              {values_.at(keys.first), row_}, {softmax_.output + queries.first * row_, row_}, true);
     });
   }
 
@@ -52,59 +52,29 @@ class Forward {
   // The key beside is the first of all: its weight relative to itself is one.
   void start(int64_t shared, int64_t query, int64_t count) {
     const WindowAttentionCall& call = span_.call;
-    zero(output_, kQueries * row_);
-    std::fill(peak_, peak_ + kQueries, kLowest);
-    zero(mass_, kQueries);
+    softmax_.clear();
     for (int64_t t = 0; call.beside_logit && t < count; t++) {
       const float logit = *span_.of_query(call.beside_logit, shared, query + t).data;
       if (logit <= kLowest) continue;  // not a NaN
-      peak_[t] = logit;
-      mass_[t] = 1.0f;
-      std::copy_n(span_.of_query(call.beside_value, shared, query + t).data, call.value_width, output_ + t * row_);
+      softmax_.resume(t, logit, 1.0f, span_.of_query(call.beside_value, shared, query + t).data, call.value_width);
     }
-  }
-
-  // Scores -> weights relative to the new peak, also added to the masses; what is there already is made relative to it.
-  void weigh(int64_t keys) {
-    for (int64_t v = 0; v < kQueries; v += kLanes) {
-      const Vector before = load(peak_ + v);
-      Vector peak = before, mass{};
-      for (int64_t j = 0; j < keys; j++) peak = larger(peak, load(scores_ + j * kQueries + v));
-      for (int64_t j = 0; j < keys; j++) {
-        const Vector weight = weight_of(load(scores_ + j * kQueries + v) - peak);
-        store(scores_ + j * kQueries + v, weight);
-        mass += weight;
-      }
-      const Vector factor = weight_of(before - peak);
-      store(factor_ + v, factor);
-      store(mass_ + v, load(mass_ + v) * factor + mass);
-      store(peak_ + v, peak);
-    }
-    scale_output();
-  }
-
-  void scale_output() {
-    for (int64_t t = 0; t < kQueries; t++)
-      for (int64_t i = 0; i < row_; i += kLanes)
-        store(output_ + t * row_ + i, load(output_ + t * row_ + i) * factor_[t]);
   }
 
   void write(int64_t shared, int64_t query, int64_t count) {
     const WindowAttentionCall& call = span_.call;
-    for (int64_t v = 0; v < kQueries; v += kLanes) store(factor_ + v, reciprocal_or_zero(load(mass_ + v)));
-    scale_output();
-    write_rows(output_, row_, count, call.value_width, span_.of_query(call.output, shared, query), false);
+    softmax_.divide();
+    write_rows(softmax_.output, row_, count, call.value_width, span_.of_query(call.output, shared, query), false);
     for (int64_t t = 0; t < count; t++) {
-      *span_.of_query(call.peak, shared, query + t).data = peak_[t];
-      *span_.of_query(call.mass, shared, query + t).data = mass_[t];
+      *span_.of_query(call.peak, shared, query + t).data = softmax_.peak[t];
+      *span_.of_query(call.mass, shared, query + t).data = softmax_.mass[t];
     }
   }
 
   Span span_;
   MovingTokens keys_, values_;
   int64_t row_;
-  Buffer query_, scores_, output_;  // [width][kQueries], [key][kQueries], [kQueries][row]
-  float peak_[kQueries], mass_[kQueries], factor_[kQueries];
+  Buffer query_, scores_;  // [width][kQueries], [key][kQueries]
+  RunningSoftmax softmax_;
 };
 
 }  // namespace

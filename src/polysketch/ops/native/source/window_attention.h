@@ -6,16 +6,10 @@
 // scores of many queries.
 #pragma once
 
-#include "memory.h"
-#include "product.h"
+#include "running_softmax.h"
 
-constexpr int64_t kQueries = 32;     // worked on at once
-constexpr int64_t kWindowKeys = 128; // keys worked on at once
+constexpr int64_t kWindowKeys = 128;  // keys worked on at once
 constexpr int64_t kHalf = kQueries / 2;
-constexpr int kQueryVectors = kQueries / kLanes;
-constexpr float kHidden = -1e30f;      // the score of a key that is not seen
-constexpr float kLowest = -1e29f;      // the largest score of a query that has seen none: above hidden ones
-constexpr float kNegligible = -87.0f;  // weights of e^x below it are zero
 
 struct WindowAttentionCall {
   int64_t heads, key_heads, queries, keys, width, value_width;
@@ -163,14 +157,3 @@ static inline void hide(const Span& span, int64_t query, int64_t key, int64_t co
     }
   }
 }
-
-// e^x, zero where it is negligible.
-static inline Vector weight_of(Vector x) {
-  return keep(exponential(x), (Integers)(x > kNegligible) | (Integers)(x != x));
-}
-
-// NaN where either is: what is no number must not pass for a key that is not seen.
-static inline Vector larger(Vector a, Vector b) { return ((b > a) | (b != b)) ? b : a; }
-
-// 1 / mass; zero where there is none.
-static inline Vector reciprocal_or_zero(Vector mass) { return keep(1.0f / mass, (Integers)(mass > 0.0f)); }
