@@ -22,6 +22,7 @@ TESTS = [
     for name in (
         "test_native",
         "test_window_native",
+        "test_hyper_native",
         "test_delta",
         "test_state_rows",
         "test_parallel",

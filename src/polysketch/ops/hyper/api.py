@@ -127,7 +127,8 @@ def hyper_attention(
     of `min_length` up to the length, over two, when causal; besides min_length / 2 exact keys then. "norm" adds 2 *
     sample_size * head_dim, for its other draw. Memory is linear in the length, forward and backward. `capping` costs
     once more the samples' scores, 2 * sample_size * head_dim, for them and for tau, and keeps 2 * sample_size numbers a
-    query for the backward pass.
+    query for the backward pass. In float32 on a CPU, uniform draws without `capping` are attended to by programs in
+    C++, which keep 8 * (chunk_size + sample_size) bytes for 128 queries and span size; the rest are PyTorch operations.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_hyperplanes(hyperplanes, query.shape[3])
