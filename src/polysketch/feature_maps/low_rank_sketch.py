@@ -1,12 +1,11 @@
 """The learned low-rank polynomial sketch (LLOPS, section 3.2)."""
 
-from functools import reduce
-
 import torch
 from torch import Tensor, nn
 
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.low_rank_sketch import low_rank_sketch
 
 
 class LowRankSketch(FeatureMap):
@@ -81,21 +80,10 @@ class LowRankSketch(FeatureMap):
     def _map(self, x: Tensor, factors: Tensor) -> Tensor:
         self.check_input(x)
         x = x.float() if x.dtype == torch.float16 else x  # products leave the range of float16
-        grouped = x.unflatten(1, (self.num_maps, -1))
-        products = (_product(grouped, term) for term in factors.to(x.dtype).unbind(1))
-        features = reduce(torch.add, products).flatten(1, 2)
+        features = low_rank_sketch(x, factors.to(x.dtype))
         return features.square() if self.nonnegative else features
 
     def extra_repr(self) -> str:
         """Sizes and options."""
         rank = self.query_factors.shape[1]
         return f"{super().extra_repr()}, degree={self.degree}, rank={rank}, nonnegative={self.nonnegative}"
-
-
-def _product(grouped: Tensor, factors: Tensor) -> Tensor:
-    """prod_j x Theta_j: (batch, maps, heads, length, inputs) by (maps, degree, inputs, features)."""
-    first, *others = factors.unbind(1)
-    product = grouped @ first[:, None]
-    for factor in others:
-        product = product * (grouped @ factor[:, None])
-    return product
