@@ -109,7 +109,7 @@ class _Disk:
 def cut_power(log: Path) -> None:
     """Take back what the process of a log did not wait for: written bytes are gone, new names are the old ones.
 
-    A disk may do so, and it may do less. Deleted files and new folders stay as they are.
+    A disk may do so, and it may do less. Deleted files and new folders stay as they are, but for folders of old names.
     """
     disk = _Disk()
     for call in calls(log):
@@ -128,6 +128,7 @@ def cut_power(log: Path) -> None:
             os.truncate(path, size)
     for old, new, kept in reversed(disk.renamed):
         if new.exists() and not old.exists():
+            old.parent.mkdir(parents=True, exist_ok=True)  # where it was deleted since then, that is taken back too
             new.rename(old)
             if kept is not None:
                 shutil.copyfile(kept, new)
