@@ -27,9 +27,12 @@ from ops.test_window_native import CASES as WINDOWS
 from ops.test_window_native import assert_all_agree
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.delta import native as native_delta
+from polysketch.ops.hyper import native as native_hyper
 from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch import native as native_sketch
 from polysketch.ops.linear import native as native_attention
+from polysketch.ops.low_rank_sketch import native as native_low_rank
 from polysketch.ops.native import build, library, why_unavailable
 from polysketch.ops.native.trusted import find_trusted
 from polysketch.ops.window import native as native_window
@@ -414,19 +417,43 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(monkey
     build._temporary_folder.cache_clear()
 
 
+STRUCTURES = {
+    "linear_attention.h": ("LinearAttentionCall", native_attention._AttentionCall),
+    "learned_sketch.h": ("LearnedSketchCall", native_sketch._Call),
+    "low_rank_sketch.h": ("LowRankSketchCall", native_low_rank._Call),
+    "window_attention.h": ("WindowAttentionCall", native_window._Call),
+    "tile_attention.h": ("TileAttentionCall", native_hyper._Call),
+    "delta_rule.h": ("DeltaRuleCall", native_delta._Call),
+}
+
+
 @needs_compiler
 def test_structures_are_those_of_the_programs(tmp_path):
     """A field added on one side only would shift all that follow."""
-    (tmp_path / "sizes.cpp").write_text(
-        f'#include "{SOURCE}/linear_attention.h"\n'
-        'extern "C" long attention() { return sizeof(LinearAttentionCall); }\n'
-    )
-    (tmp_path / "sketch.cpp").write_text(
-        f'#include "{SOURCE}/learned_sketch.h"\n extern "C" long sketch() {{ return sizeof(LearnedSketchCall); }}\n'
-    )
+    for number, (header, (structure, _)) in enumerate(STRUCTURES.items()):
+        (tmp_path / f"{number}.cpp").write_text(
+            f'#include "{SOURCE}/{header}"\n extern "C" long size_{number}() {{ return sizeof({structure}); }}\n'
+        )
     sizes = ctypes.CDLL(str(build.compiled(tmp_path, tmp_path)))
-    assert sizes.attention() == ctypes.sizeof(native_attention._AttentionCall)
-    assert sizes.sketch() == ctypes.sizeof(native_sketch._Call)
+    found = [getattr(sizes, f"size_{number}")() for number in range(len(STRUCTURES))]
+    assert found == [ctypes.sizeof(mirror) for _, mirror in STRUCTURES.values()]
+
+
+@needs_compiler
+def test_of_several_files_the_one_that_does_not_compile_is_told_and_nothing_stays(tmp_path):
+    source, folder = tmp_path / "source", tmp_path / "kept"
+    source.mkdir()
+    folder.mkdir(mode=0o700)
+    for number in range(9):
+        (source / f"{number}.cpp").write_text(f'extern "C" int f{number}() {{ return {number}; }}')
+    (source / "5.cpp").write_text("int main() { return nothing; }")
+    with pytest.raises(RuntimeError, match=r"failed: .*5\.cpp.*error.*nothing"):
+        build.compiled(source, folder)
+    assert not list(folder.iterdir())
+    (source / "5.cpp").write_text('extern "C" int f5() { return 5; }')
+    programs = ctypes.CDLL(str(build.compiled(source, folder)))
+    assert [getattr(programs, f"f{number}")() for number in range(9)] == list(range(9))
+    assert len(list(folder.iterdir())) == 1
 
 
 @needs_compiler

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,21 +46,49 @@ def compile_programs(source: Path, compiler: str, flags: Sequence[str], folder: 
 
     Raises:
         RuntimeError: the compiler refused the programs.
-        subprocess.TimeoutExpired: it took minutes.
+        subprocess.TimeoutExpired: a file took minutes.
     """
-    sources = sorted(str(path) for path in source.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         made = Path(temporary) / f"{stem}.so"
-        command = [compiler, *flags, *sources, "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{compiler} failed: {_first_error(done.stderr)}")
+        objects = {path: Path(temporary) / f"{path.stem}.o" for path in sorted(source.glob("*.cpp"))}
+        _run_together([[compiler, *flags, "-c", str(path), "-o", str(to)] for path, to in objects.items()])
+        _run_together([[compiler, *flags, *map(str, objects.values()), "-o", str(made)]])
         target = folder / named_by_content(stem, made.read_bytes())
         made.chmod(0o700)  # whatever the user's mask: others must not write to what is loaded
         with made.open("rb+") as file:
             os.fsync(file.fileno())
         made.replace(target)
     return target
+
+
+def _run_together(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands of a compiler, as many at once as there are cores for this process; the first to fail ends all.
+
+    Raises:
+        RuntimeError: one failed, with its first error.
+        subprocess.TimeoutExpired: one took minutes.
+    """
+    waiting, running = list(reversed(commands)), deque[subprocess.Popen[str]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < _cores():
+                running.append(_started(waiting.pop()))
+            _, errors = running[0].communicate(timeout=SECONDS)
+            if running.popleft().returncode:
+                raise RuntimeError(f"{commands[0][0]} failed: {_first_error(errors)}")
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def _started(command: Sequence[str]) -> "subprocess.Popen[str]":
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(command, text=True, stdin=nothing, stdout=nothing, stderr=subprocess.PIPE)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_for_wheel(source: Path, folder: Path) -> list[Path]:
