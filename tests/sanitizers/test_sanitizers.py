@@ -23,6 +23,7 @@ TESTS = [
         "test_native",
         "test_window_native",
         "test_hyper_native",
+        "test_low_rank_sketch",
         "test_delta",
         "test_state_rows",
         "test_parallel",

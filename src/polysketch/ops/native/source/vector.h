@@ -21,6 +21,7 @@ constexpr int kLanes = 4, kTileRows = 4;
 
 typedef float Vector __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
 static inline Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 static inline void store(float* to, Vector x) { *reinterpret_cast<Vector*>(to) = x; }
@@ -120,7 +121,7 @@ struct Exponential {
     p = p * rest + 1.6666665e-1f;
     p = p * rest + 0.5f;
     fraction = p * (rest * rest) + rest;
-    scale = (Vector)(((Integers)shifted << 23) + 0x3f800000);
+    scale = (Vector)(((Unsigned)shifted << 23) + 0x3f800000u);  // wraps where x is beyond: nothing then, and no error
   }
   Vector scale, fraction;
 };
