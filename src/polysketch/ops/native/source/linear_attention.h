@@ -34,6 +34,7 @@ struct Head {
         shared(call.heads / call.key_heads), row(padded(call.value_width)), local(call.local_query),
         factors(local ? 1 : call.factors), inner_width(local ? call.local_width : call.features / factors),
         inner_row(padded(inner_width)),
+        plain(call.power * call.factors == 1), feature_row(odd_lines(call.features)),
         exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
         chunks_of_block(call.causal && call.diagonal > call.chunk ? call.diagonal / call.chunk : 1),
         folded(call.length ? call.length[batch] : call.keys) {
@@ -68,6 +69,8 @@ struct Head {
   bool local;
   int64_t factors;                 // scores whose product is a weight inside a chunk, each of a part of the features
   int64_t inner_width, inner_row;  // of one such part
+  bool plain;           // features stand for themselves, and lie in rows
+  int64_t feature_row;  // of such rows
   int exponent;
   int64_t chunk;   // tokens of the longest chunk
   int64_t chunks_of_block;
@@ -136,7 +139,8 @@ struct Chunk {
 class Folder {
  public:
   explicit Folder(const Head& head)
-      : tokens(std::min(kFoldTokens, round_up(head.chunk, kBlock))), head_(head), x_(head.call.features * tokens),
+      : tokens(std::min(kFoldTokens, round_up(head.chunk, kBlock))), head_(head),
+        x_(tokens * (head.plain ? head.feature_row : head.call.features)),
         values_(tokens * head.row) {}
 
   void fold_keys(const Chunk& chunk, Sums& sums) {
@@ -148,8 +152,16 @@ class Folder {
 
   // The features of at most `tokens` keys from `first` on into x().
   void read_keys(const Chunk& chunk, int64_t first) {
-    read_columns(head_.of_key(head_.call.key, chunk.start + first), std::min(tokens, chunk.size - first),
-                 head_.call.features, x_, tokens);
+    read(head_.of_key(head_.call.key, chunk.start + first), std::min(tokens, chunk.size - first));
+  }
+
+  // Features of `count` tokens: in rows where they stand for themselves, else tokens innermost.
+  void read(Rows from, int64_t count) {
+    if (head_.plain) {
+      read_rows(from, count, head_.call.features, x_, head_.feature_row);
+    } else {
+      read_columns(from, count, head_.call.features, x_, tokens);
+    }
   }
 
   void fold_read_keys(const Chunk& chunk, int64_t first, Sums& sums) {
@@ -161,7 +173,16 @@ class Folder {
       read_rows({const_cast<float*>(values), head_.row}, count, head_.row, values_, head_.row, factor);
       values = values_;
     }
-    sums.fold(x_, tokens, count, values, masses_, 1.0f);
+    fold(count, values, 1.0f, sums);
+  }
+
+  // What was read, with values[count][row] and masses().
+  void fold(int64_t count, const float* values, float pairs, Sums& sums) {
+    if (head_.plain) {
+      sums.fold_rows(x_, head_.feature_row, count, values, masses_);
+    } else {
+      sums.fold(x_, tokens, count, values, masses_, pairs);
+    }
   }
 
   const int64_t tokens;  // folded at once

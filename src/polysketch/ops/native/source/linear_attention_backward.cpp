@@ -236,14 +236,14 @@ class Backward {
     for (int64_t shared = 0; shared < head_.shared; shared++)
       for (int64_t first = 0; first < size; first += folder_.tokens) {
         const int64_t count = std::min(folder_.tokens, size - first);
-        read_columns(head_.of_query(call.query, shared, start + first), count, call.features, folder_.x(), folder_.tokens);
+        folder_.read(head_.of_query(call.query, shared, start + first), count);
         zero(folder_.masses(), folder_.tokens);
         for (int64_t t = 0; t < count; t += kBlock) {
           upstream_.read(shared, start + first + t, std::min(kBlock, count - t), decay ? decay + first + t : nullptr);
           std::copy(upstream_.rows + 0, upstream_.rows + kBlock * head_.row, folder_.values() + t * head_.row);
           std::copy(upstream_.masses, upstream_.masses + kBlock, folder_.masses() + t);
         }
-        carried_.fold(folder_.x(), folder_.tokens, count, folder_.values(), folder_.masses(), 2.0f);
+        folder_.fold(count, folder_.values(), 2.0f, carried_);
       }
   }
 

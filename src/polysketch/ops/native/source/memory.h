@@ -13,6 +13,8 @@ constexpr float kResolved = 0x1p-12f;
 
 static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 static inline int64_t padded(int64_t width) { return round_up(width, kLanes); }
+// A row of an odd number of cache lines: rows a power of two apart would drive one another out of the first cache.
+static inline int64_t odd_lines(int64_t width) { return round_up(width, 32) + 16; }
 
 // Uninitialised floats on a cache line's boundary.
 class Buffer {
