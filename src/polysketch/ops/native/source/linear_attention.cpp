@@ -116,37 +116,27 @@ class Forward {
   void inside(int64_t shared, int64_t first) {
     const int64_t count = std::min(kBlock, chunk_.size - first), visible = head_.visible(first + kBlock, chunk_.size);
     const float* queries = query_;  // as `read` has left them
-    if (head_.local || (head_.plain && !by_dots())) {
+    if (head_.local || (head_.plain && !head_.by_dots)) {
       read_columns(head_.of_query(head_.inner_query(), shared, chunk_.start + first), count, head_.inner_width,
                    inner_query_, kBlock);
       queries = inner_query_;
     }
     for (int64_t key = 0; key < visible; key += kKeys) {
       const int64_t keys = std::min(kKeys, visible - key);
-      for (int64_t f = 0; f < head_.factors && !by_dots(); f++)
+      for (int64_t f = 0; f < head_.factors && !head_.by_dots; f++)
         product(keys, kBlock, head_.inner_width, inner_keys(f, key),
                 {queries + f * head_.inner_width * kBlock, kBlock}, {weights_ + f * kScores, kBlock}, false);
-      if (by_dots())
-        for (int64_t m = 0; m < kBlock; m += kTileRows)
-          dots(seen(first + m, key, keys), padded(head_.inner_width), query_ + m * head_.feature_row, head_.feature_row,
-               folder_.x() + key * head_.feature_row, head_.feature_row, {weights_ + m, kBlock});
+      if (head_.by_dots) scores_by_dots(head_, first, chunk_.size, visible, query_, folder_.x(), weights_);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock);
       const Right values{chunk_.values + key * head_.row, head_.row};
-      if (seen(first, key, keys) == keys) {
+      if (head_.seen_by_tile(first, key, keys, chunk_.size) == keys) {
         product(kBlock, head_.row, keys, {weights_, 1, kBlock}, values, {output_, head_.row}, true);
       } else {
         for (int64_t m = 0; m < kBlock; m += kTileRows)
-          product(kTileRows, head_.row, seen(first + m, key, keys), {weights_ + m, 1, kBlock}, values,
-                  {output_ + m * head_.row, head_.row}, true);
+          product(kTileRows, head_.row, head_.seen_by_tile(first + m, key, keys, chunk_.size), {weights_ + m, 1, kBlock},
+                  values, {output_ + m * head_.row, head_.row}, true);
       }
     }
-  }
-
-  bool by_dots() const { return head_.plain && !head_.local && head_.chunk <= kKeys; }
-
-  // Of `keys` keys from `key` on, those that any of a tile's queries from `first` on may see.
-  int64_t seen(int64_t first, int64_t key, int64_t keys) const {
-    return std::clamp<int64_t>(head_.visible(first + kTileRows, chunk_.size) - key, 0, keys);
   }
 
   // One part of the chunk's keys from `key` on.
@@ -159,7 +149,9 @@ class Forward {
   // Scores of one key -> its weights, also added to the masses.
   void weigh(int64_t first, int64_t key, float* row) {
     const int64_t from = head_.seen_from(key);
-    for (int v = static_cast<int>(std::max<int64_t>(from - first, 0) / kLanes); v < kBlockVectors; v++) {
+    const int unseen = vectors_before(from, first);
+    for (int v = 0; v < unseen; v++) store(row + v * kLanes, Vector{});
+    for (int v = unseen; v < kBlockVectors; v++) {
       const int64_t query = first + v * kLanes;
       Vector weight = power_of(load(row + v * kLanes), head_.exponent);
       if (head_.factors == 2) weight *= load(row + kScores + v * kLanes);

@@ -36,6 +36,7 @@ struct Head {
         inner_row(padded(inner_width)),
         plain(call.power * call.factors == 1), feature_row(odd_lines(call.features)),
         exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
+        by_dots(plain && !local && chunk <= kKeys),
         chunks_of_block(call.causal && call.diagonal > call.chunk ? call.diagonal / call.chunk : 1),
         folded(call.length ? call.length[batch] : call.keys) {
     if (local) folded -= folded % call.chunk;
@@ -53,6 +54,10 @@ struct Head {
   int64_t visible(int64_t stop, int64_t size) const {
     if (call.diagonal > kCausal) stop = round_up(stop, call.diagonal);
     return call.diagonal == kFull ? size : std::min(stop, size);
+  }
+  // Of `keys` keys from `key` on, those that any of a tile's queries from `first` on may see.
+  int64_t seen_by_tile(int64_t first, int64_t key, int64_t keys, int64_t size) const {
+    return std::clamp<int64_t>(visible(first + kTileRows, size) - key, 0, keys);
   }
   // Whether queries read chunks after their own; and whether a chunk, by its start, opens a block or closes one.
   bool reads_later_chunks() const { return chunks_of_block > 1 && call.keys > call.chunk; }
@@ -73,6 +78,7 @@ struct Head {
   int64_t feature_row;  // of such rows
   int exponent;
   int64_t chunk;   // tokens of the longest chunk
+  bool by_dots;    // scores inside a chunk are made of rows as they are: worth it for few keys
   int64_t chunks_of_block;
   int64_t folded;  // tokens that end up in the sums of earlier chunks
 };
@@ -207,6 +213,15 @@ static inline void fold_chunk(const Chunk& chunk, Folder& folder, Sums& sums, bo
   }
 }
 
+// Scores of keys 0..visible of a chunk, x[key][feature_row], by a block of its queries from `first` on, in rows too; those
+// that no query of a tile may see are left as they are.
+static inline void scores_by_dots(const Head& head, int64_t first, int64_t size, int64_t visible, const float* queries,
+                                  const float* x, float* scores) {
+  for (int64_t m = 0; m < kBlock; m += kTileRows)
+    dots(head.seen_by_tile(first + m, 0, visible, size), padded(head.call.features), queries + m * head.feature_row,
+         head.feature_row, x, head.feature_row, {scores + m, kBlock});
+}
+
 static inline void start_sums(const Head& head, const Expansion& expansion, Sums& sums) {
   if (!head.call.sums_in) return;
   sums.read_from(head.call.sums_in + head.unit * expansion.size * head.call.value_width,
@@ -215,6 +230,11 @@ static inline void start_sums(const Head& head, const Expansion& expansion, Sums
 
 // 1 / mass; a row without any mass gives zeros.
 static inline float reciprocal_mass(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
+
+// Vectors of a block's queries, from `first` on, that all stand before `from`.
+static inline int vectors_before(int64_t from, int64_t first) {
+  return from <= first ? 0 : static_cast<int>(std::min<int64_t>((from - first) / kLanes, kBlockVectors));
+}
 
 // Lanes of the queries first..first + lanes that stand at `from` or later, positions counted inside the chunk.
 static inline Integers at_least(int64_t first, int64_t from) {

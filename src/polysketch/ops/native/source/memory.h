@@ -102,8 +102,10 @@ static inline void read_columns(Rows from, int64_t count, int64_t width, float* 
 }
 
 // The inverse of `read_columns`; `add` adds to what is there.
+// A few rows at a time, each from its begin to its end: many, a power of two apart, would not stay in the first cache.
 static inline void write_columns(const float* from, int64_t stride, int64_t count, int64_t width, Rows to, bool add) {
-  turn(from, stride, width, count, to.data, to.token, add);
+  for (int64_t t = 0; t < count; t += kLanes)
+    turn(from + t, stride, width, std::min<int64_t>(kLanes, count - t), to.at(t), to.token, add);
 }
 
 static inline void write_rows(const float* from, int64_t row, int64_t count, int64_t width, Rows to, bool add) {

@@ -34,7 +34,7 @@ static inline void add_compensated(float* total, float* lost, Vector x) {
 }
 
 template <int kRows, int kColumns>
-static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
+[[gnu::always_inline]] static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
   Vector sums[kRows][kColumns];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
@@ -66,7 +66,7 @@ static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
 }
 
 template <int kColumns>
-static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
+[[gnu::always_inline]] static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
   int64_t m = 0;
   auto left = [&](int64_t m) { return Left{a.data + m * a.row, a.row, a.step}; };
   auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row, c.lost ? c.lost + m * c.row : nullptr}; };

@@ -20,6 +20,7 @@
 constexpr int64_t kBlock = 32;           // query rows worked on at once
 constexpr int64_t kFoldTokens = 256;     // tokens folded at once
 constexpr int64_t kStripFloats = 8192;   // an expansion is made in strips of so much, to stay in the first cache
+constexpr int64_t kPanel = 2 * kLanes;   // columns of a tile of a product
 constexpr int64_t kRowStrip = 128;       // of tokens in rows, features worked on at once are kStripFloats by so many
 constexpr int kBlockVectors = kBlock / kLanes;
 
@@ -158,12 +159,12 @@ class Sums {
     for (int v = 0; v < kBlockVectors; v++) store(mass + v * kLanes, masses[v]);
   }
 
-  // The same of kBlock tokens in rows, as `fold_rows` takes them.
+  // The same of kBlock tokens in rows, as `fold_rows` takes them; no mass where it is null.
   void read_rows(const float* x, int64_t row, float* output, float* mass) const {
     for_strips(kRowStrip, [&](int64_t first, int64_t last) {
       product(kBlock, row_, last - first, {x + first, row, 1}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
     });
-    for (int64_t t = 0; t < kBlock; t += kTileRows)
+    for (int64_t t = 0; t < kBlock && mass; t += kTileRows)
       dots(1, padded(expansion_.size), x + t * row, row, normalizer_, 0, {mass + t, 0});
   }
 
@@ -197,6 +198,17 @@ class Sums {
           store(row + t, load(row + t) + load(mass_gradient + t) * normalizer_[k]);
         expansion_.contract(x, k, row, pairs, dx);
       }
+    });
+  }
+
+  // The adjoint of `read_rows`, some features after others: work(first, last, gradient[last - first][kBlock]).
+  template <class Work>
+  void read_rows_backward(const float* output_gradient, const float* mass_gradient, Work work) {
+    for_strips(kRowStrip, [&](int64_t first, int64_t last) {
+      const Result gradient{gradient_, kBlock};
+      product(last - first, kBlock, 1, {normalizer_ + first, 1, 0}, {mass_gradient, 0}, gradient, false);
+      product(last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock}, gradient, true);
+      work(first, last, static_cast<float*>(gradient_));
     });
   }
 
