@@ -2,10 +2,10 @@
 
     python -m benchmarks.plain_features --before ../before/src
 
-The checkouts take turns, a process for each round and width. Milliseconds are of the process's own time, medians over
-its calls, then over the rounds. The floor is 4 n m (h + 1) operations a head forward, with backward two and a half times
-as many more, over the rate of a product of two matrices of 1024 rows in the same process: operations alone, no bytes.
-Writes benchmarks/results/plain-features-TIME.json.
+The checkouts take turns, a process for each round. Milliseconds are of the process's own time, medians over
+its calls, then over the rounds. The floor is 4 n m (h + 1) operations a head forward, with backward two and a half
+times as many more, over the rate of a product of two matrices of 1024 rows in the same process: operations alone, no
+bytes. Writes benchmarks/results/plain-features-TIME.json.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import json, statistics, sys, time
 import torch
 from polysketch.ops import linear_attention
 torch.set_num_threads(1)
-features, heads, tokens, width, calls = map(int, sys.argv[1:])
+heads, tokens, width, calls, *widths = map(int, sys.argv[1:])
 
 def median(call):
     call()
@@ -46,20 +46,24 @@ def median(call):
         times.append(time.process_time() - start)
     return statistics.median(times)
 
-query, key = (torch.rand(1, heads, tokens, features, requires_grad=True) for _ in range(2))
-value = torch.randn(1, heads, tokens, width, requires_grad=True)
 matrix = torch.randn(1024, 1024)
 
-def forward():
-    return linear_attention(query, key, value, power=1, causal=True).output
+def measured(features):
+    query, key = (torch.rand(1, heads, tokens, features, requires_grad=True) for _ in range(2))
+    value = torch.randn(1, heads, tokens, width, requires_grad=True)
 
-def forward_and_backward():
-    output = forward()
-    torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
+    def forward():
+        return linear_attention(query, key, value, power=1, causal=True).output
 
-with torch.no_grad():
-    found = {"rate": 2 * 1024**3 / median(lambda: matrix @ matrix), "forward": median(forward)}
-print(json.dumps({**found, "with_backward": median(forward_and_backward)}))
+    def forward_and_backward():
+        output = forward()
+        torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
+
+    with torch.no_grad():
+        found = {"rate": 2 * 1024**3 / median(lambda: matrix @ matrix), "forward": median(forward)}
+    return {"features": features, **found, "with_backward": median(forward_and_backward)}
+
+print(json.dumps([measured(features) for features in widths]))
 """
 
 
@@ -74,10 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shape": {"heads": HEADS, "tokens": TOKENS, "value_width": VALUE_WIDTH},
     }
     report["rounds"] = [
-        {"features": features, "source": name, **once(source, features, arguments.calls)}
-        for features in arguments.features
+        {"source": name, **of_width}
         for _ in range(arguments.repeats)
         for name, source in sources.items()
+        for of_width in once(source, arguments.features, arguments.calls)
     ]
     report["medians"] = rows = medians(report["rounds"])
     path = arguments.out or RESULTS / stamped("plain-features", ".json")
@@ -87,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def once(source: Path, features: int, calls: int) -> dict[str, float]:
-    """Seconds of a call `forward` and `with_backward`, and the `rate` of a product in operations a second."""
-    sizes = map(str, (features, HEADS, TOKENS, VALUE_WIDTH, calls))
+def once(source: Path, features: Sequence[int], calls: int) -> list[dict[str, float]]:
+    """Of each width: seconds of a call `forward` and `with_backward`, `rate` of a product in operations a second."""
+    sizes = map(str, (HEADS, TOKENS, VALUE_WIDTH, calls, *features))
     inherited = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", ROUND, *sizes]
     done = subprocess.run(command, env=inherited, capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout))
+    return list(json.loads(done.stdout))
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

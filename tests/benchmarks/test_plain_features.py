@@ -13,7 +13,7 @@ def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(t
     monkeypatch.setattr(
         plain_features,
         "once",
-        lambda source, features, calls: {"rate": operations, "forward": next(seconds), "with_backward": 7.0},
+        lambda *_: [{"features": 8, "rate": operations, "forward": next(seconds), "with_backward": 7.0}],
     )
     out = tmp_path / "record.json"
     plain_features.main(["--before", str(tmp_path), "--features", "8", "--repeats", "3", "--out", str(out)])
@@ -26,8 +26,8 @@ def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(t
 def test_a_round_measures_the_package_of_its_checkout(monkeypatch):
     for name, size in (("HEADS", 1), ("TOKENS", 40), ("VALUE_WIDTH", 3)):
         monkeypatch.setattr(plain_features, name, size)
-    found = plain_features.once(plain_features.HERE, features=5, calls=1)
-    assert found.keys() == {"rate", "forward", "with_backward"}
-    assert found["rate"] > 0
+    narrow, wide = plain_features.once(plain_features.HERE, [5, 6], calls=1)
+    assert (narrow["features"], wide["features"]) == (5, 6)
+    assert all(narrow[name] > 0 for name in ("rate", "forward", "with_backward"))
     with pytest.raises(Exception, match="non-zero exit status"):
-        plain_features.once(plain_features.HERE, features=-1, calls=1)
+        plain_features.once(plain_features.HERE, [-1], calls=1)
