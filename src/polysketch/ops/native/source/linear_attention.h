@@ -213,8 +213,8 @@ static inline void fold_chunk(const Chunk& chunk, Folder& folder, Sums& sums, bo
   }
 }
 
-// Scores of keys 0..visible of a chunk, x[key][feature_row], by a block of its queries from `first` on, in rows too; those
-// that no query of a tile may see are left as they are.
+// Scores of keys 0..visible of a chunk, x[key][feature_row], by a block of its queries from `first` on, in rows too;
+// those that no query of a tile may see are left as they are.
 static inline void scores_by_dots(const Head& head, int64_t first, int64_t size, int64_t visible, const float* queries,
                                   const float* x, float* scores) {
   for (int64_t m = 0; m < kBlock; m += kTileRows)

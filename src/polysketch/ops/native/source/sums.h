@@ -6,7 +6,7 @@
 //   (x . y)^2 = sum over a <= b of w_ab x_a x_b y_a y_b,     w_aa = 1, w_ab = 2
 //
 // At power 1 the expansion is x itself; with two factors the products a_i b_j of its halves a and b, each once, i major.
-// Tokens are innermost throughout: x[i][token].
+// Tokens are innermost, x[i][token], but in functions of rows, which take power 1 alone: x[token][i].
 //
 // Beside every sum stands what its additions have rounded off so far, `lost`; a state that leaves or comes in is the
 // sums alone.
