@@ -182,7 +182,7 @@ MUTANTS = {
     "inside counted twice": (FORWARD, "store(row + v * kLanes, weight);", "store(row + v * kLanes, weight + weight);"),
     "pairs counted once": (FORWARD, "sums_.read(query_, 2.0f,", "sums_.read(query_, 1.0f,"),
     "no causal mask": (SHARED, "return call.diagonal == kCausal ? key :", "return call.diagonal == kCausal ? 0 :"),
-    "gradient of the sums dropped": (BACKWARD, "carried_.fold(folder_.x()", "if (false) carried_.fold(folder_.x()"),
+    "gradient of the sums dropped": (BACKWARD, "folder_.fold(count", "if (false) folder_.fold(count"),
     "keys overwritten": (
         BACKWARD,
         "{keys_gradient_ + f * chunk_.part + key * row, row}, true)",
@@ -200,6 +200,12 @@ MUTANTS = {
     ),
     "queries of later chunks of blocks overwritten": (BACKWARD, "count, true);", "count, false);"),
     "decay forgotten between chunks": (SHARED, "sums.scale(chunk.decay.carried());", "sums.scale(1.0f);"),
+    "rows of queries see a tile too few": (SHARED, "visible(first + kTileRows, size)", "visible(first, size)"),
+    "rows of keys see a panel too few": (BACKWARD, "visible(first + kPanel, chunk_", "visible(first, chunk_"),
+    "rows of keys seen from too late": (BACKWARD, "head_.seen_from(key) - first,", "head_.seen_from(key) + 1 - first,"),
+    "rows of the wrong tokens": (FORWARD, "read_rows(from, count,", "read_rows({from.at(1), from.token}, count - 1,"),
+    "rows of a mass forgotten": ("sums.h", "t < kBlock && mass;", "t < 0 && mass;"),
+    "rows of the gradient of a mass forgotten": ("sums.h", "{normalizer_ + first, 1,", "{normalizer_ + first, 0,"),
 }
 
 
@@ -210,6 +216,7 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     case = Case(length=300, local_chunk=0, decays=True) if "decay" in name else Case(length=100)
     case = Case(length=100, power=1, factors=2, local_chunk=0) if "factor" in name else case
     case = Case(block_size=32, length=100) if "blocks" in name else case
+    case = Case(length=100, power=1, local_chunk=0) if "rows" in name else case
     file, old, new = MUTANTS[name]
     assert_native_agrees(case)
     source = tmp_path / "source"

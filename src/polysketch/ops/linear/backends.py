@@ -89,7 +89,7 @@ BACKENDS = {
             native.why_not,
             ComputeChunk(128, 512),
             # Scores inside a chunk are as wide as its sums are high: few of them.
-            ComputeChunk(32, 512),
+            ComputeChunk(32, 32),
             forward=native.forward,
             backward=native.backward,
             long_blocks=True,

@@ -7,7 +7,8 @@ class Forward {
  public:
   Forward(const LinearAttentionCall& call, int64_t unit)
       : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
-        in_columns_(!head_.local && head_.chunk <= kFoldTokens), chunk_(head_, in_columns_), folder_(head_), query_(call.features * kBlock), inner_query_(head_.inner_width * kBlock),
+        keys_in_folder_(!head_.local && head_.chunk <= kFoldTokens), chunk_(head_, keys_in_folder_), folder_(head_),
+        query_(kBlock * std::max(call.features, head_.plain ? head_.feature_row : 0)), inner_query_(head_.inner_width * kBlock),
         weights_(head_.factors * kScores), output_(kBlock * head_.row) {}
 
   void run() {
@@ -46,7 +47,7 @@ class Forward {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
       chunk_.read(head_, start, head_.folded);
-      if (in_columns_) folder_.read_keys(chunk_, 0);
+      if (keys_in_folder_) folder_.read_keys(chunk_, 0);
       for (int64_t shared = 0; shared < head_.shared; shared++)
         for (int64_t first = 0; first < chunk_.size; first += kBlock) {
           read(shared, start + first, std::min(kBlock, chunk_.size - first), chunk_.decay.read() + first);
@@ -55,7 +56,7 @@ class Forward {
           resolve(std::min(kBlock, chunk_.size - first), call.offset, chunk_.decay.any() ? chunk_.decay.read() + first : nullptr);
           write(shared, start + first, std::min(kBlock, chunk_.size - first));
         }
-      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(chunk_, folder_, sums_, in_columns_);
+      if (start + call.chunk < call.keys || call.return_sums) fold_chunk(chunk_, folder_, sums_, keys_in_folder_);
     }
   }
 
@@ -83,14 +84,17 @@ class Forward {
 
   // What the sums give to `count` queries, times their decay.
   void read(int64_t shared, int64_t token, int64_t count, const float* decay) {
-    if (!sums_.empty() || !head_.local)
-      read_columns(head_.of_query(head_.call.query, shared, token), count, head_.call.features, query_, kBlock);
+    if (!sums_.empty() || !head_.local) read_queries(head_.of_query(head_.call.query, shared, token), count);
     if (sums_.empty()) {
       zero(output_, kBlock * head_.row);
       zero(mass_, kBlock);
       return;
     }
-    sums_.read(query_, 2.0f, output_, mass_);
+    if (head_.plain) {
+      sums_.read_rows(query_, head_.feature_row, output_, mass_);
+    } else {
+      sums_.read(query_, 2.0f, output_, mass_);
+    }
     if (!decay || !chunk_.decay.any()) return;
     for (int64_t t = 0; t < kBlock; t++) {
       for (int64_t i = 0; i < head_.row; i++) output_[t * head_.row + i] *= decay[t];
@@ -98,36 +102,56 @@ class Forward {
     }
   }
 
+  // Features of `count` queries: in rows where they stand for themselves, else tokens innermost; zeros up to kBlock.
+  void read_queries(Rows from, int64_t count) {
+    if (head_.plain) {
+      read_rows(from, count, head_.call.features, query_, head_.feature_row);
+      zero(query_ + count * head_.feature_row, (kBlock - count) * head_.feature_row);
+    } else {
+      read_columns(from, count, head_.call.features, query_, kBlock);
+    }
+  }
+
   // What the chunk itself gives to the queries from `first` on.
   void inside(int64_t shared, int64_t first) {
     const int64_t count = std::min(kBlock, chunk_.size - first), visible = head_.visible(first + kBlock, chunk_.size);
     const float* queries = query_;  // as `read` has left them
-    if (head_.local) {
-      read_columns(head_.of_query(head_.call.local_query, shared, chunk_.start + first), count, head_.inner_width,
+    if (head_.local || (head_.plain && !head_.by_dots)) {
+      read_columns(head_.of_query(head_.inner_query(), shared, chunk_.start + first), count, head_.inner_width,
                    inner_query_, kBlock);
       queries = inner_query_;
     }
     for (int64_t key = 0; key < visible; key += kKeys) {
       const int64_t keys = std::min(kKeys, visible - key);
-      for (int64_t f = 0; f < head_.factors; f++)
+      for (int64_t f = 0; f < head_.factors && !head_.by_dots; f++)
         product(keys, kBlock, head_.inner_width, inner_keys(f, key),
                 {queries + f * head_.inner_width * kBlock, kBlock}, {weights_ + f * kScores, kBlock}, false);
+      if (head_.by_dots) scores_by_dots(head_, first, chunk_.size, visible, query_, folder_.x(), weights_);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock);
-      product(kBlock, head_.row, keys, {weights_, 1, kBlock}, {chunk_.values + key * head_.row, head_.row},
-              {output_, head_.row}, true);
+      const Right values{chunk_.values + key * head_.row, head_.row};
+      if (head_.seen_by_tile(first, key, keys, chunk_.size) == keys) {
+        product(kBlock, head_.row, keys, {weights_, 1, kBlock}, values, {output_, head_.row}, true);
+      } else {
+        for (int64_t m = 0; m < kBlock; m += kTileRows)
+          product(kTileRows, head_.row, head_.seen_by_tile(first + m, key, keys, chunk_.size), {weights_ + m, 1, kBlock},
+                  values, {output_ + m * head_.row, head_.row}, true);
+      }
     }
   }
 
   // One part of the chunk's keys from `key` on.
   Left inner_keys(int64_t factor, int64_t key) {
-    if (in_columns_) return {folder_.x() + factor * head_.inner_width * folder_.tokens + key, 1, folder_.tokens};
+    if (keys_in_folder_ && head_.plain) return {folder_.x() + key * head_.feature_row, head_.feature_row, 1};
+    if (keys_in_folder_) return {folder_.x() + factor * head_.inner_width * folder_.tokens + key, 1, folder_.tokens};
     return {chunk_.inner_keys + factor * chunk_.part + key * head_.inner_row, head_.inner_row, 1};
   }
 
   // Scores of one key -> its weights, also added to the masses.
   void weigh(int64_t first, int64_t key, float* row) {
     const int64_t from = head_.seen_from(key);
-    for (int v = 0; v < kBlockVectors; v++) {
+    const int unseen = vectors_before(from, first);
+    for (int v = 0; v < unseen; v++) store(row + v * kLanes, Vector{});
+    for (int v = unseen; v < kBlockVectors; v++) {
       const int64_t query = first + v * kLanes;
       Vector weight = power_of(load(row + v * kLanes), head_.exponent);
       if (head_.factors == 2) weight *= load(row + kScores + v * kLanes);
@@ -167,7 +191,7 @@ class Forward {
   Head head_;
   Expansion expansion_;
   Sums sums_;
-  bool in_columns_;  // the chunk's keys are in the folder, tokens innermost, and nowhere else
+  bool keys_in_folder_;  // the chunk's keys are in the folder, tokens innermost, and nowhere else
   Chunk chunk_;
   Folder folder_;
   Buffer query_, inner_query_, weights_, output_;

@@ -34,7 +34,9 @@ struct Head {
         shared(call.heads / call.key_heads), row(padded(call.value_width)), local(call.local_query),
         factors(local ? 1 : call.factors), inner_width(local ? call.local_width : call.features / factors),
         inner_row(padded(inner_width)),
+        plain(call.power * call.factors == 1), feature_row(odd_lines(call.features)),
         exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
+        by_dots(plain && !local && chunk <= kKeys),
         chunks_of_block(call.causal && call.diagonal > call.chunk ? call.diagonal / call.chunk : 1),
         folded(call.length ? call.length[batch] : call.keys) {
     if (local) folded -= folded % call.chunk;
@@ -53,6 +55,10 @@ struct Head {
     if (call.diagonal > kCausal) stop = round_up(stop, call.diagonal);
     return call.diagonal == kFull ? size : std::min(stop, size);
   }
+  // Of `keys` keys from `key` on, those that any of a tile's queries from `first` on may see.
+  int64_t seen_by_tile(int64_t first, int64_t key, int64_t keys, int64_t size) const {
+    return std::clamp<int64_t>(visible(first + kTileRows, size) - key, 0, keys);
+  }
   // Whether queries read chunks after their own; and whether a chunk, by its start, opens a block or closes one.
   bool reads_later_chunks() const { return chunks_of_block > 1 && call.keys > call.chunk; }
   bool opens_block(int64_t start) const { return start / call.chunk % chunks_of_block == 0; }
@@ -68,8 +74,11 @@ struct Head {
   bool local;
   int64_t factors;                 // scores whose product is a weight inside a chunk, each of a part of the features
   int64_t inner_width, inner_row;  // of one such part
+  bool plain;           // features stand for themselves, and lie in rows
+  int64_t feature_row;  // of such rows
   int exponent;
   int64_t chunk;   // tokens of the longest chunk
+  bool by_dots;    // scores inside a chunk are made of rows as they are: worth it for few keys
   int64_t chunks_of_block;
   int64_t folded;  // tokens that end up in the sums of earlier chunks
 };
@@ -136,7 +145,8 @@ struct Chunk {
 class Folder {
  public:
   explicit Folder(const Head& head)
-      : tokens(std::min(kFoldTokens, round_up(head.chunk, kBlock))), head_(head), x_(head.call.features * tokens),
+      : tokens(std::min(kFoldTokens, round_up(head.chunk, kBlock))), head_(head),
+        x_(tokens * (head.plain ? head.feature_row : head.call.features)),
         values_(tokens * head.row) {}
 
   void fold_keys(const Chunk& chunk, Sums& sums) {
@@ -148,8 +158,16 @@ class Folder {
 
   // The features of at most `tokens` keys from `first` on into x().
   void read_keys(const Chunk& chunk, int64_t first) {
-    read_columns(head_.of_key(head_.call.key, chunk.start + first), std::min(tokens, chunk.size - first),
-                 head_.call.features, x_, tokens);
+    read(head_.of_key(head_.call.key, chunk.start + first), std::min(tokens, chunk.size - first));
+  }
+
+  // Features of `count` tokens: in rows where they stand for themselves, else tokens innermost.
+  void read(Rows from, int64_t count) {
+    if (head_.plain) {
+      read_rows(from, count, head_.call.features, x_, head_.feature_row);
+    } else {
+      read_columns(from, count, head_.call.features, x_, tokens);
+    }
   }
 
   void fold_read_keys(const Chunk& chunk, int64_t first, Sums& sums) {
@@ -161,7 +179,16 @@ class Folder {
       read_rows({const_cast<float*>(values), head_.row}, count, head_.row, values_, head_.row, factor);
       values = values_;
     }
-    sums.fold(x_, tokens, count, values, masses_, 1.0f);
+    fold(count, values, 1.0f, sums);
+  }
+
+  // What was read, with values[count][row] and masses().
+  void fold(int64_t count, const float* values, float pairs, Sums& sums) {
+    if (head_.plain) {
+      sums.fold_rows(x_, head_.feature_row, count, values, masses_);
+    } else {
+      sums.fold(x_, tokens, count, values, masses_, pairs);
+    }
   }
 
   const int64_t tokens;  // folded at once
@@ -186,6 +213,15 @@ static inline void fold_chunk(const Chunk& chunk, Folder& folder, Sums& sums, bo
   }
 }
 
+// Scores of keys 0..visible of a chunk, x[key][feature_row], by a block of its queries from `first` on, in rows too;
+// those that no query of a tile may see are left as they are.
+static inline void scores_by_dots(const Head& head, int64_t first, int64_t size, int64_t visible, const float* queries,
+                                  const float* x, float* scores) {
+  for (int64_t m = 0; m < kBlock; m += kTileRows)
+    dots(head.seen_by_tile(first + m, 0, visible, size), padded(head.call.features), queries + m * head.feature_row,
+         head.feature_row, x, head.feature_row, {scores + m, kBlock});
+}
+
 static inline void start_sums(const Head& head, const Expansion& expansion, Sums& sums) {
   if (!head.call.sums_in) return;
   sums.read_from(head.call.sums_in + head.unit * expansion.size * head.call.value_width,
@@ -194,6 +230,11 @@ static inline void start_sums(const Head& head, const Expansion& expansion, Sums
 
 // 1 / mass; a row without any mass gives zeros.
 static inline float reciprocal_mass(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
+
+// Vectors of a block's queries, from `first` on, that all stand before `from`.
+static inline int vectors_before(int64_t from, int64_t first) {
+  return from <= first ? 0 : static_cast<int>(std::min<int64_t>((from - first) / kLanes, kBlockVectors));
+}
 
 // Lanes of the queries first..first + lanes that stand at `from` or later, positions counted inside the chunk.
 static inline Integers at_least(int64_t first, int64_t from) {

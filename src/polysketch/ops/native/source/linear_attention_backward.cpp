@@ -10,8 +10,8 @@ class Upstream {
  public:
   explicit Upstream(const Head& head) : head_(head), rows(kBlock * head.row), columns(head.row * kBlock) {}
 
-  // `decay` is that of each query since the start of its chunk, or null.
-  void read(int64_t shared, int64_t token, int64_t count, const float* decay) {
+  // `decay` is that of each query since the start of its chunk, or null; `turned`: whether the columns are wanted too.
+  void read(int64_t shared, int64_t token, int64_t count, const float* decay, bool turned = true) {
     const LinearAttentionCall& call = head_.call;
     zero(rows, kBlock * head_.row);
     zero(masses, kBlock);
@@ -19,16 +19,11 @@ class Upstream {
       const float* output = head_.of_query(call.output, shared, token + t).data;
       const float* gradient = head_.of_query(call.output_gradient, shared, token + t).data;
       const float factor = call.normalize ? reciprocal_mass(*head_.of_query(call.denominator, shared, token + t).data) : 1.0f;
-      const float by = decay ? decay[t] : 1.0f;
-      float mass = *head_.of_query(call.denominator_gradient, shared, token + t).data;
-      for (int64_t i = 0; i < call.value_width; i++) {
-        const float numerator = gradient[i] * factor;
-        rows[t * head_.row + i] = numerator * by;
-        if (call.normalize) mass -= numerator * output[i];
-      }
-      masses[t] = mass * by;
+      const float by = decay ? decay[t] : 1.0f, through_mass = call.normalize ? dot(gradient, output, call.value_width) : 0.0f;
+      for (int64_t i = 0; i < call.value_width; i++) rows[t * head_.row + i] = gradient[i] * factor * by;
+      masses[t] = (*head_.of_query(call.denominator_gradient, shared, token + t).data - through_mass * factor) * by;
     }
-    read_columns({rows, head_.row}, kBlock, head_.row, columns, kBlock);
+    if (turned) read_columns({rows, head_.row}, kBlock, head_.row, columns, kBlock);
   }
 
  private:
@@ -43,12 +38,12 @@ class Backward {
  public:
   Backward(const LinearAttentionCall& call, int64_t unit)
       : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
-        carried_(expansion_, call.value_width), chunk_(head_), folder_(head_), upstream_(head_),
-        x_(call.features * kBlock), x_gradient_(call.features * kBlock),
+        carried_(expansion_, call.value_width), chunk_(head_, head_.by_dots), folder_(head_), upstream_(head_),
+        x_(kBlock * (head_.plain ? head_.feature_row : call.features)), x_gradient_(call.features * kBlock),
         inner_query_(head_.factors * head_.inner_width * kBlock), inner_query_rows_(head_.factors * query_part()),
         inner_query_gradient_(head_.factors * query_part()), weights_(head_.factors * kScores),
         changes_(head_.factors * kScores), block_values_(head_.row * kBlock),
-        values_gradient_(head_.chunk * head_.row), keys_gradient_(head_.factors * chunk_.part) {}
+        values_gradient_(head_.chunk * head_.row), keys_gradient_(head_.factors * head_.chunk * key_row()) {}
 
   void run() {
     start_sums(head_, expansion_, sums_);
@@ -69,22 +64,24 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
       chunk_.read(head_, start, head_.folded);
+      if (head_.by_dots) folder_.read_keys(chunk_, 0);
       zero(values_gradient_, chunk_.size * head_.row);
-      for (int64_t f = 0; f < head_.factors; f++) zero(keys_gradient_ + f * chunk_.part, chunk_.size * head_.inner_row);
+      for (int64_t f = 0; f < head_.factors; f++) zero(keys_gradient_ + f * chunk_.part, chunk_.size * key_row());
       for (int64_t shared = 0; shared < head_.shared; shared++)
         for (int64_t first = 0; first < chunk_.size; first += kBlock) queries_of_block(shared, first);
       const Tensor& inner_key_gradient = head_.local ? call.local_key_gradient : call.key_gradient;
       write_rows(values_gradient_, head_.row, chunk_.size, call.value_width, head_.of_key(call.value_gradient, start), false);
       for (int64_t f = 0; f < head_.factors; f++)
-        write_rows(keys_gradient_ + f * chunk_.part, head_.inner_row, chunk_.size, head_.inner_width,
+        write_rows(keys_gradient_ + f * chunk_.part, key_row(), chunk_.size, head_.inner_width,
                    head_.part(head_.of_key(inner_key_gradient, start), f), false);
-      if (start + call.chunk < call.keys) fold_chunk(chunk_, folder_, sums_);
+      if (start + call.chunk < call.keys) fold_chunk(chunk_, folder_, sums_, head_.by_dots);
     }
   }
 
   void queries_of_block(int64_t shared, int64_t first) {
     const LinearAttentionCall& call = head_.call;
     const int64_t token = chunk_.start + first, count = std::min(kBlock, chunk_.size - first);
+    if (head_.by_dots) return queries_by_dots(shared, first, count);
     upstream_.read(shared, token, count, chunk_.decay.any() ? chunk_.decay.read() + first : nullptr);
     through_sums(shared, token, count, false);
     if (call.diagonal == kNone) return;
@@ -96,9 +93,72 @@ class Backward {
                  head_.part(head_.of_query(target, shared, token), f), !head_.local);
   }
 
+  // Few keys, whose features and those of the queries lie in rows as they are: gradients of a query's features are
+  // added up for some of them after others, through the sums and inside the chunk.
+  void queries_by_dots(int64_t shared, int64_t first, int64_t count) {
+    const LinearAttentionCall& call = head_.call;
+    const int64_t token = chunk_.start + first, row = head_.feature_row;
+    const int64_t visible = call.diagonal == kNone ? 0 : head_.visible(first + kBlock, chunk_.size);
+    upstream_.read(shared, token, count, nullptr);
+    if (visible) weigh_by_dots(shared, first, count, visible);
+    if (chunk_.decay.any()) upstream_.read(shared, token, count, chunk_.decay.read() + first);
+    const Rows target = head_.of_query(call.query_gradient, shared, token);
+    sums_.read_rows_backward(upstream_.columns, upstream_.masses, [&](int64_t from, int64_t to, float* gradient) {
+      for (int64_t m = 0; m < kBlock && visible; m += kPanel)
+        product(to - from, kPanel, seen_by_panel(first + m, visible), {folder_.x() + from, 1, row}, {changes_ + m, kBlock},
+                {gradient + m, kBlock}, true);
+      write_columns(gradient, kBlock, count, to - from, {target.data + from, target.token}, false);
+      for_key_tiles(first, visible, [&](int64_t key, int64_t keys, int64_t query) {
+        product(keys, padded(to - from), kBlock - query, {changes_ + key * kBlock + query, kBlock, 1},
+                {x_ + query * row + from, row}, {keys_gradient_ + key * row + from, row}, true);
+      });
+    });
+  }
+
+  // The chunk's weights, and the gradients of its scores; adds to those of its values.
+  void weigh_by_dots(int64_t shared, int64_t first, int64_t count, int64_t visible) {
+    read_block(head_.of_query(head_.call.query, shared, chunk_.start + first), count);
+    scores_by_dots(head_, first, chunk_.size, visible, x_, folder_.x(), weights_);
+    for (int64_t m = 0; m < kBlock; m += kPanel)
+      product(seen_by_panel(first + m, visible), kPanel, head_.call.value_width, {chunk_.values, head_.row, 1},
+              {upstream_.columns + m, kBlock}, {changes_ + m, kBlock}, false);
+    for (int64_t j = 0; j < visible; j++) weigh(first, j, weights_ + j * kBlock, changes_ + j * kBlock);
+    for_key_tiles(first, visible, [&](int64_t key, int64_t keys, int64_t query) {
+      product(keys, head_.row, kBlock - query, {weights_ + key * kBlock + query, kBlock, 1},
+              {upstream_.rows + query * head_.row, head_.row}, {values_gradient_ + key * head_.row, head_.row}, true);
+    });
+  }
+
+  // Features of `count` tokens in rows, zeros up to kBlock.
+  void read_block(Rows from, int64_t count) {
+    read_rows(from, count, head_.call.features, x_, head_.feature_row);
+    zero(x_ + count * head_.feature_row, (kBlock - count) * head_.feature_row);
+  }
+
+  // Keys that any of kPanel queries from `first` on may see.
+  int64_t seen_by_panel(int64_t first, int64_t visible) const {
+    return std::min(head_.visible(first + kPanel, chunk_.size), visible);
+  }
+
+  // work(key, keys, query): a tile's keys, and the first query of the block, by its place in it, that sees any of them.
+  template <class Work>
+  void for_key_tiles(int64_t first, int64_t visible, Work work) const {
+    for (int64_t key = 0; key < visible; key += kTileRows)
+      work(key, std::min<int64_t>(kTileRows, visible - key), std::clamp<int64_t>(head_.seen_from(key) - first, 0, kBlock));
+  }
+
+  int64_t key_row() const { return head_.by_dots ? head_.feature_row : head_.inner_row; }
+
   // Query gradients through the sums.
   void through_sums(int64_t shared, int64_t token, int64_t count, bool add) {
     const LinearAttentionCall& call = head_.call;
+    if (head_.plain) {
+      const Rows target = head_.of_query(call.query_gradient, shared, token);
+      sums_.read_rows_backward(upstream_.columns, upstream_.masses, [&](int64_t from, int64_t to, const float* gradient) {
+        write_columns(gradient, kBlock, count, to - from, {target.data + from, target.token}, add);
+      });
+      return;
+    }
     zero(x_gradient_, call.features * kBlock);
     if (!sums_.empty()) {
       read_columns(head_.of_query(call.query, shared, token), count, call.features, x_, kBlock);
@@ -139,7 +199,12 @@ class Backward {
   // Scores of one key -> its weights; gradients of numerators by its value -> gradients of its scores.
   void weigh(int64_t first, int64_t key, float* scores, float* changes) {
     const int64_t from = head_.seen_from(key);
-    for (int v = 0; v < kBlockVectors; v++) {
+    const int unseen = vectors_before(from, first);
+    for (int v = 0; v < unseen; v++) {
+      store(scores + v * kLanes, Vector{});
+      for (int64_t f = 0; f < head_.factors; f++) store(changes + f * kScores + v * kLanes, Vector{});
+    }
+    for (int v = unseen; v < kBlockVectors; v++) {
       const int64_t query = first + v * kLanes;
       const Vector score = load(scores + v * kLanes);
       Vector slope = power_of(score, head_.exponent - 1);
@@ -154,7 +219,8 @@ class Backward {
         continue;
       }
       store(scores + v * kLanes, from > query ? keep(score * slope, at_least(query, from)) : score * slope);
-      store(changes + v * kLanes, change * slope * static_cast<float>(head_.exponent));
+      const Vector through = change * slope * static_cast<float>(head_.exponent);
+      store(changes + v * kLanes, from > query ? keep(through, at_least(query, from)) : through);
     }
   }
 
@@ -182,6 +248,10 @@ class Backward {
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     for (int64_t first = 0; first < chunk_.size; first += kBlock) {
       const int64_t start = chunk_.start + first, count = std::min(kBlock, chunk_.size - first);
+      if (head_.plain && !carried_.empty() && first < chunk_.folded) {
+        keys_in_rows(first, count, add_values, add_keys);
+        continue;
+      }
       const float* factor = chunk_.decay.fold() + first;
       float ignored[kBlock];
       zero(x_gradient_, call.features * kBlock);
@@ -198,6 +268,29 @@ class Backward {
       write_rows(inner_values(), head_.row, count, call.value_width, head_.of_key(call.value_gradient, start), add_values);
       write_columns(x_gradient_, kBlock, count, call.features, head_.of_key(call.key_gradient, start), add_keys);
     }
+  }
+
+  // The same of one block whose features lie in rows.
+  void keys_in_rows(int64_t first, int64_t count, bool add_values, bool add_keys) {
+    const LinearAttentionCall& call = head_.call;
+    const int64_t start = chunk_.start + first, row = head_.row;
+    const float *factor = chunk_.decay.fold() + first, *values = chunk_.values + first * row;
+    read_block(head_.of_key(call.key, start), count);
+    carried_.read_rows(x_, head_.feature_row, inner_values(), nullptr);
+    scale_rows(inner_values(), factor, count);
+    write_rows(inner_values(), row, count, call.value_width, head_.of_key(call.value_gradient, start), add_values);
+    std::copy(values, values + count * row, inner_values());
+    scale_rows(inner_values(), factor, count);
+    read_columns({inner_values(), row}, count, row, block_values_, kBlock);
+    const Rows target = head_.of_key(call.key_gradient, start);
+    carried_.read_rows_backward(block_values_, factor, [&](int64_t from, int64_t to, const float* gradient) {
+      write_columns(gradient, kBlock, count, to - from, {target.data + from, target.token}, add_keys);
+    });
+  }
+
+  void scale_rows(float* rows, const float* factor, int64_t count) const {
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t i = 0; i < head_.row; i++) rows[t * head_.row + i] *= factor[t];
   }
 
   // In reverse: queries have read the later chunks of their block.
@@ -236,14 +329,14 @@ class Backward {
     for (int64_t shared = 0; shared < head_.shared; shared++)
       for (int64_t first = 0; first < size; first += folder_.tokens) {
         const int64_t count = std::min(folder_.tokens, size - first);
-        read_columns(head_.of_query(call.query, shared, start + first), count, call.features, folder_.x(), folder_.tokens);
+        folder_.read(head_.of_query(call.query, shared, start + first), count);
         zero(folder_.masses(), folder_.tokens);
         for (int64_t t = 0; t < count; t += kBlock) {
-          upstream_.read(shared, start + first + t, std::min(kBlock, count - t), decay ? decay + first + t : nullptr);
+          upstream_.read(shared, start + first + t, std::min(kBlock, count - t), decay ? decay + first + t : nullptr, false);
           std::copy(upstream_.rows + 0, upstream_.rows + kBlock * head_.row, folder_.values() + t * head_.row);
           std::copy(upstream_.masses, upstream_.masses + kBlock, folder_.masses() + t);
         }
-        carried_.fold(folder_.x(), folder_.tokens, count, folder_.values(), folder_.masses(), 2.0f);
+        folder_.fold(count, folder_.values(), 2.0f, carried_);
       }
   }
 

@@ -13,6 +13,8 @@ constexpr float kResolved = 0x1p-12f;
 
 static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 static inline int64_t padded(int64_t width) { return round_up(width, kLanes); }
+// A row of an odd number of cache lines: rows a power of two apart would drive one another out of the first cache.
+static inline int64_t odd_lines(int64_t width) { return round_up(width, 32) + 16; }
 
 // Uninitialised floats on a cache line's boundary.
 class Buffer {
@@ -100,8 +102,10 @@ static inline void read_columns(Rows from, int64_t count, int64_t width, float* 
 }
 
 // The inverse of `read_columns`; `add` adds to what is there.
+// A few rows at a time, each from its begin to its end: many, a power of two apart, would not stay in the first cache.
 static inline void write_columns(const float* from, int64_t stride, int64_t count, int64_t width, Rows to, bool add) {
-  turn(from, stride, width, count, to.data, to.token, add);
+  for (int64_t t = 0; t < count; t += kLanes)
+    turn(from + t, stride, width, std::min<int64_t>(kLanes, count - t), to.at(t), to.token, add);
 }
 
 static inline void write_rows(const float* from, int64_t row, int64_t count, int64_t width, Rows to, bool add) {

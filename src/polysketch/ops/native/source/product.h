@@ -34,7 +34,7 @@ static inline void add_compensated(float* total, float* lost, Vector x) {
 }
 
 template <int kRows, int kColumns>
-static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
+[[gnu::always_inline]] static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
   Vector sums[kRows][kColumns];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
@@ -66,7 +66,7 @@ static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
 }
 
 template <int kColumns>
-static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
+[[gnu::always_inline]] static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
   int64_t m = 0;
   auto left = [&](int64_t m) { return Left{a.data + m * a.row, a.row, a.step}; };
   auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row, c.lost ? c.lost + m * c.row : nullptr}; };
@@ -81,4 +81,31 @@ static void product(int64_t rows, int64_t width, int64_t depth, Left a, Right b,
   for (; n + 2 * kLanes <= width; n += 2 * kLanes)
     columns<2>(rows, depth, a, {b.data + n, b.step}, result(n), add);
   for (; n < width; n += kLanes) columns<1>(rows, depth, a, {b.data + n, b.step}, result(n), add);
+}
+
+// Dot products of rows: c[n][m] = sum over k of a[m][k] b[n][k], k innermost in a and b, `depth` a multiple of the lanes;
+// kTileRows rows of a, which are innermost in c.
+template <int kColumns>
+static inline void dots_tile(int64_t depth, const float* a, int64_t a_row, const float* b, int64_t b_row, Result c) {
+  constexpr int kSums = (kTileRows * kColumns + kLanes - 1) / kLanes * kLanes;
+  Vector sums[kSums] = {};
+  for (int64_t k = 0; k < depth; k += kLanes)
+#pragma GCC unroll 8
+    for (int m = 0; m < kTileRows; m++) {
+      const Vector left = load(a + m * a_row + k);
+#pragma GCC unroll 2
+      for (int n = 0; n < kColumns; n++) sums[n * kTileRows + m] += left * load(b + n * b_row + k);
+    }
+  float totals[kSums];
+#pragma GCC unroll 4
+  for (int i = 0; i < kSums; i += kLanes) store(totals + i, sums_of_rows(reinterpret_cast<Vector(&)[kLanes]>(sums[i])));
+  for (int n = 0; n < kColumns; n++) std::memcpy(c.data + n * c.row, totals + n * kTileRows, sizeof(float) * kTileRows);
+}
+
+// kTileRows rows of a, any count of rows of b.
+static inline void dots(int64_t count, int64_t depth, const float* a, int64_t a_row, const float* b, int64_t b_row,
+                        Result c) {
+  int64_t n = 0;
+  for (; n + 2 <= count; n += 2) dots_tile<2>(depth, a, a_row, b + n * b_row, b_row, {c.data + n * c.row, c.row});
+  if (n < count) dots_tile<1>(depth, a, a_row, b + n * b_row, b_row, {c.data + n * c.row, c.row});
 }

@@ -6,7 +6,7 @@
 //   (x . y)^2 = sum over a <= b of w_ab x_a x_b y_a y_b,     w_aa = 1, w_ab = 2
 //
 // At power 1 the expansion is x itself; with two factors the products a_i b_j of its halves a and b, each once, i major.
-// Tokens are innermost throughout: x[i][token].
+// Tokens are innermost, x[i][token], but in functions of rows, which take power 1 alone: x[token][i].
 //
 // Beside every sum stands what its additions have rounded off so far, `lost`; a state that leaves or comes in is the
 // sums alone.
@@ -20,6 +20,8 @@
 constexpr int64_t kBlock = 32;           // query rows worked on at once
 constexpr int64_t kFoldTokens = 256;     // tokens folded at once
 constexpr int64_t kStripFloats = 8192;   // an expansion is made in strips of so much, to stay in the first cache
+constexpr int64_t kPanel = 2 * kLanes;   // columns of a tile of a product
+constexpr int64_t kRowStrip = 128;       // of tokens in rows, features worked on at once are kStripFloats by so many
 constexpr int kBlockVectors = kBlock / kLanes;
 
 class Expansion {
@@ -64,6 +66,9 @@ class Expansion {
     }
   }
 
+  // Whether the expansion is the features themselves: tokens may lie in rows then, and nothing is turned.
+  bool is_identity() const { return is_identity_; }
+
   // The row of the square of feature a, at power 2.
   int64_t square(int64_t a) const { return a * features - a * (a - 1) / 2; }
 
@@ -80,14 +85,15 @@ class Sums {
  public:
   Sums(const Expansion& expansion, int64_t width)
       : expansion_(expansion), width_(width), row_(padded(width)), sums_(expansion.size * row_),
-        normalizer_(expansion.size), lost_(expansion.size * row_), lost_mass_(expansion.size), scratch_(kStripFloats),
+        normalizer_(padded(expansion.size)), lost_(expansion.size * row_), lost_mass_(padded(expansion.size)),
+        scratch_(kStripFloats),
         gradient_(kStripFloats) {
     clear();
   }
 
   void clear() {
     zero(sums_, expansion_.size * row_);
-    zero(normalizer_, expansion_.size);
+    zero(normalizer_, padded(expansion_.size));
     forget_lost();
     empty_ = true;
   }
@@ -130,6 +136,16 @@ class Sums {
     empty_ = false;
   }
 
+  // The same of tokens in rows, x[count][row], zeros behind the features; where the expansion is x itself.
+  void fold_rows(const float* x, int64_t row, int64_t count, const float* values, const float* masses) {
+    for_strips(kRowStrip, [&](int64_t first, int64_t last) {
+      product(last - first, row_, count, {x + first, 1, row}, {values, row_},
+              {sums_ + first * row_, row_, lost_ + first * row_}, true);
+    });
+    product(1, padded(expansion_.size), count, {masses, 0, 1}, {x, row}, {normalizer_, 0, lost_mass_}, true);
+    empty_ = false;
+  }
+
   // For kBlock tokens x[features][kBlock]: output[kBlock][row] and mass[kBlock], written.
   void read(const float* x, float pairs, float* output, float* mass) {
     Vector masses[kBlockVectors] = {};
@@ -141,6 +157,15 @@ class Sums {
           masses[v] += load(rows + (k - first) * kBlock + v * kLanes) * normalizer_[k];
     });
     for (int v = 0; v < kBlockVectors; v++) store(mass + v * kLanes, masses[v]);
+  }
+
+  // The same of kBlock tokens in rows, as `fold_rows` takes them; no mass where it is null.
+  void read_rows(const float* x, int64_t row, float* output, float* mass) const {
+    for_strips(kRowStrip, [&](int64_t first, int64_t last) {
+      product(kBlock, row_, last - first, {x + first, row, 1}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
+    });
+    for (int64_t t = 0; t < kBlock && mass; t += kTileRows)
+      dots(1, padded(expansion_.size), x + t * row, row, normalizer_, 0, {mass + t, 0});
   }
 
   // At power 2, what the squares of the features alone give to the mass of kBlock tokens x[features][kBlock].
@@ -176,10 +201,21 @@ class Sums {
     });
   }
 
+  // The adjoint of `read_rows`, some features after others: work(first, last, gradient[last - first][kBlock]).
+  template <class Work>
+  void read_rows_backward(const float* output_gradient, const float* mass_gradient, Work work) {
+    for_strips(kRowStrip, [&](int64_t first, int64_t last) {
+      const Result gradient{gradient_, kBlock};
+      product(last - first, kBlock, 1, {normalizer_ + first, 1, 0}, {mass_gradient, 0}, gradient, false);
+      product(last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock}, gradient, true);
+      work(first, last, static_cast<float*>(gradient_));
+    });
+  }
+
  private:
   void forget_lost() {
     zero(lost_, expansion_.size * row_);
-    zero(lost_mass_, expansion_.size);
+    zero(lost_mass_, padded(expansion_.size));
   }
 
   // The factor is the sum of two floats, and what a product rounds off is known where products and sums are fused.

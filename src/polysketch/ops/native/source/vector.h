@@ -37,6 +37,27 @@ static inline Vector reciprocal(Vector x) {
 #endif
 }
 
+// The lanes of a and b in turn: those of the first halves, those of the second halves.
+static inline Vector interleave_first(Vector a, Vector b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX__)
+  return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+  return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+
+static inline Vector interleave_second(Vector a, Vector b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX__)
+  return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
 // The rows of a square of numbers become its columns: rows i and i + half are interleaved, log2(kLanes) times.
 template <int kTimes = kLanes>
 static inline void transpose(Vector (&rows)[kLanes]) {
@@ -44,21 +65,26 @@ static inline void transpose(Vector (&rows)[kLanes]) {
     Vector mixed[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; i++) {
-      const Vector a = rows[i], b = rows[i + kLanes / 2];
-#if defined(__AVX512F__)
-      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX__)
-      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-      mixed[2 * i] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-      mixed[2 * i + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
+      mixed[2 * i] = interleave_first(rows[i], rows[i + kLanes / 2]);
+      mixed[2 * i + 1] = interleave_second(rows[i], rows[i + kLanes / 2]);
     }
     transpose<kTimes / 2>(mixed);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; i++) rows[i] = mixed[i];
+  }
+}
+
+// Lane i is the sum of the lanes of row i: those of two rows, interleaved, are added up by halves.
+template <int kRows>
+static inline Vector sums_of_rows(const Vector (&rows)[kRows]) {
+  if constexpr (kRows == 1) {
+    return rows[0];
+  } else {
+    Vector halves[kRows / 2];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows / 2; i++)
+      halves[i] = interleave_first(rows[i], rows[i + kRows / 2]) + interleave_second(rows[i], rows[i + kRows / 2]);
+    return sums_of_rows(halves);
   }
 }
 

@@ -1,0 +1,129 @@
+"""Linear attention over features that stand for themselves (power 1), one thread: the floor, and another checkout.
+
+    python -m benchmarks.plain_features --before ../before/src
+
+The checkouts take turns, a process for each round. Milliseconds are of the process's own time, medians over
+its calls, then over the rounds. The floor is 4 n m (h + 1) operations a head forward, with backward two and a half
+times as many more, over the rate of a product of two matrices of 1024 rows in the same process: operations alone, no
+bytes. Writes benchmarks/results/plain-features-TIME.json.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import RESULTS
+from benchmarks.journal import stamped
+from polysketch.benchmarking.environment import environment, load
+from polysketch.benchmarking.tables import print_table
+from polysketch.benchmarking.workbench import save
+
+HERE = Path(__file__).parents[1] / "src"
+HEADS, TOKENS, VALUE_WIDTH, BACKWARD = 4, 4096, 64, 2.5
+
+# The process of one round: it must run with the code of another checkout too.
+ROUND = """
+import json, statistics, sys, time
+import torch
+from polysketch.ops import linear_attention
+torch.set_num_threads(1)
+heads, tokens, width, calls, *widths = map(int, sys.argv[1:])
+
+def median(call):
+    call()
+    times = []
+    for _ in range(calls):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+matrix = torch.randn(1024, 1024)
+
+def measured(features):
+    query, key = (torch.rand(1, heads, tokens, features, requires_grad=True) for _ in range(2))
+    value = torch.randn(1, heads, tokens, width, requires_grad=True)
+
+    def forward():
+        return linear_attention(query, key, value, power=1, causal=True).output
+
+    def forward_and_backward():
+        output = forward()
+        torch.autograd.grad(output, (query, key, value), torch.ones_like(output))
+
+    with torch.no_grad():
+        found = {"rate": 2 * 1024**3 / median(lambda: matrix @ matrix), "forward": median(forward)}
+    return {"features": features, **found, "with_backward": median(forward_and_backward)}
+
+print(json.dumps([measured(features) for features in widths]))
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and write; the exit status is 0."""
+    arguments = _parse(argv)
+    sources = {"after": HERE} | ({"before": arguments.before} if arguments.before else {})
+    report: dict[str, Any] = {
+        "benchmark": "plain features",
+        "environment": environment(torch.device("cpu")),
+        "load_before": load(),
+        "shape": {"heads": HEADS, "tokens": TOKENS, "value_width": VALUE_WIDTH},
+    }
+    report["rounds"] = [
+        {"source": name, **of_width}
+        for _ in range(arguments.repeats)
+        for name, source in sources.items()
+        for of_width in once(source, arguments.features, arguments.calls)
+    ]
+    report["medians"] = rows = medians(report["rounds"])
+    path = arguments.out or RESULTS / stamped("plain-features", ".json")
+    save({**report, "load_after": load()}, path)
+    print_table([{name: str(entry) for name, entry in row.items()} for row in rows])
+    print(f"record: {path}")
+    return 0
+
+
+def once(source: Path, features: Sequence[int], calls: int) -> list[dict[str, float]]:
+    """Of each width: seconds of a call `forward` and `with_backward`, `rate` of a product in operations a second."""
+    sizes = map(str, (HEADS, TOKENS, VALUE_WIDTH, calls, *features))
+    inherited = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", ROUND, *sizes]
+    done = subprocess.run(command, env=inherited, capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout))
+
+
+def medians(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each width and source: milliseconds, those of the floor, and the floor's share of them in percent."""
+    rows = []
+    for features, name in dict.fromkeys((entry["features"], entry["source"]) for entry in rounds):
+        own = [entry for entry in rounds if (entry["features"], entry["source"]) == (features, name)]
+        of = {key: statistics.median(entry[key] for entry in own) for key in ("rate", "forward", "with_backward")}
+        floor = 4 * HEADS * TOKENS * features * (VALUE_WIDTH + 1) / of["rate"]
+        row: dict[str, Any] = {"features": features, "source": name}
+        for way, least in (("forward", floor), ("with_backward", floor * (1 + BACKWARD))):
+            row |= {way: round(of[way] * 1e3, 1), f"{way}_floor": round(least * 1e3, 1)}
+            row[f"{way}_share"] = round(100 * least / of[way])
+        rows.append(row)
+    return rows
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--before", type=Path, help="the folder src of another checkout")
+    parser.add_argument("--features", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=5, help="rounds")
+    parser.add_argument("--calls", type=int, default=7, help="of a round")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The record of attention over plain features has medians over its rounds, beside a floor counted from shapes."""
+
+import json
+
+import pytest
+
+from benchmarks import plain_features
+
+
+def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(tmp_path, monkeypatch):
+    seconds = iter([1.0, 10.0, 3.0, 50.0, 2.0, 20.0])
+    operations = 4 * plain_features.HEADS * plain_features.TOKENS * 8 * (plain_features.VALUE_WIDTH + 1)
+    monkeypatch.setattr(
+        plain_features,
+        "once",
+        lambda *_: [{"features": 8, "rate": operations, "forward": next(seconds), "with_backward": 7.0}],
+    )
+    out = tmp_path / "record.json"
+    plain_features.main(["--before", str(tmp_path), "--features", "8", "--repeats", "3", "--out", str(out)])
+    after, before = json.loads(out.read_text())["medians"]
+    assert (after["forward"], before["forward"]) == (2000.0, 20000.0)
+    assert (after["forward_floor"], after["forward_share"], before["forward_share"]) == (1000.0, 50, 5)
+    assert (after["with_backward_floor"], after["with_backward_share"]) == (3500.0, 50)
+
+
+def test_a_round_measures_the_package_of_its_checkout(monkeypatch):
+    for name, size in (("HEADS", 1), ("TOKENS", 40), ("VALUE_WIDTH", 3)):
+        monkeypatch.setattr(plain_features, name, size)
+    narrow, wide = plain_features.once(plain_features.HERE, [5, 6], calls=1)
+    assert (narrow["features"], wide["features"]) == (5, 6)
+    assert all(narrow[name] > 0 for name in ("rate", "forward", "with_backward"))
+    with pytest.raises(Exception, match="non-zero exit status"):
+        plain_features.once(plain_features.HERE, [-1], calls=1)
