@@ -93,7 +93,7 @@ def test_a_row_costs_what_its_tokens_cost_in_one_pass_over_the_document_so_far(m
     assert compared > 4 * CONTEXT
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.full), 3])  # 1: the same call twice
 def test_parts_of_a_batch_carry_the_states_of_their_lanes(make_carrying, accumulation):
     def figures(parts):
         model, updater, rows = begun(make_carrying(accumulation=parts, clip=1e9))
@@ -128,8 +128,15 @@ def test_a_state_has_the_same_size_at_every_place(make_carrying):
     assert len(sizes - {0}) == 1
 
 
-@pytest.mark.parametrize("last", [2, 5])
-@pytest.mark.parametrize("attention", ["polysketch", "polysketch-paper"])
+@pytest.mark.parametrize(
+    ("attention", "last"),
+    [
+        ("polysketch", 2),
+        pytest.param("polysketch", 5, marks=pytest.mark.full),
+        pytest.param("polysketch-paper", 2, marks=pytest.mark.full),
+        ("polysketch-paper", 5),
+    ],
+)
 def test_killed_and_resumed_it_ends_the_same(
     make_carrying, tmp_path, monkeypatch, assert_same_outcome, last, attention
 ):
