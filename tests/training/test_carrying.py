@@ -202,7 +202,7 @@ def test_only_a_run_that_carries_states_saves_them(make_carrying):
 
 
 def test_a_run_says_what_it_does_and_learns(make_carrying, capsys):
-    config = make_carrying(steps=40, log_every=1, learning_rate=1e-2)
+    config = make_carrying(steps=24, log_every=1, learning_rate=1e-2)
     train(config)
     rows = make_plan(config).goal.rows()
     told = (
@@ -210,8 +210,8 @@ def test_a_run_says_what_it_does_and_learns(make_carrying, capsys):
     )
     assert told in capsys.readouterr().err
     lines = metrics_of(config)
-    counts = [rows.batch(step, LANES).num_tokens for step in range(40)]
-    assert [line["tokens"] for line in lines] == [sum(counts[: step + 1]) for step in range(40)]
+    counts = [rows.batch(step, LANES).num_tokens for step in range(24)]
+    assert [line["tokens"] for line in lines] == [sum(counts[: step + 1]) for step in range(24)]
     assert lines[-1]["loss"] < lines[0]["loss"] - 1.0
     saved = RunFolder(config.out).read_config()["training"]
     assert (saved["carry_state"], saved["pack"]) == (True, "documents")
