@@ -37,12 +37,12 @@ def attacked(tmp_path_factory):
 
 @needs_faulty_disks
 def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
-    killed = Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5), Stop("TERM", "clock", 0.2)
-    assert not attacked(*killed, Stop("INT INT", "call", 0.1), Stop("STOP", "call", 0.1))
+    assert not attacked(Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5), Stop("TERM", "clock", 0.5))
+    assert not attacked(Stop("STOP", "call", 0.3), Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6))
 
 
 @needs_faulty_disks
-@pytest.mark.full  # kills of two processes are in distributed/test_runs.py
+@pytest.mark.full  # distributed/test_runs.py kills two, test_pieces.py holds what is shared out
 def test_a_run_of_four_of_which_one_or_all_are_stopped_ends_as_one_left_alone(attacked):
     """A resumed run shares out what copies have in common as one left alone does."""
     first_hits_one_and_second_all = 6
