@@ -7,7 +7,7 @@ import ast
 import keyword
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -124,20 +124,29 @@ def absolute(node: ast.ImportFrom, file: Path) -> str:
     return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
 
 
-def imported_modules(file: Path) -> Iterator[str]:
+@cache
+def syntax_of(file: Path) -> ast.Module:
+    """Its syntax tree, made once for all tests."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def imported_modules(file: Path) -> frozenset[str]:
     """Every module that `file` imports, wherever in the file, by statement or by importlib with a literal name.
 
     Of `from polysketch import ops` both polysketch and polysketch.ops: the name may be a module.
     """
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    found: set[str] = set()
+    for node in ast.walk(syntax_of(file)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = absolute(node, file)
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names if module == "polysketch")
+            found.add(module)
+            found |= {f"{module}.{alias.name}" for alias in node.names if module == "polysketch"}
         elif isinstance(node, ast.Call) and called_name(node) in {"import_module", "__import__", "require", "optional"}:
-            yield from (each.value for each in node.args[:1] if isinstance(each, ast.Constant))
+            found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
+    return frozenset(found)
 
 
 def called_name(node: ast.Call) -> str:
@@ -187,7 +196,7 @@ def test_imports_follow_the_table_of_the_design(file):
 
 def test_the_parts_of_the_command_line_import_each_other_in_an_order():
     """Also for type checkers: what two parts need of each other is a part of its own."""
-    imports = {module_of(file): set(imported_modules(file)) for file in (SOURCE / "cli").rglob("*.py")}
+    imports = {module_of(file): imported_modules(file) for file in (SOURCE / "cli").rglob("*.py")}
     TopologicalSorter({module: found & imports.keys() - {module} for module, found in imports.items()}).prepare()
 
 
@@ -204,7 +213,7 @@ def test_third_party_libraries_are_imported_by_their_owners_only(file):
 def test_nothing_is_ever_unpickled(file):
     """No pickle, no torch.load, no numpy.load with pickles: a checkpoint from a stranger must not run code."""
     assert not {module.partition(".")[0] for module in imported_modules(file)} & UNPICKLERS
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax_of(file)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert (node.value.id, node.attr) not in {("torch", "load"), ("torch", "save")}
         if isinstance(node, ast.ImportFrom) and node.module == "torch":
@@ -232,7 +241,7 @@ def modules_of_the_base_installation() -> list[str]:
 @pytest.mark.parametrize("file", source_files(), ids=name_of)
 def test_only_programs_import_triton_at_module_level(file):
     """They lie in folders of that name beside their launchers, which import them where they launch."""
-    body = ast.parse(file.read_text(encoding="utf-8")).body
+    body = syntax_of(file).body
     names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     names += [absolute(node, file) for node in body if isinstance(node, ast.ImportFrom)]
     needs_triton = [name for name in names if name.partition(".")[0] == "triton" or ".programs" in name]

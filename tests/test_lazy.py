@@ -76,6 +76,14 @@ def command(*arguments: str) -> str:
     return f"from polysketch.cli import main\nassert main({arguments!r}) == 0"
 
 
+VERBS_LOADED = """
+import tyro
+from polysketch.cli import VERBS, function_of
+for verb in VERBS:
+    function_of(verb)
+"""
+"""What every command imports, before forks: once for all of them. It is light, or each of them would tell."""
+
 HELPS = [
     ("--help",),
     *((verb, "--help") for verb in sorted(VERBS)),
@@ -85,7 +93,7 @@ HELPS = [
 
 @pytest.fixture(scope="module")
 def loaded_by_help():
-    return loaded_by_each([command(*arguments) for arguments in HELPS], first="import polysketch.cli")
+    return loaded_by_each([command(*arguments) for arguments in HELPS], first=VERBS_LOADED)
 
 
 @pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
@@ -201,7 +209,7 @@ def loaded_by_message(places):
     """What commands given a wrong place or name load beside numpy; none of them changes a file."""
     before = sorted(places.rglob("*"))
     codes = [told(*wrong) for wrong in WRONG_PLACES + WRONG_NAMES]
-    loaded = loaded_by_each(codes, first=f"import numpy, polysketch.cli\nos.chdir({str(places)!r})")
+    loaded = loaded_by_each(codes, first=f"import numpy\n{VERBS_LOADED}\nos.chdir({str(places)!r})")
     assert sorted(places.rglob("*")) == before
     return loaded
 
@@ -277,12 +285,6 @@ for package in (polysketch, attention, conversion, data, models, nn, training):
 """
 
 
-def test_the_compiler_is_loaded_by_those_who_compile():
-    """It takes as long as all of torch besides."""
-    code = "import sys, polysketch.ops, polysketch.training.trainer; assert 'torch._dynamo' not in sys.modules"
-    assert "torch" in loaded_by(code)
-
-
 COMPUTED = {
     "generate": ("generate", "--prompt", "text", "--max-new-tokens", "20"),
     "evaluate": ("evaluate", "--split", "validation"),
@@ -343,18 +345,19 @@ COMPUTING = ("ops", "models.transformer_lm", "generation", "training.trainer", "
 
 
 def importing(module: str) -> str:
-    """Code that imports a module, and not the compiler with it."""
+    """Code that imports a module, and not the compiler with it, which takes as long as all of torch besides."""
     return f"import sys, polysketch.{module}; assert 'torch._dynamo' not in sys.modules"
 
 
 @pytest.fixture(scope="module")
-def loaded_by_import():
-    return loaded_by_each([importing(module) for module in COMPUTING], first="import torch")
+def loaded_beside_torch():
+    codes = [*map(importing, COMPUTING), *map(counting, (True, False))]
+    return loaded_by_each(codes, first="import torch")
 
 
 @pytest.mark.parametrize("module", COMPUTING)
-def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module, loaded_by_import):
-    assert loaded_by_import(importing(module)) == {"torch", "numpy"}
+def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module, loaded_beside_torch):
+    assert loaded_beside_torch(importing(module)) == {"torch", "numpy"}
 
 
 COUNTED = """
@@ -367,15 +370,19 @@ assert torch.ops.polysketch.linear_attention in counter.get_flop_counts()["Globa
 """
 
 
-@pytest.mark.parametrize("ours_first", [True, False])
-def test_operations_are_counted_whichever_is_imported_first(ours_first):
-    """The counter loads Triton: it gets our formulas when a program loads it."""
+def counting(ours_first: bool) -> str:
+    """Code that counts the operations of a call, with the counter imported after the module of the call or before."""
     imports = [
         "from polysketch import ops; ops.linear_attention",
         "from torch.utils.flop_counter import FlopCounterMode",
     ]
-    code = COUNTED.format(imports="\n".join(imports if ours_first else reversed(imports)))
-    loaded_by(code)
+    return COUNTED.format(imports="\n".join(imports if ours_first else reversed(imports)))
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_operations_are_counted_whichever_is_imported_first(ours_first, loaded_beside_torch):
+    """The counter loads Triton: it gets our formulas when a program loads it."""
+    assert "torch" in loaded_beside_torch(counting(ours_first))
 
 
 def test_a_table_on_demand_loads_an_entry_when_it_is_asked_for():

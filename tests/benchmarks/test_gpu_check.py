@@ -26,12 +26,16 @@ def run(verb: str, out: Path, *options: str) -> tuple[int, list[dict]]:
     return status, [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_every_check_passes_and_is_recorded(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("every", "checks"), [(41, 12), pytest.param(checking._QUICK, 30, marks=pytest.mark.full)], ids=["few", "quick"]
+)
+def test_every_check_passes_and_is_recorded(every, checks, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(checking, "_QUICK", every)
     status, records = run("check", tmp_path / "gpu.jsonl")
     kinds = Counter(record["kind"] for record in records)
     assert status == 0
     assert kinds["environment"] == kinds["sanitizer"] == 1
-    assert kinds["check"] > 30
+    assert kinds["check"] > checks
     tests = [one for one in records if one["kind"] in {"check", "skipped"}]
     assert all(one["name"].startswith("device/") for one in tests)
     assert all(one["reason"] if one["kind"] == "skipped" else one["seconds"] >= 0 for one in tests)
@@ -155,11 +159,11 @@ def test_the_sanitizer_runs_where_it_is_and_says_so_where_it_is_not(tmp_path, mo
 
 def test_a_sanitizer_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\n(sleep 4; touch {tmp_path}/alive) &\nsleep 60\n")
+    tool.write_text(f"#!/bin/sh\n(sleep 2; touch {tmp_path}/alive) &\nsleep 60\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
     assert sanitizer.finish(sanitizer.start(), 1.0)["reason"] == "not done in time"
-    time.sleep(4)
+    time.sleep(2)
     assert not (tmp_path / "alive").exists()
 
 
@@ -209,7 +213,9 @@ def test_a_case_that_fails_ends_only_its_series(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("verb", "expected"), [("check", 1), ("bench", 0)])
-def test_what_does_not_fit_the_budget_is_named_and_no_check_is_no_success(verb, expected, tmp_path):
+def test_what_does_not_fit_the_budget_is_named_and_no_check_is_no_success(verb, expected, tmp_path, monkeypatch):
+    (tmp_path / "test_five.py").write_text(TESTS.format(happens="pass"))
+    monkeypatch.setattr(checking, "FOLDERS", (str(tmp_path),))
     status, records = run(verb, tmp_path / "gpu.jsonl", "--budget-seconds", "0")
     assert status == expected
     assert not any(record["kind"] in ("check", "time", "train", "decode") for record in records)

@@ -42,6 +42,7 @@ def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
 
 
 @needs_faulty_disks
+@pytest.mark.full  # distributed/test_runs.py kills two, test_pieces.py holds what is shared out
 def test_a_run_of_four_of_which_one_or_all_are_stopped_ends_as_one_left_alone(attacked):
     """A resumed run shares out what copies have in common as one left alone does."""
     first_hits_one_and_second_all = 6

@@ -105,7 +105,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights_and_metrics(data
     def moments(seconds: float) -> list[tuple[float, bool]]:
         return [(generator.uniform(0.0, seconds / 4), True) for _ in range(2)]
 
-    check_killed_runs(data_folder, tmp_path, 80, moments)
+    check_killed_runs(data_folder, tmp_path, 40, moments)
 
 
 @pytest.mark.full

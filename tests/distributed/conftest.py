@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from polysketch.data import prepare
-from polysketch.training import TrainingConfig
+from polysketch.training import TrainingConfig, trainer
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of training look at them."""
+    monkeypatch.setattr(trainer, "plot_loss", lambda lines, path: False)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from polysketch.distributed import ContextGroup, ContextPlan
 from polysketch.distributed.processes import Processes, joined
 from polysketch.distributed.shares import gathered, whole
 from polysketch.storage import disk
-from polysketch.training import TrainingConfig, step, train
+from polysketch.training import TrainingConfig, step, train, trainer
 from polysketch.training.checkpoint import Checkpoint
 from polysketch.training.start import make_plan
 from polysketch.training.step import Updater
@@ -32,6 +32,7 @@ from polysketch.training.tensors import trained_parameters
 from polysketch.training.trainer import _share_out, build_model
 
 torch.set_num_threads(1)
+trainer.plot_loss = lambda lines, path: False  # the tests of training look at plots
 
 
 def gradient_of(config: TrainingConfig, processes: Processes) -> dict[str, torch.Tensor]:

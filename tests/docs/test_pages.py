@@ -50,7 +50,9 @@ LONG = (
     "datasets.md",
     "huggingface.md",
     "own-loop.md",
-)  # a minute and a half together
+    "training.md",
+    "vision.md",
+)  # two minutes together; the README prepares, trains, evaluates and generates
 
 
 # PyTorch's own, as it reads its formulas of forward mode for the first time.

@@ -89,15 +89,15 @@ def test_it_learns_to_reverse_and_generates_the_answer():
     encoder = EncoderConfig(**{**SIZES, "hidden_size": 32, "attention": "softmax", "learned_positions": 8})
     decoder = ModelConfig(**{**SIZES, "hidden_size": 32, "attention": "softmax", "input_positions": True})
     model = TransformerEncoderDecoder(EncoderDecoderConfig(encoder, decoder))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
 
     def draw(rows: int) -> tuple[Tensor, Tensor]:
         source = torch.randint(2, VOCAB, (rows, 4), generator=generator)
         return source, torch.nn.functional.pad(source.flip(1), (0, 1), value=1)
 
-    for _ in range(400):
-        source, answer = draw(64)
+    for _ in range(200):
+        source, answer = draw(32)
         optimizer.zero_grad()
         loss = model.loss(source, torch.nn.functional.pad(answer[:, :-1], (1, 0)), answer)
         loss.backward()

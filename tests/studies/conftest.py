@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from polysketch.data import PreparedData, prepare
+from polysketch.training import trainer
 
 WORDS = ("whale", "ship", "sea", "captain", "harpoon", "self", "value", "key")
 
@@ -17,6 +18,12 @@ def text_of(number: int, lines: int) -> str:
     """Lines of words in random order."""
     words = random.Random(number)
     return "\n".join(" ".join(words.choice(WORDS) for _ in range(10)) for _ in range(lines))
+
+
+@pytest.fixture(autouse=True)
+def _no_plots_of_runs(monkeypatch) -> None:
+    """Those of studies are made; what a run draws, the tests of training look at."""
+    monkeypatch.setattr(trainer, "plot_loss", lambda lines, path: False)
 
 
 @pytest.fixture

@@ -23,7 +23,12 @@ OF_TASKS = [
 ]
 
 
-@pytest.mark.parametrize("name", OF_TASKS)
+# Of the tasks of MAD, of the pictures and of the texts that come from files, one each stands for the others.
+LIKE_ANOTHER = ("in-context-recall", "noisy-recall", "fuzzy-recall", "memorization", "pathfinder", "image", "retrieval")
+SHORT_AND_LONG = [pytest.param(name, marks=[pytest.mark.full] * (name in LIKE_ANOTHER)) for name in OF_TASKS]
+
+
+@pytest.mark.parametrize("name", SHORT_AND_LONG)
 def test_a_study_of_seconds_leaves_records_table_plot_and_one_line(name: str, folder: Path, capsys, arena):
     both_sides = study_called(name).asks not in ("next", "recovered")
     rows = ["softmax", "focused" if name == "image-classification" else "linear" if both_sides else "polysketch"]

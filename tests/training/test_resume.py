@@ -61,7 +61,7 @@ def test_killed_before_a_file_operation_and_resumed_it_ends_the_same(
     """A sample; the next test takes every one."""
     expected = left_alone()
     count = operations_of_a_run(disk, make_config(out=tmp_path / "counted"))
-    check_killed_runs(disk, make_config(), expected, range(1, count, count // 6), assert_same_outcome)
+    check_killed_runs(disk, make_config(), expected, range(1, count, count // 4), assert_same_outcome)
 
 
 @pytest.mark.full

@@ -115,7 +115,9 @@ def test_a_step_is_that_of_the_mean_over_all_answers(asks: str, make_learning):
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("asks", ["class", "written", "recovered"])
+@pytest.mark.parametrize(
+    "asks", ["class", *(pytest.param(x, marks=pytest.mark.full) for x in ("written", "recovered"))]
+)
 def test_killed_and_resumed_it_ends_the_same(asks: str, disk, make_learning, assert_same_outcome, tmp_path):
     options = {"steps": 5, "save_every": 2, "eval_every": 2, "batch_size": 16}  # 30 rows: an epoch ends in between
     whole = make_learning(asks, out=tmp_path / "alone", **options)

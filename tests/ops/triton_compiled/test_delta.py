@@ -1,5 +1,7 @@
 """The programs of the delta rule as compiled for devices that need not be there, as they are configured."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -12,10 +14,12 @@ COMMON = {call.name: call for call in program_calls(("delta",), ("bfloat16",))}
 CAPABILITIES = [(9, 0), *(pytest.param(other, marks=pytest.mark.full) for other in ((8, 0), (10, 0)))]
 
 
-def compiled_call(name: str, capability: tuple[int, int]) -> list[Compiled]:
-    """The programs of a call, forward and backward."""
+@cache
+def compiled_call(name: str, precision: str, capability: tuple[int, int]) -> list[Compiled]:
+    """The programs of a call, forward and backward, by products of that precision."""
     call = COMMON[name].build(torch.device("meta"), 1, 4, 1_024)
-    return compile_call(lambda: calls.forward_backward(call)(), capability)
+    with matmul_precision(precision):
+        return compile_call(lambda: calls.forward_backward(call)(), capability)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
@@ -31,8 +35,7 @@ def compiled_call(name: str, capability: tuple[int, int]) -> list[Compiled]:
 )
 def test_nothing_spills_everything_fits_and_products_run_on_tensor_cores(name, precision, capability):
     """Products of float32 as it is, which PyTorch's switch asks for at first, run on no tensor cores."""
-    with matmul_precision(precision):
-        found = compiled_call(name, capability)
+    found = compiled_call(name, precision, capability)
     assert {program.name for program in found} == {"delta_inverse", "delta_errors"}
     assert [complaint for program in found for complaint in complaints(program, capability)] == []
     assert all((program.tensor_core > 0) == (precision == "high") for program in found)
@@ -40,10 +43,8 @@ def test_nothing_spills_everything_fits_and_products_run_on_tensor_cores(name, p
 
 def test_many_programs_share_a_multiprocessor():
     """They wait for memory in turns; one alone would wait for itself. An H100 has 65,536 registers, 227 KB shared."""
-    with matmul_precision("high"):
-        errors = next(
-            one for one in compiled_call("delta two factors, m=48, h=65", (9, 0)) if one.name == "delta_errors"
-        )
+    found = compiled_call("delta two factors, m=48, h=65", "high", (9, 0))
+    errors = next(one for one in found if one.name == "delta_errors")
     threads = 32 * errors.constants["num_warps"]
     assert 65_536 // (threads * errors.registers) >= 3
     assert 3 * errors.shared < 227 * 1_024

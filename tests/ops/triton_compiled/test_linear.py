@@ -21,7 +21,7 @@ CAPABILITIES = [(9, 0), *(pytest.param(other, marks=pytest.mark.full) for other 
     "name",
     [
         "linear power 2, r=32, h=64, local 256",
-        "linear two factors, m=48, h=64",
+        pytest.param("linear two factors, m=48, h=64", marks=pytest.mark.full),
         pytest.param("linear two factors, m=48, h=64, decay", marks=pytest.mark.full),
         pytest.param("linear power 2, r=64, h=64, local 256", marks=pytest.mark.full),
         pytest.param("linear power 2, r=32, h=128, local 256", marks=pytest.mark.full),
