@@ -50,7 +50,6 @@ LONG = (
     "datasets.md",
     "huggingface.md",
     "own-loop.md",
-    "training.md",
     "vision.md",
 )  # two minutes together; the README prepares, trains, evaluates and generates
 
