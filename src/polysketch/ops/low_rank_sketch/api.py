@@ -30,7 +30,10 @@ def low_rank_sketch(x: Tensor, factors: Tensor) -> Tensor:
     Cost: rank degree inputs features multiply-adds a token and head, and three times that backward, of which one third
     is for making the maps again.
     """
-    if native.why_not(x, factors) is not None or _is_quicker_kept(x, factors):
+    exporting = (
+        torch.compiler.is_exporting()
+    )  # a graph is for other machines and programs, and for any number of tokens
+    if exporting or native.why_not(x, factors) is not None or _is_quicker_kept(x, factors):
         return reference.low_rank_sketch(x, factors)
     return low_rank_sketch_operator(x, factors)
 
