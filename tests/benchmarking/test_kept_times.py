@@ -21,7 +21,10 @@ def measurements(path: Path) -> list[dict]:
 def is_by_length(path: Path) -> bool:
     """Whether the record has times of series at several lengths; others compare rows, spans or commands."""
     return path.stem != FIRST and not path.stem.startswith(
-        ("packed-", "context-", "saving-", "preparing-", "serving-", "first-call-", "first-run-", "mean-loss-")
+        (
+            *("packed-", "context-", "saving-", "preparing-", "serving-", "first-call-", "first-run-", "mean-loss-"),
+            "plain-features-",
+        )
     )
 
 

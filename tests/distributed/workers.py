@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,8 @@ from polysketch.training.tensors import trained_parameters
 from polysketch.training.trainer import _share_out, build_model
 
 torch.set_num_threads(1)
-trainer.plot_loss = lambda lines, path: False  # the tests of training look at plots
+if "pytest" not in sys.modules:  # which imports this file, too
+    trainer.plot_loss = lambda lines, path: False  # the tests of training look at plots
 
 
 def gradient_of(config: TrainingConfig, processes: Processes) -> dict[str, torch.Tensor]:
