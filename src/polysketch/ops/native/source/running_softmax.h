@@ -79,3 +79,17 @@ class RunningSoftmax {
   int64_t row_;
   float factor_[kQueries];
 };
+
+// For kQueries queries, [key][kQueries]: scores -> shares of the mass, gradients of the shares -> gradients of the
+// scores. Of each query its peak, 1 / mass, and the mean of the shares' gradients.
+static inline void weigh_gradients(int64_t keys, const float* peak, const float* share, const float* mean, float* weights,
+                                   float* changes) {
+  for (int64_t v = 0; v < kQueries; v += kLanes) {
+    const Vector highest = load(peak + v), part = load(share + v), average = load(mean + v);
+    for (int64_t i = v; i < keys * kQueries; i += kQueries) {
+      const Vector weight = weight_of(load(weights + i) - highest) * part;
+      store(weights + i, weight);
+      store(changes + i, weight * (load(changes + i) - average));
+    }
+  }
+}

@@ -67,23 +67,11 @@ class Backward {
     score(seen_, first, count, call_.width, query_columns_, weights_);
     product(count, kQueries, call_.value_width, {values, value_row_, 1}, {gradient_columns_, kQueries},
             {changes_, kQueries}, false);
-    weigh(count);
+    weigh_gradients(count, peak_, share_, mean_, weights_, changes_);
     product(kQueries, row_, count, {changes_, 1, kQueries}, {keys, row_}, {query_gradient_, row_}, true);
     product(count, row_, kQueries, {changes_, kQueries, 1}, {query_rows_, row_}, {key_sums_ + first * row_, row_}, true);
     product(count, value_row_, kQueries, {weights_, kQueries, 1}, {gradient_rows_, value_row_},
             {value_sums_ + first * value_row_, value_row_}, true);
-  }
-
-  // Scores -> shares of the mass; gradients of the shares -> gradients of the scores.
-  void weigh(int64_t count) {
-    for (int64_t v = 0; v < kQueries; v += kLanes) {
-      const Vector peak = load(peak_ + v), share = load(share_ + v), mean = load(mean_ + v);
-      for (int64_t i = v; i < count * kQueries; i += kQueries) {
-        const Vector weight = weight_of(load(weights_ + i) - peak) * share;
-        store(weights_ + i, weight);
-        store(changes_ + i, weight * (load(changes_ + i) - mean));
-      }
-    }
   }
 
   const TileAttentionCall& call_;

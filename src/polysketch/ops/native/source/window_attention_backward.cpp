@@ -100,7 +100,7 @@ class Backward {
               {gradient_columns_ + queries.first, kQueries}, {changes_ + place(keys, queries), kQueries}, false);
     });
     hide(span_, query, range.first, range.count(), weights_);
-    weigh(range.count());
+    weigh_gradients(range.count(), peak_, share_, mean_, weights_, changes_);
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       if (own)
         product(queries.count(), row_, keys.count(), {changes_ + place(keys, queries), 1, kQueries},
@@ -115,18 +115,6 @@ class Backward {
             {gradient_rows_ + queries.first * value_row_, value_row_}, {value_sums_.at(keys.first), value_row_}, true);
     product(keys.count(), row_, queries.count(), {changes_ + place, kQueries, 1},
             {query_rows_ + queries.first * row_, row_}, {key_sums_.at(keys.first), row_}, true);
-  }
-
-  // Scores -> shares of the mass; gradients of the shares -> gradients of the scores.
-  void weigh(int64_t count) {
-    for (int64_t v = 0; v < kQueries; v += kLanes) {
-      const Vector peak = load(peak_ + v), share = load(share_ + v), mean = load(mean_ + v);
-      for (int64_t i = v; i < count * kQueries; i += kQueries) {
-        const Vector weight = weight_of(load(weights_ + i) - peak) * share;
-        store(weights_ + i, weight);
-        store(changes_ + i, weight * (load(changes_ + i) - mean));
-      }
-    }
   }
 
   void write(int64_t shared, int64_t query, int64_t count) {
