@@ -20,6 +20,7 @@ from polysketch.tasks.stored import Classification, ClassifiedRows
 EMPTY, X = torch.ones(1, 1, 3, 0), torch.ones(1, 1, 3, 4)
 FLAT = torch.ones(4)
 HUGE = 10**30
+STATE = LinearAttentionState.init(1, 1, 4, 4)
 CALLS = {
     "no numbers in a head": lambda: ops.softmax_attention(EMPTY, EMPTY, X),
     "no numbers in a landmark": lambda: ops.nystrom_attention(EMPTY, EMPTY, X, num_landmarks=2),
@@ -35,6 +36,8 @@ CALLS = {
     "a length of more than 64 bits": lambda: attention.advance_positions(torch.zeros(1, dtype=torch.int64), HUGE),
     "a layer of no inputs": lambda: feature_maps.lecun_normal_(X.clone(), 0),
     "weights that are no real numbers": lambda: feature_maps.lecun_normal_(X.to(torch.complex64), 4),
+    "weights of a scale that is no number": lambda: feature_maps.lecun_normal_(X.clone(), 4, scale=float("nan")),
+    "next tokens without heads": lambda: ops.linear_attention_extend_(FLAT, FLAT, FLAT, STATE),
     "no heads": lambda: nn.MultiheadAttention(8, 0),
     "positions of no width": lambda: nn.rotation_at(torch.arange(3), 0),
     "a base of 0": lambda: nn.rotation_at(torch.arange(3), 4, 0.0),
@@ -55,6 +58,12 @@ def test_a_call_that_cannot_be_is_refused(call):
     with pytest.raises(ValueError, match=r"expected|must|needs|power of two") as refusal:
         call()
     assert "\n" not in str(refusal.value)
+
+
+def test_weights_of_scale_zero_are_zeros():
+    weight = X.clone()
+    feature_maps.lecun_normal_(weight, 4, scale=0.0)
+    assert not weight.any()
 
 
 def test_no_ranks_are_no_errors():

@@ -67,7 +67,8 @@ def linear_attention_extend_(
     it is folded into the sums, at the cost of about one forward pass over that chunk. `StateRows` are copied before
     and after where more than one token comes, or where neither the native program nor Triton's takes it.
     """
-    operands, length = (query_features, key_features, value), key_features.shape[2]
+    operands = query_features, key_features, value
+    length = key_features.shape[2] if key_features.ndim == 4 else 0  # `checked` refuses the others
     if length > STEPS_AT_MOST or key_mask is not None or block_size is not None:
         options: dict[str, Any] = {"power": power, "factors": factors, "offset": offset, "normalize": normalize}
         options |= {"block_size": block_size, "local": local, "log_decay": log_decay, "key_mask": key_mask}
