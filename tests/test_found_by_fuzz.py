@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polysketch import attention, evaluation, feature_maps, models, nn, ops
+from polysketch import attention, evaluation, feature_maps, generation, models, nn, ops
 from polysketch.cli import main
 from polysketch.data.corpus import readers
 from polysketch.data.corpus.document import ReadOptions
@@ -20,6 +20,8 @@ from polysketch.tasks.stored import Classification, ClassifiedRows
 EMPTY, X = torch.ones(1, 1, 3, 0), torch.ones(1, 1, 3, 4)
 FLAT = torch.ones(4)
 HUGE = 10**30
+OFFSETS = torch.tensor([0, 2, 2**31 - 1], dtype=torch.int32)
+MECHANISM = attention.build("linear", num_heads=1, head_dim=4)
 STATE = LinearAttentionState.init(1, 1, 4, 4)
 CALLS = {
     "no numbers in a head": lambda: ops.softmax_attention(EMPTY, EMPTY, X),
@@ -38,6 +40,15 @@ CALLS = {
     "weights that are no real numbers": lambda: feature_maps.lecun_normal_(X.to(torch.complex64), 4),
     "weights of a scale that is no number": lambda: feature_maps.lecun_normal_(X.clone(), 4, scale=float("nan")),
     "next tokens without heads": lambda: ops.linear_attention_extend_(FLAT, FLAT, FLAT, STATE),
+    "an inverse without end": lambda: ops.nystrom_attention(X, X, X, num_landmarks=2, iterations=2**62),
+    "powers without end": lambda: feature_maps.SymmetricPowers(2**31, degree=2**31),
+    "rows without end": lambda: nn.ContinuedDocuments(OFFSETS, 2**31, positions=[2], goes_on=[]),
+    "ids beyond a vocabulary": lambda: generation.tokens_seen([[0, 8]], 8),
+    "ids below zero": lambda: generation.tokens_seen([[-1]], 8),
+    "a scale of one number": lambda: evaluation.common_scale(torch.tensor(1.0), X),
+    "weights of one number": lambda: evaluation.column_alpha(torch.tensor(1.0)),
+    "shares of no matrix": lambda: evaluation.mass_beyond_window(FLAT, 2),
+    "weights of no keys": lambda: evaluation.mechanism_weights(MECHANISM, X, torch.tensor(1.0)),
     "no heads": lambda: nn.MultiheadAttention(8, 0),
     "positions of no width": lambda: nn.rotation_at(torch.arange(3), 0),
     "a base of 0": lambda: nn.rotation_at(torch.arange(3), 4, 0.0),

@@ -44,12 +44,7 @@ class SymmetricPowers(FeatureMap):
         super().__init__(head_dim, num_kv_heads=num_kv_heads)
         check_at_least_one(degree=degree)
         self.degree = degree
-        self.feature_dim = math.comb(head_dim + degree, degree)
-        if self.feature_dim > MAX_FEATURES:
-            raise ValueError(
-                f"head_dim {head_dim} makes {self.feature_dim} packed products of up to {degree} entries, expected at "
-                f"most {MAX_FEATURES}: exact powers in linear time are for small heads and low degrees"
-            )
+        self.feature_dim = _number_of_products(head_dim, degree)
         sizes = [math.comb(head_dim + power - 1, power) for power in range(degree + 1)]
         self.slices = tuple(slice(sum(sizes[:power]), sum(sizes[: power + 1])) for power in range(degree + 1))
         # Integers, for a cast of the module to half precision leaves those alone. Sizes determine them: not saved.
@@ -70,6 +65,17 @@ class SymmetricPowers(FeatureMap):
         """
         kept = (math.comb(self.head_dim - entry + power - 2, power - 1) for entry in range(self.head_dim))
         return [x[..., entry : entry + 1] * products[..., -count:] for entry, count in enumerate(kept)]
+
+
+def _number_of_products(width: int, degree: int) -> int:
+    """C(width + degree, degree), or a refusal; of large sizes it is not computed, for that takes for ever."""
+    number = math.comb(width + degree, degree) if max(width, degree) < MAX_FEATURES else None
+    if number is None or number > MAX_FEATURES:
+        raise ValueError(
+            f"head_dim {width} makes {number or 'too many'} packed products of up to {degree} entries, expected at "
+            f"most {MAX_FEATURES}: exact powers in linear time are for small heads and low degrees"
+        )
+    return number
 
 
 def _orders(width: int, degree: int) -> list[int]:

@@ -23,7 +23,13 @@ def tokens_seen(texts: Sequence[Sequence[int]], vocab_size: int, device: torch.d
         texts: token ids, each below `vocab_size`.
         vocab_size: of the model.
         device: of the result.
+
+    Raises:
+        ValueError: an id that the vocabulary does not have.
     """
+    for text in texts:
+        if len(text) and not 0 <= min(text) <= max(text) < vocab_size:
+            raise ValueError(f"expected ids from 0 to {vocab_size - 1}, found {min(text)} to {max(text)}")
     seen = torch.zeros(len(texts), vocab_size, dtype=torch.bool)
     for row, text in zip(seen, texts, strict=True):
         row[torch.tensor(text, dtype=torch.int64)] = True

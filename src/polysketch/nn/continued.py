@@ -54,9 +54,9 @@ class ContinuedDocuments:
     def __init__(self, cu_seqlens: Tensor, rows: int, *, positions: Sequence[int], goes_on: Sequence[bool]) -> None:
         lengths = PackedDocuments(cu_seqlens).lengths
         self.total = sum(lengths)
-        self._starts = _documents_before(lengths, rows)
         if not len(positions) == len(goes_on) == rows:
             raise ValueError(f"expected {rows} positions and ends, got {len(positions)} and {len(goes_on)}")
+        self._starts = _documents_before(lengths, rows)
         self._offsets = [0] * len(lengths)
         found: dict[int, DocumentPart] = {}
         for row, (first, after) in enumerate(zip(self._starts, self._starts[1:], strict=False)):

@@ -9,6 +9,7 @@ from polysketch.ops.softmax import masked_attention
 
 SAMPLE_RANGE = 2**31  # of the integers that stand for numbers in [0, 1)
 _ITERATIONS = 6
+_MOST_ITERATIONS = 1000  # the error falls with its third power: far fewer reach what rounding leaves
 
 
 def nystrom_attention(
@@ -34,7 +35,7 @@ def nystrom_attention(
         value: (batch, key_heads, length, value_dim).
         num_landmarks: at least 1.
         key_mask: (batch, length) bool, True for a real token.
-        iterations: of the pseudo-inverse; 6 in the paper.
+        iterations: of the pseudo-inverse, from 1 to 1,000; 6 in the paper.
 
     Returns:
         (batch, heads, length, value_dim) in the dtype of value, computed in float32 or float64. Rows without a real
@@ -90,7 +91,7 @@ def skyformer_attention(
             samples[s] * c // 2^31 among them. The same for every row and head.
         key_mask: (batch, length) bool, True for a real token.
         regularization: positive; 0.1 in the authors' code.
-        iterations: of the inverse; 6 in the authors' code.
+        iterations: of the inverse, from 1 to 1,000; 6 in the authors' code.
 
     Returns:
         (batch, heads, length, value_dim) in the dtype of value, computed in float32 or float64. Rows without a real
@@ -127,7 +128,13 @@ def iterative_inverse(matrix: Tensor, iterations: int = _ITERATIONS) -> Tensor:
 
     It starts at Z = A^T / (|A|_1 |A|_inf) with the norms of each matrix by itself (Nystromformer, section 3.3), and
     the error |I - AZ| falls with its third power once it is small.
+
+    Raises:
+        TypeError, ValueError: iterations that are no integer from 1 to 1,000.
     """
+    check_at_least_one(iterations=iterations)
+    if iterations > _MOST_ITERATIONS:
+        raise ValueError(f"iterations must be at most {_MOST_ITERATIONS}, got {iterations}")
     size = matrix.abs()
     scale = size.sum(-1).amax(-1) * size.sum(-2).amax(-1)
     inverse = matrix.mT / scale[..., None, None]

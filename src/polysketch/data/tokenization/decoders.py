@@ -75,11 +75,20 @@ def _decoding(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
 
 
 def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The decoders of one, in their order.
+
+    Raises:
+        ValueError: what is none; the library takes some of it.
+    """
     if decoder is None:
         return []
-    return (
-        [part for each in decoder["decoders"] for part in _flat(each)] if decoder["type"] == "Sequence" else [decoder]
-    )
+    if not isinstance(decoder, dict) or not isinstance(decoder.get("type"), str):
+        raise ValueError(f"expected a decoder with a type, found {str(decoder)[:100]}")
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    if not isinstance(decoder.get("decoders"), list):
+        raise ValueError(f"expected a sequence with a list of decoders, found {str(decoder)[:100]}")
+    return [part for each in decoder["decoders"] for part in _flat(each)]
 
 
 def _step(part: dict[str, Any]) -> TextStep:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from polysketch.evaluation.approximation.weights import require_matrices
+
 __all__ = [
     "column_alpha",
     "mean_absolute_error_ratio",
@@ -140,8 +142,9 @@ def column_alpha(weights: Tensor, *, skip_columns: int = 0, times_length: bool =
         (...,) float64.
 
     Raises:
-        ValueError: no column is left.
+        ValueError: no column is left, or weights that are no matrix.
     """
+    require_matrices(weights=weights)
     if not 0 <= skip_columns < weights.shape[-1]:
         raise ValueError(f"expected skip_columns from 0 to {weights.shape[-1] - 1}, found {skip_columns}")
     largest = weights[..., skip_columns:].double().square().sum(-2).amax(-1)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from polysketch.evaluation.approximation.weights import feature_weights, polynomial_weights
+from polysketch.evaluation.approximation.weights import feature_weights, polynomial_weights, require_matrices
 from polysketch.feature_maps import FeatureMap
 
 __all__ = ["KernelLoss", "common_scale", "fit_feature_map"]
@@ -21,7 +21,11 @@ def common_scale(query: Tensor, key: Tensor) -> Tensor:
 
     Args:
         query, key: (..., tokens, head_dim), of one number of tokens or of two.
+
+    Raises:
+        ValueError: fewer than two dimensions.
     """
+    require_matrices(query=query, key=key)
     query, key = query.double().flatten(0, -2), key.double().flatten(0, -2)
     second_moments = [x.mT @ x / x.shape[0] for x in (query, key)]
     return (second_moments[0] * second_moments[1]).sum() ** 0.25

@@ -36,8 +36,13 @@ def mechanism_weights(
     Returns:
         (batch, num_heads, queries, keys), in the dtype of query; no gradient.
 
+    Raises:
+        ValueError: as the mechanism; a key of other than four dimensions.
+
     Cost: as many forward passes as the keys hold widths of a head.
     """
+    if key.ndim != 4:
+        raise ValueError(f"expected a key (batch, key heads, length, head_dim), found {tuple(key.shape)}")
     length, width = key.shape[2], mechanism.head_dim
     given: dict[str, Any] = {"hidden": hidden, **({"unrotated": unrotated} if mechanism.reads_unrotated else {})}
     identity = torch.eye(length, dtype=query.dtype, device=query.device)
@@ -96,8 +101,9 @@ def mass_beyond_window(weights: Tensor, window: int, *, causal: bool = True) -> 
         (...,) float64 in [0, 1].
 
     Raises:
-        ValueError: a window below 1, or so long that no query has a key beyond it.
+        ValueError: a window below 1, or so long that no query has a key beyond it; weights that are no matrix.
     """
+    require_matrices(weights=weights)
     length = weights.shape[-1]
     if not 1 <= window < length:
         raise ValueError(f"expected a window from 1 to {length - 1} for {length} tokens, found {window}")
@@ -108,3 +114,14 @@ def mass_beyond_window(weights: Tensor, window: int, *, causal: bool = True) -> 
     masses = masses.tril() if causal else masses
     shares = (masses * beyond).sum(-1) / masses.sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
     return shares[..., beyond.any(-1)].mean(-1)
+
+
+def require_matrices(**tensors: Tensor) -> None:
+    """Refuse tensors of fewer than two dimensions.
+
+    Raises:
+        ValueError: with the name of the first such.
+    """
+    for name, tensor in tensors.items():
+        if tensor.ndim < 2:
+            raise ValueError(f"expected {name} of two dimensions or more, found {tuple(tensor.shape)}")
