@@ -12,6 +12,7 @@ from polysketch import attention, evaluation, feature_maps, generation, models, 
 from polysketch.cli import main
 from polysketch.data.corpus import readers
 from polysketch.data.corpus.document import ReadOptions
+from polysketch.data.splits import SplitTable
 from polysketch.generation import sampling
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.tasks import open_task, verify_task, write_task
@@ -168,3 +169,9 @@ def test_a_pattern_of_brackets_without_end_is_refused():
 def test_a_word_in_another_encoding_is_told_in_words(tmp_path, capsys):
     assert main(["task", "reversal", "--set", "length=4", "--out", str(tmp_path / "\udcff")]) == 1
     assert "expected text in UTF-8, found '\\\\udcff'" in capsys.readouterr().err
+
+
+def test_a_zero_byte_in_a_table_of_splits_is_told_in_words(tmp_path):
+    (tmp_path / "splits.tsv").write_bytes(b"file\tsplit\na\0.txt\ttrain\n")
+    with pytest.raises(ValueError, match=r"expected names of files in .*splits\.tsv, found 'a\\x00\.txt'"):
+        SplitTable(tmp_path / "splits.tsv")
