@@ -10,6 +10,7 @@ import torch
 
 from polysketch import attention, evaluation, feature_maps, generation, models, nn, ops
 from polysketch.cli import main
+from polysketch.data import PreparedData
 from polysketch.data.corpus import readers
 from polysketch.data.corpus.document import ReadOptions
 from polysketch.data.splits import SplitTable
@@ -175,3 +176,16 @@ def test_a_zero_byte_in_a_table_of_splits_is_told_in_words(tmp_path):
     (tmp_path / "splits.tsv").write_bytes(b"file\tsplit\na\0.txt\ttrain\n")
     with pytest.raises(ValueError, match=r"expected names of files in .*splits\.tsv, found 'a\\x00\.txt'"):
         SplitTable(tmp_path / "splits.tsv")
+
+
+def test_tokens_of_a_type_that_is_no_text_are_refused(tmp_path):
+    prepare_text = ["prepare", str(tmp_path / "text"), "--out", str(tmp_path / "data"), "--validation-share", "0"]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("once upon a time " * 99)
+    assert main([*prepare_text, "--test-share", "0", "--tokenizer", "bytes"]) == 0
+    path = tmp_path / "data" / "description.json"
+    description = json.loads(path.read_text())
+    del description["sha256"]
+    path.write_text(json.dumps(description | {"dtype": []}))
+    with pytest.raises(ValueError, match="expected tokens of uint16"):
+        PreparedData.open(tmp_path / "data")

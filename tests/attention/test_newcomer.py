@@ -92,7 +92,8 @@ def package_with_a_newcomer(folder: Path) -> Path:
     return copy.parent
 
 
-@pytest.mark.parametrize("files", [LISTS, pytest.param(SLOW_LISTS, marks=pytest.mark.full)], ids=["quick", "slow"])
+@pytest.mark.full
+@pytest.mark.parametrize("files", [LISTS, SLOW_LISTS], ids=["quick", "slow"])
 def test_what_lists_mechanisms_finds_a_new_one_and_passes(files: list[str], tmp_path: Path):
     paths = [str(package_with_a_newcomer(tmp_path)), *filter(None, [os.environ.get("PYTHONPATH")])]
     which = "not full" if files is LISTS else "full or not full"

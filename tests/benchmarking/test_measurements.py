@@ -116,6 +116,10 @@ def test_peak_memory_is_measured_when_it_is_asked_for(bench):
     small = dataclasses.replace(ATTENTION, lengths=(512,), mechanisms=("given",), memory=True)
     assert all(one["peak_bytes"] >= 0 for one in time_attention(bench, small))
     assert time_attention(bench, dataclasses.replace(small, memory=False))[0]["peak_bytes"] is None
+
+
+@pytest.mark.full
+def test_peak_memory_of_a_step_is_that_of_its_process(bench):
     step = time_training(bench, dataclasses.replace(TRAINING, models=(), memory=True))
     assert 5e7 < step[0]["peak_bytes"] < 5e9
 

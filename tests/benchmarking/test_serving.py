@@ -48,6 +48,7 @@ with serving(Path(sys.argv[1]), threads=1) as server:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells which processes run")
 def test_sigterm_leaves_no_server_behind(run):
     with subprocess.Popen([sys.executable, "-c", ASKS, str(run)], stdout=subprocess.PIPE, text=True) as asking:

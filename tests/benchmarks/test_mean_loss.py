@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from benchmarks import RESULTS, mean_loss
 
 
+@pytest.mark.full
 def test_every_step_is_written_with_its_ratio(tmp_path, monkeypatch):
     monkeypatch.setattr(mean_loss, "_ALONE", {"vocab_size": 11, "hidden_size": 4, "tokens": 9})
     out = tmp_path / "record.json"

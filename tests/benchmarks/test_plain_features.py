@@ -23,6 +23,7 @@ def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(t
     assert (after["with_backward_floor"], after["with_backward_share"]) == (3500.0, 50)
 
 
+@pytest.mark.full
 def test_a_round_measures_the_package_of_its_checkout(monkeypatch):
     for name, size in (("HEADS", 1), ("TOKENS", 40), ("VALUE_WIDTH", 3)):
         monkeypatch.setattr(plain_features, name, size)

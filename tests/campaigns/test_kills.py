@@ -56,7 +56,7 @@ def test_a_run_of_four_of_which_one_or_all_are_stopped_ends_as_one_left_alone(at
     [
         ("no_sync", "POWER", "no config.json"),
         ("early_name", "KILL", "manifest.json"),
-        ("metrics_twice", "KILL", "metrics of steps"),
+        pytest.param("metrics_twice", "KILL", "metrics of steps", marks=pytest.mark.full),
     ],
 )
 def test_a_planted_fault_is_found(attacked, planted, how, message):

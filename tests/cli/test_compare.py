@@ -77,3 +77,35 @@ def test_without_an_evaluation_there_is_nothing_to_draw(make_run, capsys):
     make_run("begun", [])
     assert main(["compare", "begun", "--plot", "losses.png"]) == 1
     assert "nothing to draw" in capsys.readouterr().err
+
+
+def test_lines_without_what_is_compared_are_left_out(make_run, capsys):
+    make_run("one", [(10, 2.5)])
+    with open("one/metrics.jsonl", "a") as file:
+        for line in ({"step": 60}, {"kind": "train", "step": 60, "tokens": 7}, {"kind": "evaluation", "step": 60}):
+            file.write(json.dumps(line) + "\n")
+    assert main(["compare", "one"]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[1].split()
+        == ["one", "softmax", "50", "of", "100", "6,400", "1:01", "2.5000", "at", "10", "2.5000"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"model": {"attention": "softmax", "attention_options": "none"}}, "a model's attention and its options"),
+        ({"model": {"attention_options": {}}}, "a model's attention and its options"),
+        ({"model": {"sizes": []}}, "a model's attention and its options"),
+        ({"training": {"context": 64, "extend": False}}, "the number of steps of a training run"),
+        ({"training": {"context": 64, "extend": False, "steps": "9"}}, "the number of steps of a training run"),
+    ],
+)
+def test_a_configuration_that_does_not_say_what_a_run_is_is_refused(make_run, capsys, entry, message):
+    make_run("one", [(10, 2.5)])
+    with open("one/config.json") as file:
+        config = json.load(file)
+    with open("one/config.json", "w") as file:
+        json.dump(config | entry, file)
+    assert main(["compare", "one"]) == 1
+    assert f"expected {message} in one/config.json" in capsys.readouterr().err

@@ -164,6 +164,7 @@ def test_no_more_is_drawn_from_a_stream_than_is_asked_for(endless):
     assert endless() == 23
 
 
+@pytest.mark.full
 def test_memory_holds_a_batch_of_a_stream_however_long_it_is(endless, tmp_path):
     data = prepare("pg19", "bytes", tmp_path / "out", max_documents=400, progress=False)  # 60 MB
     assert sum(split.bytes for split in data.description.splits.values()) == 1200 * 50_000

@@ -46,18 +46,22 @@ def compared(folder: Path) -> ComparedRun:
     place = RunFolder(folder)
     config = place.read_config()
     lines = MetricsFile(place.metrics).read()
-    training = [line for line in lines if line["kind"] == "train"]
+    training = [line for line in lines if line.get("kind") == "train" and _has_numbers(line, "tokens", "seconds")]
     if not training:
         raise ValueError(f"expected a run with a line of metrics, found none in {place.metrics}: let it train first")
-    evaluations = [(line["step"], line["loss"]) for line in lines if line["kind"] == "evaluation"]
+    evaluations = [
+        (line["step"], line["loss"])
+        for line in lines
+        if line.get("kind") == "evaluation" and _has_numbers(line, "loss")  # a loss that is not finite is none
+    ]
     return ComparedRun(
         folder,
-        _mechanism(config["model"]),
+        _mechanism(config["model"], place.config),
         config["data"]["description_sha256"],
-        (training[-1]["step"], config["training"]["steps"]),
+        (training[-1]["step"], _steps(config["training"], place.config)),
         training[-1]["tokens"],
         training[-1]["seconds"],
-        [(step, loss) for step, loss in evaluations if loss is not None],
+        evaluations,
     )
 
 
@@ -92,9 +96,23 @@ def _best(run: ComparedRun) -> float:
     return min((loss for _, loss in run.validation), default=float("inf"))
 
 
-def _mechanism(model: Mapping[str, Any]) -> str:
+def _steps(training: Mapping[str, Any], origin: Path) -> int:
+    steps = training.get("steps")
+    if not isinstance(steps, int):
+        raise ValueError(f"expected the number of steps of a training run in {origin}, found {str(steps)[:20]}")
+    return steps
+
+
+def _has_numbers(line: Mapping[str, Any], *names: str) -> bool:
+    """Whether a line that somebody may have changed has these numbers."""
+    return all(isinstance(line.get(name), int | float) for name in names)
+
+
+def _mechanism(model: Mapping[str, Any], origin: Path) -> str:
     sizes = model.get("sizes", model)
-    options = sizes.get("attention_options") or {}
+    options = (sizes.get("attention_options") or {}) if isinstance(sizes, dict) else None
+    if not isinstance(options, dict) or "attention" not in sizes:
+        raise ValueError(f"expected a model's attention and its options in {origin}, found other entries")
     told = ", ".join(f"{name}={value}" for name, value in options.items())
     return f"{sizes['attention']} {told}".strip()
 
