@@ -85,10 +85,19 @@ def test_lines_without_what_is_compared_are_left_out(make_run, capsys):
         for line in ({"step": 60}, {"kind": "train", "step": 60, "tokens": 7}, {"kind": "evaluation", "step": 60}):
             file.write(json.dumps(line) + "\n")
     assert main(["compare", "one"]) == 0
-    assert (
-        capsys.readouterr().out.splitlines()[1].split()
-        == ["one", "softmax", "50", "of", "100", "6,400", "1:01", "2.5000", "at", "10", "2.5000"]
-    )
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "one",
+        "softmax",
+        "50",
+        "of",
+        "100",
+        "6,400",
+        "1:01",
+        "2.5000",
+        "at",
+        "10",
+        "2.5000",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,23 @@ def test_native_programs_resolve_what_pytorch_does():
     source = (Path(native.__file__).parent / "source" / "memory.h").read_text()
     (written,) = re.findall(r"kResolved = (\S+)f;", source)
     assert float.fromhex(written) == resolution(torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["reference", *COMPILED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_mass_whose_inverse_is_infinite_is_none(backend, dtype):
+    """Weights of features that hardly overlap: of each row but the last, where one key has weight."""
+    if backend == "native" and dtype == torch.float64:
+        pytest.skip("the programs take float32")
+    small, length = torch.finfo(dtype).tiny / 2**12, 40
+    query, key = (torch.full((1, 1, length, 2), 1.0, dtype=dtype) for _ in range(2))
+    key = (key * small).index_fill(2, torch.tensor([length - 1]), 1.0)
+    value = draw(1, 1, length, 3).to(dtype)
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    output = ops.linear_attention(*leaves, causal=True, backend=backend).output
+    assert not output[:, :, :-1].any()
+    torch.testing.assert_close(output[:, :, -1], value[:, :, -1])
+    assert all(x.isfinite().all() for x in torch.autograd.grad(output.square().sum(), leaves))
+    state = ops.LinearAttentionState.init(1, 1, 2, 3, dtype=dtype)
+    found = [ops.linear_attention_extend_(*(x[:, :, t : t + 1] for x in leaves), state) for t in range(length)]
+    torch.testing.assert_close(torch.cat([one.output for one in found], 2), output)

@@ -15,6 +15,7 @@ from polysketch import ops
 from polysketch.attention.span_state import Following
 from polysketch.ops.linear.packing import expand
 from polysketch.ops.local_softmax import RemainingSums
+from polysketch.ops.mass import is_none
 
 
 class Recurrence:
@@ -237,5 +238,5 @@ def _result(numerator: Tensor, mass: Tensor, options: dict[str, Any]) -> ops.Lin
     """As the op gives it."""
     mass = mass + options.get("offset", 0.0)
     if options.get("normalize", True):
-        numerator = torch.where(mass == 0, 0.0, numerator / torch.where(mass == 0, 1.0, mass))
+        numerator = torch.where(is_none(mass), 0.0, numerator / torch.where(is_none(mass), 1.0, mass))
     return ops.LinearAttentionResult(numerator, None, mass[..., 0])

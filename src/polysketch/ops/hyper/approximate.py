@@ -5,7 +5,6 @@ Causal attention goes by halves whose places are fixed (algorithm 4), so that la
 
 import math
 from collections.abc import Iterator
-from itertools import count, takewhile
 from typing import NamedTuple
 
 import torch
@@ -227,8 +226,9 @@ def meetings_by_halves(query: Tensor, key: Tensor, real: Tensor, min_length: int
 
     Arguments as of `attend_by_halves`, but `real` is given: (batch or 1, n) bool.
     """
-    doublings = (min_length << i for i in count())
-    halves = takewhile(lambda half: half < key.shape[2], doublings)
+    halves: list[int] = []  # a list: torch.compile of PyTorch 2.9 does not know takewhile
+    while min_length << len(halves) < key.shape[2]:
+        halves.append(min_length << len(halves))
     found = (crossing for half in halves for crossing in crossings(query, real, half, options))
     return joined(_meetings_of(crossing, key, query.shape[3]) for crossing in found)
 

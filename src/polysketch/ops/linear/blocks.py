@@ -12,6 +12,7 @@ from polysketch.ops.linear.backends import Backend
 from polysketch.ops.linear.packing import expanded_size, symmetrize
 from polysketch.ops.linear.spans import Cut, lengths_of_spans, run_in_spans
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan
+from polysketch.ops.mass import quotient
 
 _MOST_IN_A_CHUNK = 256
 
@@ -110,8 +111,3 @@ def run_both_directions(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs
     chunk = min(plan.chunk, max(16, 1 << (length - 1).bit_length()))  # a short row is one chunk
     everything = plan._replace(causal=True, chunk=chunk, diagonal=-(-length // chunk) * chunk)
     return run_in_blocks(inputs._replace(length=None), everything, backend)
-
-
-def quotient(numerator: Tensor, mass: Tensor) -> Tensor:
-    """numerator (..., width) / mass (...), and zeros for a row without any mass."""
-    return torch.where(mass[..., None] == 0, 0.0, numerator / mass.masked_fill(mass == 0, 1.0)[..., None])

@@ -17,6 +17,7 @@ from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.triton import decoding as triton_decode
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, LocalPolynomial, Plan
+from polysketch.ops.mass import quotient
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
 Step = Callable[[Inputs, Plan, Any], tuple[Tensor, Tensor]]
@@ -171,8 +172,7 @@ def _extend_one(inputs: Inputs, plan: Plan, state: LinearAttentionState) -> tupl
     _fold_full_chunks(state, [row for row, tokens in enumerate(fill) if tokens + 1 == plan.chunk])
     state.advance_()
     if plan.normalize:
-        mass = denominator[..., None]
-        numerator = torch.where(mass == 0, 0.0, numerator / mass)
+        numerator = quotient(numerator, denominator)
     heads = inputs.query.shape[1]
     output = numerator.reshape(batch, heads, 1, value.shape[3]).to(inputs.value.dtype)
     return output, denominator.reshape(batch, heads, 1)

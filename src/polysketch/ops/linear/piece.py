@@ -10,6 +10,7 @@ from polysketch.ops.linear.packing import TILE
 from polysketch.ops.linear.state import adding_dtype, state_dtype
 from polysketch.ops.linear.sums import Sums
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan, Stretch
+from polysketch.ops.mass import is_none
 from polysketch.ops.parallel import deal, num_workers
 from polysketch.ops.workspace import Workspace
 
@@ -176,10 +177,10 @@ class Piece:
         return Stretch(chunk.start, min(chunk.stop, chunk.start + -(-(rows.stop - chunk.start) // block) * block))
 
     def reciprocal(self, mass: Tensor) -> Tensor:
-        """1 / mass, and zero for a row without any mass: its output is zero."""
+        """1 / mass, and zero for a row without weight: its output is zero."""
         if self.plan.offset > 0 and self.plan.power == 2:
             return mass.reciprocal()  # weights are not negative, so there is mass in every row
-        return torch.where(mass == 0, 0.0, 1.0 / mass)
+        return torch.where(is_none(mass), 0.0, 1.0 / mass)
 
     def mask_(self, weights: Tensor, rows: Stretch) -> Tensor:
         """Zero what a query may not see, in weights (G, R, keys) of the keys that are `visible`."""

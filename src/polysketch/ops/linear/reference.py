@@ -10,6 +10,7 @@ from polysketch.ops.linear.packing import expand, halves, symmetrize
 from polysketch.ops.linear.resolution import resolve
 from polysketch.ops.linear.state import LinearAttentionState, state_dtype
 from polysketch.ops.linear.types import Inputs, LinearAttentionResult, Plan
+from polysketch.ops.mass import quotient
 
 
 def linear_attention(
@@ -65,8 +66,7 @@ def linear_attention(
         numerator, denominator = resolve(query, *held, decay, numerator, denominator)
     output = numerator
     if plan.normalize:
-        mass = denominator[..., None]
-        output = torch.where(mass == 0, 0.0, numerator / mass.masked_fill(mass == 0, 1.0))
+        output = quotient(numerator, denominator)
     if plan.causal or keys.local is not None:
         padding = (position < 0)[:, None]
         output, denominator = output.masked_fill(padding[..., None], 0.0), denominator.masked_fill(padding, 0.0)

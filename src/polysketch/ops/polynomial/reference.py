@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.blocks import hide_later
+from polysketch.ops.mass import is_none
 
 
 def reference_polynomial_attention(
@@ -62,10 +63,10 @@ def real_tokens(tensor: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def reciprocal(denominator: Tensor) -> Tensor:
-    """1 / denominator, but 0 where it is 0 (no weight at all), and NaN where it overflowed.
+    """1 / denominator, but 0 where there is no weight, and NaN where it overflowed.
 
     A finite numerator over an infinite denominator would be a wrong zero in silence.
     """
     denominator = denominator.masked_fill(denominator.isinf(), torch.nan)
-    empty = denominator == 0
+    empty = is_none(denominator)
     return torch.where(empty, 0.0, 1.0 / denominator.masked_fill(empty, 1.0))

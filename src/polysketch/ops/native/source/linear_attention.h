@@ -228,9 +228,6 @@ static inline void start_sums(const Head& head, const Expansion& expansion, Sums
                  head.call.normalizer_in + head.unit * expansion.size);
 }
 
-// 1 / mass; a row without any mass gives zeros.
-static inline float reciprocal_mass(float mass) { return mass == 0.0f ? 0.0f : 1.0f / mass; }
-
 // Vectors of a block's queries, from `first` on, that all stand before `from`.
 static inline int vectors_before(int64_t from, int64_t first) {
   return from <= first ? 0 : static_cast<int>(std::min<int64_t>((from - first) / kLanes, kBlockVectors));

@@ -80,7 +80,7 @@ class Step {
     }
     mass += call_.offset;
     if (call_.normalize && call_.power == 2) mass = resolve(mass, decay);
-    const float factor = !call_.normalize ? 1.0f : mass == 0.0f ? 0.0f : 1.0f / mass;
+    const float factor = call_.normalize ? reciprocal_mass(mass) : 1.0f;
     float* output = call_.output.at(batch_, head, 0);
     for (int64_t i = 0; i < call_.value_width; i++) output[i] = numerator_[i] * factor;
     *call_.denominator.at(batch_, head, 0) = mass;

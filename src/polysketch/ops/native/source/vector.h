@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -36,6 +37,9 @@ static inline Vector reciprocal(Vector x) {
   return 1.0f / x;
 #endif
 }
+
+// 1 / mass; zero for a row without weight, as polysketch/ops/mass.py has it.
+static inline float reciprocal_mass(float mass) { return std::fabs(mass) < FLT_MIN ? 0.0f : 1.0f / mass; }
 
 // The lanes of a and b in turn: those of the first halves, those of the second halves.
 static inline Vector interleave_first(Vector a, Vector b) {

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polysketch.ops import triton
 from polysketch.ops.custom_op import custom_op
+from polysketch.ops.mass import is_none
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.blockwise import visible_pairs
 
@@ -148,7 +149,7 @@ def _factor(denominator: Tensor, degree: int, scale: float) -> Tensor:
     0 for a row without mass, NaN for one whose sum overflowed: as its output is.
     """
     factor = scale * denominator.double().pow(-1.0 / degree)
-    return factor.masked_fill(denominator == 0, 0.0).masked_fill(denominator.isinf(), math.nan).float()
+    return factor.masked_fill(is_none(denominator), 0.0).masked_fill(denominator.isinf(), math.nan).float()
 
 
 def _constants(

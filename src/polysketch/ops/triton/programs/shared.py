@@ -10,6 +10,7 @@ import triton.language as tl
 
 TILE = tl.constexpr(16)
 PAIR = tl.constexpr(256)
+SMALLEST_NORMAL = tl.constexpr(1.1754943508222875e-38)  # of float32
 
 
 @triton.constexpr_function
@@ -85,8 +86,9 @@ def power(base, EXPONENT: tl.constexpr):
 
 @triton.jit
 def reciprocal(mass):
-    """1 / mass, and zero for a row without any mass: its output is zero."""
-    return tl.where(mass == 0.0, 0.0, 1.0 / tl.where(mass == 0.0, 1.0, mass))
+    """1 / mass, and zero for a row without weight, as `polysketch.ops.mass` has it: its output is zero."""
+    none = tl.abs(mass) < SMALLEST_NORMAL
+    return tl.where(none, 0.0, 1.0 / tl.where(none, 1.0, mass))
 
 
 @triton.jit

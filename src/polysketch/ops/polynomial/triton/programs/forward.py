@@ -15,7 +15,7 @@ stays nearly equal where one weight holds most of the mass.
 import triton
 import triton.language as tl
 
-from polysketch.ops.triton.programs.shared import as_float32
+from polysketch.ops.triton.programs.shared import SMALLEST_NORMAL, as_float32
 
 
 @triton.jit(do_not_specialize=["query_length", "key_length", "first_position"])
@@ -90,7 +90,7 @@ def polynomial_forward(
             numerator = tl.dot(used, values.to(DOT), numerator, input_precision=PRECISION)
 
     # A finite numerator over an infinite denominator would be a wrong zero in silence.
-    empty = total == 0.0
+    empty = tl.abs(total) < SMALLEST_NORMAL
     inverse = tl.where(total < float("inf"), tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total)), float("nan"))
     result = numerator * inverse[:, None]
     row = query_heads * query_length + first
