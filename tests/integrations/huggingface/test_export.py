@@ -212,3 +212,41 @@ def test_a_model_made_without_a_run_is_imported_with_its_tokenizer(tmp_path, mak
     assert main(["import", str(tmp_path / "model"), str(tmp_path / "run")]) == 1
     assert main(["import", str(tmp_path / "model"), str(tmp_path / "run"), "--tokenizer", str(data)]) == 0
     assert load_model(tmp_path / "run")[1].tokenizer.sha256 == load_tokenizer(data).sha256
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ([1], "facts of a run"),
+        ({"data": []}, "data"),
+        ({"data": {"splits": True}}, "splits"),
+        ({"data": {"splits": {"train": {"file": "train.bin", "tokens": 7}}}}, "sha256"),
+        (
+            {
+                "data": {
+                    "splits": {
+                        "train": {"file": "../train.bin", "tokens": 7, "documents": 1, "bytes": 7, "sha256": "a"}
+                    }
+                }
+            },
+            "train.bin",
+        ),
+        ({"data": {"dtype": 7}}, "dtype"),
+        ({"metrics": {"train": 7}}, "train"),
+        ({"step": "7"}, "step"),
+    ],
+)
+def test_what_a_run_cannot_have_said_of_itself_is_refused(make_run, exported, tmp_path, capsys, facts, found):
+    _, data = make_run("bytes")
+    (tmp_path / "changed").mkdir()
+    for path in exported().iterdir():
+        (tmp_path / "changed" / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "changed" / "config.json").read_text())
+    (tmp_path / "changed" / "config.json").write_text(json.dumps(config | {"training_run": facts}))
+    (tmp_path / "changed" / "SHA256SUMS").unlink(missing_ok=True)
+    assert main(["import", str(tmp_path / "changed"), str(tmp_path / "run"), "--tokenizer", str(data)]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("polysketch: expected ")
+    assert message.count("\n") == 1
+    assert found in message
+    assert not (tmp_path / "run").exists()

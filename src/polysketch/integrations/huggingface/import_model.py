@@ -10,7 +10,7 @@ import tokenizers
 import torch
 
 from polysketch.data import DataDescription, PreparedData, TokenizerLike, load_tokenizer, require_same_tokenizer
-from polysketch.data.description import DESCRIPTION_FILE, SplitDescription, TokenizerDescription
+from polysketch.data.description import DESCRIPTION_FILE, READABLE_VERSIONS, TokenizerDescription
 from polysketch.data.tokenization import TOKENIZERS
 from polysketch.data.tokenization.bpe import BpeTokenizer
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
@@ -29,6 +29,8 @@ from polysketch.training.run_folder import RunFolder
 from polysketch.training.tensors import random_tensors
 
 _DEFAULT_CONTEXT = 2048
+_KNOWN = {"step": int, "metrics": dict, "environment": dict | None, "data": dict}
+_KNOWN_OF_DATA = {"name": str, "description_sha256": str, "sources": list, "splits": dict, "dtype": str}
 
 
 def import_model(
@@ -58,8 +60,9 @@ def import_model(
     folder, run = Path(folder), Path(run)
     check_import(folder, run, data=data)
     config = _read_config(folder)
-    known = config.training_run or {}
+    known = _known(config, folder)
     ours = find_tokenizer(folder, known.get("tokenizer"), tokenizer)
+    description = _description(known, ours, folder)
     if ours.vocab_size > config.vocab_size:
         raise ValueError(f"expected a tokenizer of at most {config.vocab_size} ids, found {ours.name}")
     opened = None if data is None else _open_data(Path(data), ours, folder)
@@ -69,7 +72,9 @@ def import_model(
         )
     unchanged = weights_sha256(model.inner) == known.get("weights_sha256")
     with whole_folder(run) as temporary:
-        _write(RunFolder(temporary), model, known if unchanged else {**known, "step": 0, "metrics": {}}, ours, opened)
+        run_folder = RunFolder(temporary)
+        _write(run_folder, model, known if unchanged else {**known, "step": 0, "metrics": {}}, description, opened)
+        ours.save(run_folder.tokenizer)
     return run
 
 
@@ -144,6 +149,31 @@ def _read_config(folder: Path) -> PolysketchConfig:
     return config
 
 
+def _known(config: PolysketchConfig, folder: Path) -> dict[str, Any]:
+    """What an exported run says of itself; empty where it says nothing. The folder may come from a stranger.
+
+    Raises:
+        ValueError: a fact of another type.
+    """
+    known = config.training_run or {}
+    _require_types(known, _KNOWN, folder)
+    _require_types(known.get("data", {}), _KNOWN_OF_DATA, folder)
+    _require_types(known.get("metrics", {}), dict.fromkeys(known.get("metrics", {}), dict), folder)
+    return known
+
+
+def _require_types(facts: Any, types: dict[str, Any], folder: Path) -> None:
+    wrong = None if isinstance(facts, dict) else "facts of a run"
+    if wrong is None:
+        wrong = next(
+            (name for name, kind in types.items() if name in facts and not isinstance(facts[name], kind)), None
+        )
+    if wrong is not None:
+        raise ValueError(
+            f"expected what an exported run says of itself in {folder / 'config.json'}, found other {wrong}"
+        )
+
+
 def _open_data(data: Path, tokenizer: TokenizerLike, folder: Path) -> PreparedData:
     opened = PreparedData.open(data)
     require_same_tokenizer(tokenizer, opened.tokenizer, owner=f"the model {folder}", other=f"the data folder {data}")
@@ -151,12 +181,11 @@ def _open_data(data: Path, tokenizer: TokenizerLike, folder: Path) -> PreparedDa
 
 
 def _write(
-    run: RunFolder, model: PolysketchForCausalLM, known: dict[str, Any], tokenizer: TokenizerLike, data: Any
+    run: RunFolder, model: PolysketchForCausalLM, known: dict[str, Any], description: DataDescription, data: Any
 ) -> None:
     run.write_config(_run_config(model, known, data))
     run.tokenizer.mkdir()
-    tokenizer.save(run.tokenizer)
-    _description(known, tokenizer).write(run.tokenizer / DESCRIPTION_FILE)
+    description.write(run.tokenizer / DESCRIPTION_FILE)
     run.checkpoints.mkdir()
     state = {"step": known.get("step", 0), "seconds": 0.0}
     save_checkpoint(run.checkpoints, Checkpoint(model.inner.state_dict(), {}, random_tensors(), state), keep=1)
@@ -179,10 +208,10 @@ def _run_config(model: PolysketchForCausalLM, known: dict[str, Any], data: Prepa
     }
 
 
-def _description(known: dict[str, Any], tokenizer: TokenizerLike) -> DataDescription:
+def _description(known: dict[str, Any], tokenizer: TokenizerLike, folder: Path) -> DataDescription:
     """description.json beside the run's tokenizer."""
     recorded = known.get("data", {})
-    described = TokenizerDescription.of(tokenizer)
-    splits = {name: SplitDescription.from_dict(split) for name, split in recorded.get("splits", {}).items()}
-    dtype = recorded.get("dtype", "uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
-    return DataDescription(described, dtype, splits, tuple(recorded.get("sources", ())))
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    values = {"dtype": dtype} | {name: recorded[name] for name in ("dtype", "splits", "sources") if name in recorded}
+    plain = DataDescription(TokenizerDescription.of(tokenizer), dtype, {}).to_dict()
+    return DataDescription.from_dict(plain | {"version": max(READABLE_VERSIONS)} | values, str(folder / "config.json"))
