@@ -36,8 +36,9 @@ INTERPRETED := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/ops/triton
 
 # Tests of one file stay together, so that what they share is made once; each process computes with one thread. Files
 # keep their order: by number of tests, as it would be else, those with few slow tests come last, and one process waits.
-# What holds times against the machine's own speed runs alone.
-PROCESSES ?= 2
+# What holds times against the machine's own speed runs alone. One process more than two cores: a quarter of the time is
+# waiting, for commands, servers and disks.
+PROCESSES ?= 3
 PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # External data for tests and studies; what needs it skips where it is absent.

@@ -90,7 +90,13 @@ def test_a_model_that_is_its_own_assistant_guesses_every_token(settings):
     assert found.steps == 6
 
 
-@OF_SETTINGS
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(one, id=name, marks=[pytest.mark.full] * (name not in ("greedy", "drawn")))
+        for name, one in SETTINGS.items()
+    ],
+)
 def test_another_model_may_assist(settings):
     """One that is often wrong; twice with the same drafter."""
     model, assistant = make_model("polysketch"), AssistantDrafts(make_model("softmax", seed=2), 3)

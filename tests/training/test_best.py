@@ -73,7 +73,7 @@ def test_the_best_checkpoint_stays_and_holds_the_weights_of_its_step(scripted, o
     assert any(not torch.equal(last[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("speed_of_writing", ["at once", "late"], indirect=True)
+@pytest.mark.parametrize("speed_of_writing", ["at once", pytest.param("late", marks=pytest.mark.full)], indirect=True)
 def test_a_killed_run_that_goes_on_keeps_the_same_best(speed_of_writing, scripted, disk, options):
     scripted()
     config = options()

@@ -67,6 +67,7 @@ def metrics_of(config, kind="train"):
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.full
 def test_a_row_costs_what_its_tokens_cost_in_one_pass_over_the_document_so_far(make_carrying):
     """The weights stay: what is carried is then what the document so far gives. Two epochs."""
     model, updater, rows = begun(make_carrying())

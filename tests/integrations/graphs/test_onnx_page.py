@@ -26,6 +26,7 @@ sys.meta_path.insert(0, Blocker())
 PROMPT = "It was the "
 
 
+@pytest.mark.full
 def test_the_program_of_the_page_writes_what_generate_writes(tmp_path, monkeypatch, capsys):
     run, _ = make_run_in(tmp_path, "bytes")
     monkeypatch.chdir(tmp_path)

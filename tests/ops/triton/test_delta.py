@@ -187,6 +187,7 @@ def programs_everywhere():
     availability.AUTO_DEVICES.discard("cpu")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("programs_everywhere")
 def test_forward_and_backward_run_programs_alone(monkeypatch, tmp_path):
     """Where "auto" picks programs, the sums of the gradients are theirs too, and nothing is plain PyTorch."""

@@ -115,6 +115,7 @@ def test_other_blocks_change_nothing(case):
             assert_triton_agrees(case)
 
 
+@pytest.mark.full
 def test_what_does_not_fit_into_scratch_memory_at_once_takes_turns(monkeypatch):
     """A head at a time, and a row at a time; to the same bits: heads do not know of one another."""
     case = replace(PLAIN, length=5, local_chunk=4, features=12, batch=2, heads=2, key_heads=2, dtype=torch.float32)
