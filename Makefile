@@ -138,7 +138,7 @@ test-full: $(READY) $(NEWEST)
 
 # Without what depends on the pinned Triton, and on the initial weights that the pinned PyTorch draws. Old packages call
 # what newer ones warn of.
-OTHER_DRAWS := holds_a_third_to_two_thirds or under_autocast_is_close or gives_the_autocast_dtype
+OTHER_DRAWS := holds_a_third_to_two_thirds or under_autocast_is_close or gives_the_autocast_dtype or learns_to_reverse_and_generates
 OLDEST_EXTRAS := train,hf,sentencepiece,eval,plot,images,tensorboard,wandb,serve,onnx
 OLDEST_TOOLS := $(TOOLS) openai pytest-xdist
 test-oldest: $(OLDEST)/.ready

@@ -103,7 +103,8 @@ def test_a_token_sees_its_own_block_and_nothing_of_later_ones(case: Case, block_
         changed = (inputs[0], *(torch.where(only, y, x) for x, y in zip(inputs[1:3], others[1:3], strict=True)))
         after = blockwise(mechanism, (*changed, inputs[3]), block_size)
         difference = (after - before).abs().amax((0, 1, 3))
-        assert bool((difference[: last + 1] == 0).all()) == (token > last)
+        unchanged = difference[: last + 1] <= 1e-15  # of float64: other sizes of products round otherwise
+        assert bool(unchanged.all()) == (token > last)
         if token == last:
             assert not difference[:start].any()
             assert (difference[max(start, last - case.first_sees + 1) : last + 1] > 1e-7).all()
