@@ -92,6 +92,27 @@ def test_rows_of_a_class_that_has_no_name_are_refused():
         Classification({"train": rows(4, [0, 1, 7, 0])}, 9, ["a", "b"])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_size": [9]},
+        {"vocab_size": "9"},
+        {"class_names": [1, 2]},
+        {"class_names": "ab"},
+        {"class_names": 7},
+        {"alphabet": 7},
+    ],
+)
+def test_a_task_of_other_types_is_refused(change):
+    with pytest.raises(ValueError, match="expected"):
+        Classification(**{"splits": {"train": rows(4)}, "vocab_size": 9, "class_names": ["a", "b"]} | change)
+
+
+def test_a_split_that_a_task_has_not_is_named():
+    with pytest.raises(ValueError, match="expected a split of train, found 'test'"):
+        Classification({"train": rows(4)}, 9, ["a", "b"]).row("test", 0)
+
+
 def test_documents_that_end_before_they_begin_are_refused():
     damaged = ClassifiedRows(np.arange(1, 9), np.array([5, 3, 8]), np.array([0, 1, 0]))
     with pytest.raises(ValueError, match="expected rows of 1 documents of at least one token"):
