@@ -34,11 +34,11 @@ def load_to_continue(
         ImportError: the extra `hf` is missing.
     """
     from polysketch.integrations.huggingface import PolysketchForCausalLM
-    from polysketch.integrations.huggingface.import_model import find_tokenizer
+    from polysketch.integrations.huggingface.import_model import find_tokenizer, known_of_run
 
     model = read_model(folder, device=device)
     if isinstance(model, PolysketchForCausalLM):
-        return model.inner, find_tokenizer(Path(folder), (model.config.training_run or {}).get("tokenizer"))
+        return model.inner, find_tokenizer(Path(folder), known_of_run(model.config, Path(folder)).get("tokenizer"))
     return ContinuedHuggingFaceLM(model).eval(), load_tokenizer(str(folder))
 
 

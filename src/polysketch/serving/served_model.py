@@ -124,12 +124,11 @@ def load_served(
 
 
 def _exported(folder: Path, name: str, device: torch.device | str, template: str | None) -> ServedModel:
-    from polysketch.integrations.huggingface.import_model import find_tokenizer
+    from polysketch.integrations.huggingface.import_model import find_tokenizer, known_of_run
     from polysketch.integrations.transformers_folder import read_model, read_tokenizer, require_ours
 
     require_ours(folder)
     wrapped = read_model(folder, device=device)
-    known = (wrapped.config.training_run or {}).get("tokenizer")
-    tokenizer = find_tokenizer(folder, known)
+    tokenizer = find_tokenizer(folder, known_of_run(wrapped.config, folder).get("tokenizer"))
     fast = read_tokenizer(folder)
     return ServedModel(name, wrapped.inner, tokenizer, renderer(fast, template), ends_of(folder, fast))

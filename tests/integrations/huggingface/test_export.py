@@ -250,3 +250,12 @@ def test_what_a_run_cannot_have_said_of_itself_is_refused(make_run, exported, tm
     assert message.count("\n") == 1
     assert found in message
     assert not (tmp_path / "run").exists()
+
+
+def test_nor_does_generate_believe_it(exported, tmp_path, capsys):
+    for path in exported().iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"training_run": 7}))
+    assert main(["generate", str(tmp_path), "--max-new-tokens", "1"]) == 1
+    assert "expected what an exported run says of itself" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import Any
 
 import tokenizers
 import torch
+from transformers import PreTrainedConfig
 
 from polysketch.data import DataDescription, PreparedData, TokenizerLike, load_tokenizer, require_same_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE, READABLE_VERSIONS, TokenizerDescription
@@ -60,7 +61,7 @@ def import_model(
     folder, run = Path(folder), Path(run)
     check_import(folder, run, data=data)
     config = _read_config(folder)
-    known = _known(config, folder)
+    known = known_of_run(config, folder)
     ours = find_tokenizer(folder, known.get("tokenizer"), tokenizer)
     description = _description(known, ours, folder)
     if ours.vocab_size > config.vocab_size:
@@ -149,13 +150,13 @@ def _read_config(folder: Path) -> PolysketchConfig:
     return config
 
 
-def _known(config: PolysketchConfig, folder: Path) -> dict[str, Any]:
+def known_of_run(config: PreTrainedConfig, folder: Path) -> dict[str, Any]:
     """What an exported run says of itself; empty where it says nothing. The folder may come from a stranger.
 
     Raises:
         ValueError: a fact of another type.
     """
-    known = config.training_run or {}
+    known = getattr(config, "training_run", None) or {}
     _require_types(known, _KNOWN, folder)
     _require_types(known.get("data", {}), _KNOWN_OF_DATA, folder)
     _require_types(known.get("metrics", {}), dict.fromkeys(known.get("metrics", {}), dict), folder)

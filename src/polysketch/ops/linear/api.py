@@ -49,8 +49,8 @@ def linear_attention(
         w_ij = (q_i . k_j)^degree              where i and j share an aligned chunk of `local`
 
     over j <= i when `causal`, over all j otherwise; with a `block_size` b over all blocks of b tokens up to and
-    including that of i, i // b >= j // b: causal between blocks and not inside them. A row without any mass
-    (offset + sum = 0) gives zeros.
+    including that of i, i // b >= j // b: causal between blocks and not inside them. A row whose mass,
+    offset + sum, is 0 or below the smallest normal number (1e-38 in float32) gives zeros.
     PolySketchFormer (Kacham, Mirrokni, Zhong, ICML 2024), sections 2.2 to 3.2.
 
     Rounding, in units u = 2^-24 of float32, or 2^-53 for float64 inputs: a sum over tokens before a chunk is wrong by
