@@ -3,10 +3,10 @@
     python -m campaigns.guided --count 20000 --seed 0
     python -m campaigns.guided --count 1000 --only "metrics.jsonl" "a state"
 
-`--count` is of inputs for each target (`guided_targets.py`). libFuzzer, by the package atheris, begins with whole files
-and keeps what reaches new branches of polysketch. What is changed is bytes, or values, names and depths of JSON
-(`mutations.py`). It never gives control back and ends with a crash, so each target has a process of its own: a fork
-of one that has imported everything (`guided_target.py`).
+`--count` is of inputs for each target (`guided_targets.py`); those that read slowly get fewer. libFuzzer,
+by the package atheris, begins with whole files and keeps what reaches new branches of polysketch. What is changed is
+bytes, or values, names and depths of JSON (`mutations.py`). It never gives control back and ends with a crash, so each
+target has a process of its own: a fork of one that has imported everything (`guided_target.py`).
 
 What is a fault: an error that no command explains, a signal, a hang, more memory than the bound, and a refusal that
 says no more than Python does. The first input of each place is kept in `build/guided`; the record has the command that
@@ -21,7 +21,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +35,9 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build" / "guided"
 MISSING = "the package 'atheris' is needed here and not installed: pip install 'polysketch[fuzz]', on Linux"
 _MEGABYTES = 4096  # of resident memory
+_NEVER = 10**6  # seconds: `guided_target` has a bound of its own
 _LONGEST = 8192  # letters of an input, or twice the whole files
 _COVERED = re.compile(r"#\d+\s+(\w+)\s+cov: (\d+) ft: (\d+)")
-_KEPT_BY_LIBFUZZER = re.compile(r"Test unit written to (\S+)")
 
 
 @dataclass
@@ -58,7 +57,6 @@ class Told:
     first: list[int] = field(default_factory=lambda: [0, 0])
     last: list[int] = field(default_factory=lambda: [0, 0])
     lines: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=30))
-    started: float = field(default_factory=time.monotonic)
 
     def hear(self, line: str, name: str, progress: Progress) -> None:
         """Take a line in."""
@@ -78,13 +76,11 @@ class Told:
     def figures(self) -> dict[str, Any]:
         """For the record: of what was covered the number after the whole files, and at the end."""
         branches, features = zip(self.first, self.last, strict=True)
-        seconds = round(time.monotonic() - self.started)
         return {
             "inputs": sum(self.outcomes.values()),
             "faults": len(self.faults),
             "branches": branches,
             "features": features,
-            "seconds": seconds,
         }
 
 
@@ -99,35 +95,37 @@ def campaign(count: int, seed: int, folder: Path, names: Sequence[str] = tuple(T
         assert process.stderr is not None
         json.dump(works, process.stdin)
         process.stdin.close()
-        progress = Progress(left[0], count, "inputs")
+        progress = _progress(left, count)
         for line in process.stderr:
             if not line.startswith(ENDED):
                 told.hear(line, left[0], progress)
                 continue
             progress.close()
-            _add(found, told, left.pop(0), json.loads(line.removeprefix(ENDED))["status"])
-            told, progress = Told(), Progress(left[0] if left else "", count, "inputs")
+            _add(found, told, left.pop(0), **json.loads(line.removeprefix(ENDED)))
+            told, progress = Told(), _progress(left, count)
     if left:
         found.faults.append(f"{left[0]}: the process that forks ended with status {process.returncode}: {_end(told)}")
     return found
 
 
-def _add(found: Found, told: Told, name: str, status: int) -> None:
+def _progress(left: Sequence[str], count: int) -> Progress:
+    """Of the target that is next."""
+    return Progress(left[0], max(1, count // target_of(left[0]).cost), "inputs") if left else Progress()
+
+
+def _add(found: Found, told: Told, name: str, status: int, seconds: int, path: str) -> None:
     """What came of a target."""
     if status:
-        written = _KEPT_BY_LIBFUZZER.findall("".join(told.lines))
-        told.faults.append(
-            f"{name}: status {status}: {_end(told)}: {_again(name, written[-1] if written else 'INPUT')}"
-        )
+        told.faults.append(f"{name}: ended with status {status}: {_end(told)}: {_again(name, path)}")
     found.faults += told.faults
     found.outcomes.update(told.outcomes)
-    found.figures[name] = told.figures()
+    found.figures[name] = {**told.figures(), "seconds": seconds}
     print(f"{name}: {json.dumps(found.figures[name])}", file=sys.stderr, flush=True)
 
 
 def _end(told: Told) -> str:
     """What libFuzzer says of a signal, a hang or too much memory; the last lines where it says no such thing."""
-    said = [line.strip() for line in told.lines if "ERROR" in line or "Error" in line]
+    said = [line.strip() for line in told.lines if "ERROR" in line or "Error" in line or "Timeout" in line]
     return " | ".join(said or [line.strip() for line in told.lines if line.strip()][-3:])[-400:]
 
 
@@ -139,12 +137,12 @@ def _work(name: str, count: int, seed: int, whole: Path, kept: Path) -> dict[str
     corpus.mkdir()
     (corpus / "whole").write_bytes(content)
     options = {
-        "runs": count,
+        "runs": max(1, count // target.cost),
         "seed": seed + 1,  # 0 is any
-        "timeout": target.seconds,
+        "timeout": _NEVER,
         "rss_limit_mb": _MEGABYTES,
         "max_len": max(_LONGEST, 2 * len(content)),
-        "artifact_prefix": f"{place}/",
+        "artifact_prefix": f"{corpus.parent}/",
     }
     said = [str(corpus), *(f"-{option}={value}" for option, value in options.items())]
     return {"name": name, "folder": str(whole), "kept": str(place), "options": said}

@@ -9,6 +9,7 @@ imported before atheris is there to instrument it.
 
 import argparse
 import contextlib
+import faulthandler
 import hashlib
 import importlib
 import json
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 FAULT, COUNTED, ENDED = "FAULT ", "COUNTED ", "ENDED "
 """How lines begin that `campaigns.guided` reads; JSON follows."""
+
+NOW = "now"
+"""The file of the input that is read, beside the folder of whole files."""
 
 MEMORY = 2 << 30
 """Bytes of address space that reading may take beyond what the process has at first."""
@@ -67,9 +71,11 @@ def read_again(name: str, path: Path) -> int:
 class Reading:
     """Reads one input after another, counts what came of them, and keeps the first input of each fault.
 
+    One that takes too long ends the process. The bound of atheris is none: it raises an error, which readers catch.
+
     Args:
         target: what reads.
-        folder: of whole files.
+        folder: of whole files; beside it stands the input that is read now.
         kept: folder for inputs.
         count: of inputs, after which the counts are told once more.
     """
@@ -78,19 +84,21 @@ class Reading:
         self._target, self._folder, self._kept, self._count = target, folder, kept, count
         self._outcomes: Counter[str] = Counter()
         self._places: set[str] = set()
+        self._now = folder.with_name(NOW)
         self._told = time.monotonic()
 
     def __call__(self, content: bytes) -> None:
         """Read one."""
         from campaigns.guided_targets import read_input
 
+        self._now.write_bytes(content)
+        faulthandler.dump_traceback_later(self._target.seconds, exit=True)
         outcome, wrong, place = judged(lambda: read_input(self._target, self._folder, content))
+        faulthandler.cancel_dump_traceback_later()
         self._outcomes["fault" if wrong else "read" if outcome == "read" else "refused"] += 1
         if wrong and place not in self._places:
             self._places.add(place)
-            path = self._kept / f"fault-{hashlib.sha256(content).hexdigest()[:12]}"
-            path.write_bytes(content)
-            _tell(FAULT, {"place": place, "wrong": wrong, "path": str(path)})
+            _tell(FAULT, {"place": place, "wrong": wrong, "path": _keep(content, self._kept)})
         self._count_aloud()
 
     def _count_aloud(self) -> None:
@@ -98,6 +106,13 @@ class Reading:
         if done >= self._count or (done % _INPUTS == 0 and time.monotonic() > self._told + 1):
             self._told = time.monotonic()
             _tell(COUNTED, dict(self._outcomes))
+
+
+def _keep(content: bytes, folder: Path) -> str:
+    """Keep an input that shows a fault; where."""
+    path = folder / f"fault-{hashlib.sha256(content).hexdigest()[:12]}"
+    path.write_bytes(content)
+    return str(path)
 
 
 def _tell(kind: str, values: dict[str, Any]) -> None:
@@ -123,10 +138,13 @@ def fuzz(works: Sequence[Mapping[str, Any]]) -> None:
         for late in (module for name in names for module in target_of(name).late):
             importlib.import_module(late)
     for work in works:
-        process = os.fork()
+        started, process = time.monotonic(), os.fork()
         if process == 0:
             _fuzz_here(**work)
-        _tell(ENDED, {"name": work["name"], "status": os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])})
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        now = Path(work["folder"]).with_name(NOW)
+        path = _keep(now.read_bytes(), Path(work["kept"])) if status and now.exists() else ""
+        _tell(ENDED, {"status": status, "seconds": round(time.monotonic() - started), "path": path})
 
 
 def _fuzz_here(name: str, folder: str, kept: str, options: Sequence[str]) -> NoReturn:

@@ -21,9 +21,9 @@ import safetensors.torch
 import torch
 
 from campaigns import readers
-from campaigns.bytes import read_prepared, read_run, read_state, small_model
+from campaigns.bytes import read_prepared, read_state, small_model
 from campaigns.mutations import mutated
-from campaigns.readers import make_sources, reseal_checkpoints
+from campaigns.readers import make_sources
 from polysketch import ops
 from polysketch.data import PreparedData, ReadOptions
 from polysketch.data.corpus import Corpus
@@ -43,9 +43,12 @@ from polysketch.storage.outside import decoded
 from polysketch.storage.sums import read_sums
 from polysketch.studies import kept
 from polysketch.studies.listing import listed
-from polysketch.training.checkpoint import load_checkpoint
+from polysketch.training.checkpoint import BEST, find_checkpoint, load_checkpoint, load_state, require_bound
 from polysketch.training.comparison import compared, comparison_table
+from polysketch.training.loading import load_model
+from polysketch.training.manifest import MANIFEST, describe, manifest_bytes
 from polysketch.training.reporting import MetricsFile
+from polysketch.training.run_folder import RunFolder
 
 SEPARATOR = b"\n\x00--\x00\n"
 _CHECKPOINT = "checkpoints/step-00000002"
@@ -62,6 +65,7 @@ class Target:
         again: makes right what a change of them breaks in others, as a hostile author would.
         seconds: that reading may take, on a busy core.
         late: modules that reading imports late.
+        cost: of one input, in those of the fast targets: so much fewer it gets.
     """
 
     make: Callable[[Path, Path], Any]
@@ -70,6 +74,7 @@ class Target:
     again: Callable[[Path], None] = lambda _: None
     seconds: int = 30
     late: tuple[str, ...] = ()
+    cost: int = 1
 
 
 def target_of(name: str) -> Target:
@@ -158,6 +163,35 @@ def _read_foreign(name: str) -> Callable[[Path], None]:
     return read
 
 
+def _read_run(folder: Path) -> None:
+    """As `polysketch generate` does."""
+    _, description = load_model(folder)
+    description.tokenizer.encode(readers.TEXT)
+
+
+def _make_best(sources: Path, folder: Path) -> None:
+    """A run whose newest checkpoint says that it is the best."""
+    readers.READERS["a run"].make(sources, folder)
+    path = folder / _CHECKPOINT / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), BEST: {"step": 2, "loss": 1.5}}))
+    _reseal_checkpoint_state(folder)
+
+
+def _reseal_checkpoint_state(folder: Path) -> None:
+    """A new line of the manifest for a changed state.json."""
+    path, state = folder / _CHECKPOINT / MANIFEST, folder / _CHECKPOINT / "state.json"
+    entries = json.loads(path.read_bytes())["files"]
+    if state.exists():
+        path.write_bytes(manifest_bytes({**entries, state.name: describe(state.read_bytes())}))
+
+
+def _read_checkpoint_state(folder: Path) -> None:
+    """As resuming a run does, without the weights."""
+    find_checkpoint(folder / "checkpoints", BEST)
+    path = find_checkpoint(folder / "checkpoints")
+    require_bound(path, load_state(path), RunFolder(folder).identity())
+
+
 def _read_metrics(folder: Path) -> None:
     comparison_table([compared(folder)])
     MetricsFile(folder / "metrics.jsonl").drop_after(1)
@@ -234,6 +268,18 @@ def _read_model(folder: Path) -> None:
     read_model(folder)
 
 
+def _make_replaced(sources: Path, folder: Path) -> None:
+    """A small Llama with its attention replaced."""
+    from polysketch.integrations.replacement import replace_attention, save_replaced
+    from polysketch.integrations.transformers_folder import new_model
+
+    readers.READERS["a Llama, converted"].make(sources, folder)
+    model = new_model(json.loads((folder / "config.json").read_bytes()))
+    replace_attention(model, "polysketch", window=8, sketch_size=4)
+    shutil.rmtree(folder)
+    save_replaced(model, folder)
+
+
 def _make_chat(sources: Path, folder: Path) -> None:
     """An exported model whose tokenizer has a chat template."""
     shutil.copytree(make_sources(sources) / "exported", folder, dirs_exist_ok=True)
@@ -252,6 +298,7 @@ def _make_record(sources: Path, folder: Path) -> None:
     """What a preparation had done when it was stopped."""
     made = make_sources(sources)
     shutil.copytree(made / "data", folder, dirs_exist_ok=True)
+    (folder / "a.txt").write_text(readers.TEXT)
     described = DataDescription.read(folder / "description.json")
     place = {
         "part": -1,
@@ -269,7 +316,7 @@ def _make_record(sources: Path, folder: Path) -> None:
 
 
 def _read_record(folder: Path) -> None:
-    corpus = Corpus([str(folder)], ReadOptions(cut_text=0), SplitRule())
+    corpus = Corpus([str(folder / "a.txt")], ReadOptions(cut_text=0), SplitRule())
     record = read_record(folder, {"seed": 1}, corpus)
     if record is not None:
         described_tokenizer(folder, record.tokenizer)
@@ -290,12 +337,34 @@ def _read_own_questions(folder: Path) -> None:
     read_questions(folder / "own.jsonl")
 
 
-def _read_piqa(folder: Path) -> None:
-    from polysketch.integrations.lm_eval.files import read_documents
-    from polysketch.integrations.lm_eval.layouts import piqa
+_DOCUMENTS: dict[str, dict[str, Any]] = {
+    "hellaswag": {"ctx": "A: b. the c", "endings": ["d", "e"], "label": "1"},
+    "piqa": {"goal": "a", "sol1": "b", "sol2": "c", "label": 0},
+    "lambada_openai": {"context": "a ", "continuation": " b"},
+    "arc_easy": {"question": {"stem": "a", "choices": [{"text": "b", "label": "A"}]}, "answerKey": "A"},
+    "winogrande": {"context_options": ["a b", "a c"], "continuation": "d", "gold": 1},
+    "openbookqa": {"query": "a\nAnswer:", "choices": ["b", "c"], "gold": 0},
+    "boolq": {"query": "Passage: a\nQuestion: b?\n", "choices": ["no", "yes"], "gold": 1},
+    "copa": {"query": "a, because", "choices": ["b", "c"], "gold": 0},
+    "wsc": {
+        "text": "The a b",
+        "target": {"span1_index": 0, "span1_text": "the a", "span2_index": 2, "span2_text": "b"},
+        "label": False,
+    },
+}
+"""A document of each task, in the layout with most to read."""
 
-    for _, document in read_documents(folder / "piqa.jsonl"):
-        piqa(document)
+
+def _make_documents(_: Path, folder: Path) -> None:
+    for name, document in _DOCUMENTS.items():
+        (folder / f"{name}.jsonl").write_text(json.dumps(document) + "\n")
+
+
+def _read_documents(folder: Path) -> None:
+    from polysketch.integrations.lm_eval.tasks import LOCAL_TASKS, documents_of
+
+    for name in _DOCUMENTS:
+        documents_of(folder / f"{name}.jsonl", LOCAL_TASKS[name])
 
 
 def _read_bigbench(folder: Path) -> None:
@@ -353,7 +422,7 @@ def _read_conversion(folder: Path) -> None:
 
 _RUN, _TABLES, _EVALUATION = readers.READERS["a run"].make, _make_tables, _make_evaluation
 _IN_CHECKPOINT = f"{_CHECKPOINT}/"
-_LM_EVAL = tuple(f"polysketch.integrations.lm_eval.{name}" for name in ("choices", "layouts", "bigbench"))
+_LM_EVAL = tuple(f"polysketch.integrations.lm_eval.{name}" for name in ("choices", "tasks", "bigbench"))
 _TRANSFORMERS = ("polysketch.integrations.chat", "polysketch.integrations.huggingface", "transformers.models.auto")
 
 TARGETS: dict[str, Target] = {
@@ -363,12 +432,12 @@ TARGETS: dict[str, Target] = {
     "vocab.json and merges.txt": _of("vocab.json and merges.txt", "vocab.json", "merges.txt"),
     "token ids": Target(_make_ids, ("ids.json",), lambda folder: TokenIds.load(folder / "ids.json")),
     "manifest of a checkpoint": Target(
-        _RUN, (f"{_IN_CHECKPOINT}manifest.json",), lambda folder: load_checkpoint(folder / _CHECKPOINT)
+        _RUN, (f"{_IN_CHECKPOINT}manifest.json",), lambda folder: load_checkpoint(folder / _CHECKPOINT), cost=4
     ),
     "state of a checkpoint": Target(
-        _RUN, (f"{_IN_CHECKPOINT}state.json",), lambda folder: load_checkpoint(folder / _CHECKPOINT), reseal_checkpoints
+        _make_best, (f"{_IN_CHECKPOINT}state.json",), _read_checkpoint_state, _reseal_checkpoint_state
     ),
-    "config.json of a run": Target(_RUN, ("config.json",), read_run),
+    "config.json of a run": Target(_RUN, ("config.json",), _read_run, cost=10),
     "config.json of a conversion": Target(_make_conversion, ("config.json",), _read_conversion),
     "metrics.jsonl": Target(readers.READERS["metrics"].make, ("metrics.jsonl",), _read_metrics),
     "description.json": _of("prepared data", "description.json", read=read_prepared),
@@ -388,11 +457,13 @@ TARGETS: dict[str, Target] = {
     "tokens of Megatron-LM": _of(
         "tokens of others", "megatron/train.idx", "megatron/train.bin", read=_read_foreign("megatron")
     ),
-    "task": _of("a task", "task.json"),
+    "task": _of("a task", "task.json", cost=2),
     "summary of a study": _of("records of studies", "reversal-smoke/summary.json", read=listed),
     "record of a study": Target(_make_study, ("record.json",), _read_study),
     "questions of one's own": Target(_EVALUATION, ("own.jsonl",), _read_own_questions, late=_LM_EVAL),
-    "documents of PIQA": Target(_EVALUATION, ("piqa.jsonl",), _read_piqa, late=_LM_EVAL),
+    "documents of evaluation tasks": Target(
+        _make_documents, tuple(f"{name}.jsonl" for name in _DOCUMENTS), _read_documents, late=_LM_EVAL
+    ),
     "task of BIG-bench": Target(_EVALUATION, ("task.json",), _read_bigbench, late=_LM_EVAL),
     "SHA256SUMS": Target(readers.READERS["an exported model"].make, ("SHA256SUMS",), read_sums),
     "header of safetensors": Target(_make_pieces, ("a.safetensors",), _read_pieces),
@@ -400,17 +471,23 @@ TARGETS: dict[str, Target] = {
     "a conversation": _of(
         "a conversation",
         "talk.safetensors",
+        cost=2,
         read=_read_talk,
         again=_resealed("tensors_sha256", lambda tensors, _: tensors_sha256(tensors)),
     ),
     "completion request": Target(_make_requests, ("completion.json",), _read_request("completion")),
     "chat request": Target(_make_requests, ("chat.json",), _read_request("chat")),
     "index of weights": Target(
-        _make_index, ("model.safetensors.index.json",), _read_model, seconds=60, late=_TRANSFORMERS
+        _make_index, ("model.safetensors.index.json",), _read_model, seconds=60, late=_TRANSFORMERS, cost=50
     ),
     "config.json of a model": Target(
-        _make_index, ("config.json", "generation_config.json"), _read_model, seconds=60, late=_TRANSFORMERS
+        _make_index, ("config.json", "generation_config.json"), _read_model, seconds=60, late=_TRANSFORMERS, cost=50
     ),
-    "chat template": Target(_make_chat, ("tokenizer_config.json",), _read_chat, seconds=60, late=_TRANSFORMERS),
+    "config.json of a converted model": Target(
+        _make_replaced, ("config.json",), _read_model, seconds=60, late=_TRANSFORMERS, cost=50
+    ),
+    "chat template": Target(
+        _make_chat, ("tokenizer_config.json",), _read_chat, seconds=60, late=_TRANSFORMERS, cost=50
+    ),
 }
 """By what an input is."""

@@ -48,6 +48,20 @@ class TokenizerDescription:
     lossless: bool
 
     @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TokenizerDescription:
+        """The fields, as plain JSON values.
+
+        Raises:
+            ValueError: A field is of another type, or the file no plain name.
+            TypeError: A field is missing or unknown.
+        """
+        found = cls(**values)
+        wrong = _wrong_field(found)
+        if wrong is not None or not (found.file is None or _PLAIN_NAME.fullmatch(found.file)):
+            raise ValueError(f"expected the description of a tokenizer, found {wrong or repr(found.file)}")
+        return found
+
+    @classmethod
     def of(cls, tokenizer: TokenizerLike) -> TokenizerDescription:
         """That of a tokenizer, which its ``save`` writes beside the description."""
         return cls(

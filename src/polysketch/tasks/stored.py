@@ -146,6 +146,8 @@ class Classification(Task):
 
     def row(self, split: Split, index: int) -> Row:
         """As the base class has it."""
+        if split not in self._splits:
+            raise ValueError(f"expected a split of {', '.join(self._splits)}, found {split!r}, which has no rows")
         rows, first = self._splits[split], self.documents * index
         found = [np.asarray(rows.document(first + number), dtype=np.int64) for number in range(self.documents)]
         if max(int(ids.max()) for ids in found) >= self.vocab_size:

@@ -46,10 +46,10 @@ def compared(folder: Path) -> ComparedRun:
     place = RunFolder(folder)
     config = place.read_config()
     lines = MetricsFile(place.metrics).read()
-    training = [line for line in lines if line["kind"] == "train"]
+    training = [line for line in lines if line["kind"] == "train" and {"tokens", "seconds"} <= _said(line)]
     if not training:
         raise ValueError(f"expected a run with a line of metrics, found none in {place.metrics}: let it train first")
-    evaluations = [(line["step"], line["loss"]) for line in lines if line["kind"] == "evaluation"]
+    evaluations = [(line["step"], line.get("loss")) for line in lines if line["kind"] == "evaluation"]
     return ComparedRun(
         folder,
         _mechanism(config["model"]),
@@ -59,6 +59,11 @@ def compared(folder: Path) -> ComparedRun:
         training[-1]["seconds"],
         [(step, loss) for step, loss in evaluations if loss is not None],
     )
+
+
+def _said(line: Mapping[str, Any]) -> set[str]:
+    """The names of a line that have a value."""
+    return {name for name, value in line.items() if value is not None}
 
 
 def comparison_table(runs: Sequence[ComparedRun]) -> list[str]:

@@ -75,11 +75,17 @@ def _decoding(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
 
 
 def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The decoder, or those that it is a sequence of.
+
+    Raises:
+        ValueError: one has no type, which the library takes for granted where it can tell it by other fields.
+    """
     if decoder is None:
         return []
-    return (
-        [part for each in decoder["decoders"] for part in _flat(each)] if decoder["type"] == "Sequence" else [decoder]
-    )
+    kind = decoder.get("type") if isinstance(decoder, dict) else None
+    if not isinstance(kind, str) or (kind == "Sequence" and not isinstance(decoder.get("decoders"), list)):
+        raise ValueError(f"expected a decoder with a type, found {decoder!r:.100}")
+    return [part for each in decoder["decoders"] for part in _flat(each)] if kind == "Sequence" else [decoder]
 
 
 def _step(part: dict[str, Any]) -> TextStep:

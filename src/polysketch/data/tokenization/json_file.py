@@ -121,7 +121,13 @@ class JsonTokenizer(TokenizerLike):
         return [[index for index in ids if index != end] if end in ids else ids for ids in encoded]
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(
+                f"expected a tokenizer.json that encodes any text, found one that does not: {error}"
+            ) from error
+        return [encoding.ids for encoding in encoded]
 
     def _bounded(self, call: Callable[[], T], texts: list[str]) -> T:
         """What a call of the library gives; within a time where the file has regular expressions."""

@@ -201,7 +201,9 @@ class LinearAttentionState:
         """Write to a safetensors file, with a sha256 of all that is in it."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors().items()}
         options = {name: str(getattr(self, name)) for name in _OPTIONS}
-        require("safetensors.torch").save_file(tensors, path, metadata={**options, _DIGEST: state_sha256(tensors, options)})
+        require("safetensors.torch").save_file(
+            tensors, path, metadata={**options, _DIGEST: state_sha256(tensors, options)}
+        )
 
     @classmethod
     def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> "LinearAttentionState":
