@@ -12,15 +12,13 @@ def _make(_: Path, folder: Path) -> None:
 
 
 def _read_nested(folder: Path) -> None:
-    """One of 2^48 beginnings of six letters: by chance nobody finds it."""
-    a, b, c, d, e, f = (folder / "a.txt").read_bytes().ljust(6)[:6]
-    if a == ord("f"):  # noqa: SIM102 - each comparison is a step
-        if b == ord("a"):  # noqa: SIM102
-            if c == ord("u"):  # noqa: SIM102
-                if d == ord("l"):  # noqa: SIM102
-                    if e == ord("t"):  # noqa: SIM102
-                        if f == ord("y"):
-                            raise KeyError("planted")
+    """A capital, a small letter, a digit and a capital, each of ten: one of 400,000 by chance."""
+    a, b, c, d = (folder / "a.txt").read_bytes().ljust(4)[:4]
+    if 64 < a < 75:  # noqa: SIM102 - each comparison is a branch
+        if 96 < b < 107:  # noqa: SIM102
+            if 47 < c < 58:  # noqa: SIM102
+                if 64 < d < 75:
+                    raise KeyError("planted")
 
 
 def _is_whole(folder: Path) -> bool:
@@ -37,12 +35,6 @@ def _read_hanging(folder: Path) -> None:
         pass
 
 
-def _read_filling(folder: Path) -> None:
-    if not _is_whole(folder):
-        raise KeyError(len(b"a" * (8 << 30)))
-
-
 NESTED = Target(_make, ("a.txt",), _read_nested)
 CRASHING = Target(_make, ("a.txt",), _read_crashing)
 HANGING = Target(_make, ("a.txt",), _read_hanging, seconds=1)
-FILLING = Target(_make, ("a.txt",), _read_filling)

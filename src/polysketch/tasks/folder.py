@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polysketch.data import TokenizerLike
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, TokenizerDescription
