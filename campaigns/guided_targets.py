@@ -478,16 +478,16 @@ TARGETS: dict[str, Target] = {
     "completion request": Target(_make_requests, ("completion.json",), _read_request("completion")),
     "chat request": Target(_make_requests, ("chat.json",), _read_request("chat")),
     "index of weights": Target(
-        _make_index, ("model.safetensors.index.json",), _read_model, seconds=60, late=_TRANSFORMERS, cost=50
+        _make_index, ("model.safetensors.index.json",), _read_model, seconds=60, late=_TRANSFORMERS, cost=10
     ),
     "config.json of a model": Target(
-        _make_index, ("config.json", "generation_config.json"), _read_model, seconds=60, late=_TRANSFORMERS, cost=50
+        _make_index, ("config.json", "generation_config.json"), _read_model, seconds=60, late=_TRANSFORMERS, cost=10
     ),
     "config.json of a converted model": Target(
-        _make_replaced, ("config.json",), _read_model, seconds=60, late=_TRANSFORMERS, cost=50
+        _make_replaced, ("config.json",), _read_model, seconds=60, late=_TRANSFORMERS, cost=10
     ),
     "chat template": Target(
-        _make_chat, ("tokenizer_config.json",), _read_chat, seconds=60, late=_TRANSFORMERS, cost=50
+        _make_chat, ("tokenizer_config.json",), _read_chat, seconds=60, late=_TRANSFORMERS, cost=10
     ),
 }
 """By what an input is."""

@@ -1,5 +1,6 @@
 """Calls that `campaigns.fuzz` and `campaigns.guided` found to end in an error of Python's: each is refused in words."""
 
+import csv
 import io
 import json
 import sys
@@ -126,9 +127,11 @@ def test_a_summary_that_is_none_is_refused(tmp_path, capsys, change):
 
 def test_a_line_of_a_table_that_fills_the_memory_is_not_read(monkeypatch, tmp_path):
     monkeypatch.setattr(readers, "LONGEST_LINE", 100)
+    whole_process = csv.field_size_limit()
     (tmp_path / "rows.csv").write_text("text,other\n" + '"' + "a" * 500)
     with pytest.raises(ValueError, match=r"expected lines of at most 100 letters, found a longer one at .*rows\.csv:2"):
         list(readers.read_file(tmp_path / "rows.csv", readers.read_comma_separated, ReadOptions()))
+    csv.field_size_limit(whole_process)
 
 
 def test_texts_of_parquet_that_are_no_text_are_refused(tmp_path):
