@@ -14,6 +14,7 @@ from polysketch.cli import main
 from polysketch.data import load_tokenizer
 from polysketch.data.corpus import Corpus, readers
 from polysketch.data.corpus.document import ReadOptions
+from polysketch.data.description import DataDescription, TokenizerDescription
 from polysketch.data.splits import SplitRule, SplitTable
 from polysketch.data.tokenization import decoders
 from polysketch.data.unfinished import read_record
@@ -346,3 +347,14 @@ def test_settings_of_a_tokenizer_that_transformers_cannot_use_are_refused(tmp_pa
     (tmp_path / "tokenizer_config.json").write_bytes(settings)
     with pytest.raises(ValueError, match=r"expected files in .* that transformers can read, found others"):
         transformers_folder.read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": {"x": 1}}, {"layout": 5}, {"sources": [5]}, {"seed": "x"}, {"skipped": [1]}]
+)
+def test_a_description_of_data_with_fields_of_other_types_is_refused(change):
+    tokenizer = {"kind": "bytes", "name": "bytes", "file": None, "sha256": "x", "vocab_size": 257, "end_of_text": 256}
+    described = DataDescription(TokenizerDescription(**tokenizer, lossless=True), "uint16", {}, ("a",)).to_dict()
+    assert DataDescription.from_dict(described).sources == ("a",)
+    with pytest.raises(ValueError, match="expected a complete description of prepared data in .*, which is no"):
+        DataDescription.from_dict({**described, **change})

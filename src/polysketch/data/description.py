@@ -241,6 +241,14 @@ class DataDescription:
             wrong = _wrong_field(each)
             if wrong is not None:
                 raise ValueError(f"expected a complete description of prepared data in {origin}, found {wrong}")
+        texts = (self.dtype, *self.sources, *([] if self.layout is None else [self.layout]))
+        counts = (self.seed, *(self.skipped.values() if isinstance(self.skipped, dict) else [None]))
+        for value, kind in (*((text, str) for text in texts), *((count, int) for count in counts)):
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"expected a complete description of prepared data in {origin}, found {value!r:.40}, which is no "
+                    f"{kind.__name__}"
+                )
 
     def encoded(self) -> bytes:
         """As indented JSON, with a sha256 of itself."""
