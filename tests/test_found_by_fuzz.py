@@ -12,7 +12,7 @@ import torch
 from polysketch import attention, evaluation, feature_maps, models, nn, ops
 from polysketch.cli import main
 from polysketch.data import load_tokenizer
-from polysketch.data.corpus import Corpus, readers
+from polysketch.data.corpus import Corpus, Place, readers
 from polysketch.data.corpus.document import ReadOptions
 from polysketch.data.description import DataDescription, TokenizerDescription
 from polysketch.data.splits import SplitRule, SplitTable
@@ -271,6 +271,24 @@ def test_a_record_of_a_preparation_with_another_tokenizer_is_refused(tmp_path, c
         read_record(tmp_path, {}, Corpus([str(tmp_path / "a.txt")], ReadOptions(), SplitRule()))
 
 
+@pytest.mark.parametrize(
+    "change", [{"part": "x"}, {"row": 1.5}, {"sources": 3}, {"skipped": []}, {"rows": [[0, 1, 2]]}]
+)
+def test_a_place_in_a_corpus_of_other_types_is_refused(change):
+    place = {
+        "part": 0,
+        "section": 0,
+        "row": 1,
+        "sources": "x",
+        "source_bytes": 0,
+        "text_bytes": 0,
+        "rows": [[0, "a", 1]],
+    }
+    assert Place.from_dict(place).row == 1
+    with pytest.raises(TypeError, match="expected the place of a preparation"):
+        Place.from_dict({**place, **change})
+
+
 def test_a_zero_byte_in_a_split_table_is_refused(tmp_path):
     (tmp_path / "splits.tsv").write_text("file\tsplit\na\0.txt\ttrain\n")
     with pytest.raises(ValueError, match=r"expected names of files in the split table .*, found 'a\\x00.txt'"):
@@ -356,5 +374,5 @@ def test_a_description_of_data_with_fields_of_other_types_is_refused(change):
     tokenizer = {"kind": "bytes", "name": "bytes", "file": None, "sha256": "x", "vocab_size": 257, "end_of_text": 256}
     described = DataDescription(TokenizerDescription(**tokenizer, lossless=True), "uint16", {}, ("a",)).to_dict()
     assert DataDescription.from_dict(described).sources == ("a",)
-    with pytest.raises(ValueError, match="expected a complete description of prepared data in .*, which is no"):
+    with pytest.raises(ValueError, match=r"expected a complete description of prepared data in .*, which is no"):
         DataDescription.from_dict({**described, **change})
