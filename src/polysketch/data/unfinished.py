@@ -90,7 +90,7 @@ def read_record(folder: Path, job: Mapping[str, Any], corpus: Corpus) -> Record 
         changed = [name for name in job if values["job"].get(name) != job[name]]
         place = Place.from_dict(values["place"])
         splits = {name: _split(split) for name, split in values["splits"].items()}
-        tokenizer = TokenizerDescription(**values["tokenizer"])
+        tokenizer = TokenizerDescription.from_dict(values["tokenizer"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: expected a record of unfinished work, found another: delete {folder}") from error
     if not changed and not corpus.still_has(place):

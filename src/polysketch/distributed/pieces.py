@@ -100,7 +100,10 @@ def joined_pieces(files: Iterable[tuple[Path, bytes]]) -> dict[str, Tensor]:
             else:
                 into = tensors.setdefault(name, torch.empty(piece.shape, dtype=piece.dtype))
                 require_fitting(into.shape == piece.shape and into.dtype == piece.dtype, path, name)
-                piece.of(into).copy_(content[name])
+                try:
+                    piece.of(into).copy_(content[name])
+                except (IndexError, RuntimeError):  # it begins or ends outside the whole
+                    require_fitting(False, path, name)
             filled[name] = filled.get(name, 0) + piece.sizes.numel()
     for name, tensor in tensors.items():
         require_fitting(filled[name] == tensor.numel(), "the checkpoint", name)

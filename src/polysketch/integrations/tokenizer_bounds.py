@@ -22,9 +22,10 @@ def loaded(load: Callable[[], Any], num_bytes: int) -> Any:
 
     Raises:
         ValueError: loading takes too long.
-        Whatever `load` raises.
+        Whatever `load` raises, and the tokenizer on a text without letters.
     """
     tokenizer = within_time(load, num_bytes, "a tokenizer")
+    tokenizer("")  # some settings of a wrong type are only seen when a text is encoded
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         return tokenizer
     encode = tokenizer._encode_plus

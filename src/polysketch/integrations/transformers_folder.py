@@ -150,7 +150,7 @@ def require_plain_indexes(folder: Path) -> None:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"expected an index of weights in {path}, found something else: {error}") from error
         for name in names:
-            if not isinstance(name, str) or Path(name).name != name:
+            if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
                 raise ValueError(f"expected plain names of files in {path}, found {name!r}")
 
 

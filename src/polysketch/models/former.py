@@ -47,7 +47,12 @@ def attention_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, An
         written: the format.
         fields: plain data. `attention` and `rotary` may be names or patterns of names, `attention_options` those of a
             pattern; other fields stay as they are.
+
+    Raises:
+        ValueError: an earlier format, and no names or no options.
     """
+    if written < FORMAT:
+        _require_names(fields.get("attention"), fields.get("attention_options"))
     found = dict(fields)
     if written == 1:
         found |= {name: _renamed(fields[name]) for name in ("attention", "rotary") if name in fields}
@@ -77,6 +82,17 @@ def training_of_format(written: int, training: Mapping[str, Any], model: Mapping
     """
     around = {name: model.get(name, was) for name, was in _DEFAULTS.items()} if written == 1 else {}
     return {**attention_of_format(written, training), **around}
+
+
+def _require_names(attention: Any, options: Any) -> None:
+    """Refuse what names no mechanisms, or gives no options of them; a file may say anything."""
+    is_pattern = isinstance(attention, list | tuple)
+    names = attention if is_pattern else [] if attention is None else [attention]
+    groups = list(options.values()) if is_pattern and isinstance(options, Mapping) else []
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"expected the name of a mechanism, or a list of names, as attention, found {attention!r}")
+    if not all(isinstance(each, Mapping) for each in [{} if options is None else options, *groups]):
+        raise ValueError(f"expected options of mechanisms by name as attention_options, found {options!r}")
 
 
 def _renamed(names: Any) -> Any:

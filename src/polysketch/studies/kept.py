@@ -39,7 +39,10 @@ def read(path: Path, *needed: str) -> dict[str, Any]:
         ValueError: the file is no object of JSON with these.
     """
     try:
-        return read_object(path, "settings", *needed)
+        found = read_object(path, "settings", *needed)
+        if not isinstance(found["settings"], dict):
+            raise ValueError(f"{path}: expected an object as settings, found {type(found['settings']).__name__}")
+        return found
     except ValueError as error:
         raise ValueError(f"expected a record of a study: {error}: delete it") from error
 

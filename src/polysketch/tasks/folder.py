@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polysketch.data import TokenizerLike
 from polysketch.data.description import DESCRIPTION_FILE, DataDescription, TokenizerDescription
@@ -66,9 +68,22 @@ def open_task(folder: str | Path) -> Task:
     try:
         if name in TASKS:
             return task_class(name)(**options)
+        _require_types(options)
         return Classification(splits, shape=shape and tuple(shape), **options)
     except TypeError as error:
         raise ValueError(f"{folder / TASK_FILE}: expected the sizes of {name}, found others: {error}") from error
+
+
+def _require_types(options: Mapping[str, Any]) -> None:
+    """Refuse options of stored rows that are not of their types; a file may say anything.
+
+    Raises:
+        TypeError: names one.
+    """
+    kinds = {"vocab_size": int, "class_names": list, "alphabet": str, "documents": int, "patch_size": int | None}
+    for name, kind in kinds.items():
+        if name in options and not isinstance(options[name], kind):
+            raise TypeError(f"{name} is {options[name]!r:.40}")
 
 
 def verify_task(folder: str | Path) -> None:

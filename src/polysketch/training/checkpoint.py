@@ -312,7 +312,7 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         state = decoded(content, path / STATE_FILE)
         well_formed = _is_state_of(state, checkpoint_step(path))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         well_formed = False
     if not well_formed:
         raise ValueError(

@@ -46,13 +46,13 @@ def compared(folder: Path) -> ComparedRun:
     place = RunFolder(folder)
     config = place.read_config()
     lines = MetricsFile(place.metrics).read()
-    training = [line for line in lines if line.get("kind") == "train" and _has_numbers(line, "tokens", "seconds")]
+    training = [line for line in lines if line["kind"] == "train" and {"tokens", "seconds"} <= _said(line)]
     if not training:
         raise ValueError(f"expected a run with a line of metrics, found none in {place.metrics}: let it train first")
     evaluations = [
         (line["step"], line["loss"])
         for line in lines
-        if line.get("kind") == "evaluation" and _has_numbers(line, "loss")  # a loss that is not finite is none
+        if line["kind"] == "evaluation" and "loss" in _said(line)  # a loss that is not finite is none
     ]
     return ComparedRun(
         folder,
@@ -63,6 +63,11 @@ def compared(folder: Path) -> ComparedRun:
         training[-1]["seconds"],
         evaluations,
     )
+
+
+def _said(line: Mapping[str, Any]) -> set[str]:
+    """The names of a line that have a value."""
+    return {name for name, value in line.items() if value is not None}
 
 
 def comparison_table(runs: Sequence[ComparedRun]) -> list[str]:
@@ -101,11 +106,6 @@ def _steps(training: Mapping[str, Any], origin: Path) -> int:
     if not isinstance(steps, int):
         raise ValueError(f"expected the number of steps of a training run in {origin}, found {str(steps)[:20]}")
     return steps
-
-
-def _has_numbers(line: Mapping[str, Any], *names: str) -> bool:
-    """Whether a line that somebody may have changed has these numbers."""
-    return all(isinstance(line.get(name), int | float) for name in names)
 
 
 def _mechanism(model: Mapping[str, Any], origin: Path) -> str:

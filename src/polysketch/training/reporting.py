@@ -1,6 +1,7 @@
 """What a run tells: metrics.jsonl, boards, the terminal, and the plot of the loss."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,8 +134,19 @@ class MetricsFile:
                 values = decoded(line, self.path)
             except ValueError:
                 values = None
-            well_formed = isinstance(values, dict) and isinstance(values.get("step"), int)
-            yield line, values if well_formed else None
+            yield line, values if _is_line(values) else None
+
+
+def _is_line(values: Any) -> bool:
+    """Whether the value of JSON is one of a line of metrics: what others compute with and print are numbers."""
+    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
+        return False
+    numbers = [values[name] for name in ("loss", "tokens", "seconds") if values.get(name) is not None]
+    return isinstance(values.get("step"), int) and all(_is_finite(number) for number in numbers)
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, int | float) and abs(number) <= sys.float_info.max
 
 
 class Progress:

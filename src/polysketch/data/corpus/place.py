@@ -39,9 +39,21 @@ class Place:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Place:
-        """The inverse of ``to_dict``, through JSON."""
+        """The inverse of ``to_dict``, through JSON.
+
+        Raises:
+            TypeError: A field is unknown, or of another type.
+            KeyError, ValueError: Rows are missing, or others.
+        """
         rows = tuple((source, split, count) for source, split, count in values["rows"])
-        return cls(**values | {"rows": rows})
+        place = cls(**values | {"rows": rows})
+        numbers = [place.part, place.section, place.row, place.source_bytes, place.text_bytes]
+        numbers += [number for source, _, count in rows for number in (source, count)]
+        texts = [place.sources, *(split for _, split, _ in rows if split is not None)]
+        well_typed = all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)
+        if not well_typed or not isinstance(place.skipped, dict):
+            raise TypeError("expected the place of a preparation, found fields of other types")
+        return place
 
 
 BEGINNING = Place()

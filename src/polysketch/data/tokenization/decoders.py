@@ -75,20 +75,17 @@ def _decoding(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
 
 
 def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The decoders of one, in their order.
+    """The decoder, or those that it is a sequence of.
 
     Raises:
-        ValueError: what is none; the library takes some of it.
+        ValueError: one has no type, which the library takes for granted where it can tell it by other fields.
     """
     if decoder is None:
         return []
-    if not isinstance(decoder, dict) or not isinstance(decoder.get("type"), str):
-        raise ValueError(f"expected a decoder with a type, found {str(decoder)[:100]}")
-    if decoder["type"] != "Sequence":
-        return [decoder]
-    if not isinstance(decoder.get("decoders"), list):
-        raise ValueError(f"expected a sequence with a list of decoders, found {str(decoder)[:100]}")
-    return [part for each in decoder["decoders"] for part in _flat(each)]
+    kind = decoder.get("type") if isinstance(decoder, dict) else None
+    if not isinstance(kind, str) or (kind == "Sequence" and not isinstance(decoder.get("decoders"), list)):
+        raise ValueError(f"expected a decoder with a type, found {decoder!r:.100}")
+    return [part for each in decoder["decoders"] for part in _flat(each)] if kind == "Sequence" else [decoder]
 
 
 def _step(part: dict[str, Any]) -> TextStep:

@@ -121,15 +121,12 @@ class JsonTokenizer(TokenizerLike):
         return [[index for index in ids if index != end] if end in ids else ids for ids in encoded]
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        """Their ids.
-
-        Raises:
-            ValueError: the library gives up, as where a word stands for all unknown ones that the vocabulary lacks.
-        """
         try:
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"expected a tokenizer.json that can encode any text, found: {error}") from error
+            raise ValueError(
+                f"expected a tokenizer.json that encodes any text, found one that does not: {error}"
+            ) from error
         return [encoding.ids for encoding in encoded]
 
     def _bounded(self, call: Callable[[], T], texts: list[str]) -> T:

@@ -1,6 +1,7 @@
 """Silence for commands, and errors in words: transformers shows a bar for every file it reads or writes."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def reading(folder: str | Path) -> Iterator[None]:
         yield
     except Exception as error:
         told = (ImportError, OSError, ValueError, RuntimeError, MemoryError)
-        if isinstance(error, told) and not isinstance(error, RecursionError):
+        untold = (RecursionError, UnicodeError, json.JSONDecodeError)  # Python's words, of no file
+        if isinstance(error, told) and not isinstance(error, untold):
             raise
         said = f"{type(error).__name__}: {error}"
         raise ValueError(f"expected files in {folder} that transformers can read, found others: {said}") from error

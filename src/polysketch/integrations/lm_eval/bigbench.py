@@ -52,14 +52,17 @@ def bigbench_config(file: Path, name: str) -> tuple[dict[str, Any], list[dict[st
         name: what to call the task.
 
     Raises:
-        ValueError: examples with neither `target_scores` nor `target`, or scores of nothing.
+        ValueError: examples with neither `target_scores` nor `target`, scores of nothing, or fields of other types.
     """
     task = read_json(file)
     scored = all("target_scores" in example for example in task["examples"])
     for number, example in enumerate(task["examples"]):
         if not (example.get("target_scores") if scored else "target" in example):
             raise ValueError(f"expected target_scores or target in example {number} of {file}, found {list(example)}")
-    documents = [_document(task, example, scored) for example in task["examples"]]
+    try:
+        documents = [_document(task, example, scored) for example in task["examples"]]
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ValueError(f"expected texts, and scores that are numbers, in {file}, found others: {error}") from error
     shared = {
         "task": name,
         "test_split": _SPLIT,

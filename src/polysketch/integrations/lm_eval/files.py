@@ -1,5 +1,6 @@
 """Documents of evaluation tasks in local files: .json and .jsonl, as they are or compressed by gzip."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def read_json(file: Path) -> Any:
     Raises:
         ValueError: the file is damaged.
     """
-    return decoded(_read_text(file), file)
+    return _decoded(_read_text(file), file)
 
 
 def read_documents(file: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -66,7 +67,7 @@ def _read_lines(file: Path) -> list[tuple[str, Any]]:
     documents = []
     for number, line in enumerate(_read_text(file).split("\n"), start=1):
         if line.strip():
-            documents.append((f"line {number}", decoded(line, f"{file}, line {number}")))
+            documents.append((f"line {number}", _decoded(line, f"{file}, line {number}")))
     return documents
 
 
@@ -80,3 +81,14 @@ def _read_text(file: Path) -> str:
         return read_bytes(file).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"expected text in {file}, found something else: {error}") from None
+
+
+def _decoded(text: str, origin: str | Path) -> Any:
+    """The value of JSON, whose texts UTF-8 can hold: escapes may spell half a character."""
+    value = decoded(text, origin)
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError) as error:
+            raise ValueError(f"expected text in {origin} that UTF-8 can hold, found other: {error}") from None
+    return value

@@ -27,6 +27,7 @@ Document = dict[str, Any]
 
 _LAST_SENTENCE = re.compile(r"(.*[.!?][\"')]*) +([^A-Z.!?][^.!?]*)", re.DOTALL)
 _LETTERS = "ABCDEFGHIJ"
+_MOST_DIGITS = 9  # of a label
 _CONNECTORS = {"because": "cause", "therefore": "effect"}
 
 
@@ -179,7 +180,8 @@ def _question(document: Document, field: str, prompt: str) -> Document:
 
 def _number(label: Any) -> Any:
     """A label as a number, if it is one in quotes, or true or false."""
-    return int(label) if isinstance(label, bool) or (isinstance(label, str) and label.isdecimal()) else label
+    is_number = isinstance(label, str) and label.isdecimal() and len(label) <= _MOST_DIGITS
+    return int(label) if isinstance(label, bool) or is_number else label
 
 
 def require_fields(document: Document, *fields: str) -> None:

@@ -143,9 +143,9 @@ def _load(name: str, folders: list[Path], download: bool) -> list[LoadedTask]:
 
 def _local(name: str, local: LocalTask, file: Path, train: Path | None) -> LoadedTask:
     """A task with lm_eval's own configuration, on the documents of local files."""
-    splits = {local.split: _documents(file, local)}
+    splits = {local.split: documents_of(file, local)}
     if train is not None:
-        splits["train"] = _documents(train, local)
+        splits["train"] = documents_of(train, local)
     task = _bundled(local, splits, own_examples=train is None)
     return LoadedTask(name, task, str(file), str(train) if train else f"{file}, other questions")
 
@@ -203,14 +203,19 @@ def _file_instead(name: str) -> str:
     return f"{LOCAL_TASKS[name].files[0]}.jsonl" if name in LOCAL_TASKS else f"a BIG-bench file {name}.json"
 
 
-def _documents(file: Path, local: LocalTask) -> list[Document]:
-    """The documents of a file in the data set's layout, each with what it asks."""
+def documents_of(file: Path, local: LocalTask) -> list[Document]:
+    """The documents of a file in the data set's layout, each with what it asks.
+
+    Raises:
+        ValueError: the file is damaged, or a document is of no known layout.
+    """
     documents = []
     for place, document in read_documents(file):
         try:
             known = local.layout(document)
         except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-            raise ValueError(f"{place} of {file} is not one of {local.bundled}: {error}") from error
+            said = error if isinstance(error, ValueError) else f"expected fields of other types ({error})"
+            raise ValueError(f"{place} of {file} is not one of {local.bundled}: {said}") from error
         documents.append({**known, QUESTION: "\n".join(str(known[field]) for field in local.question)})
     return documents
 

@@ -201,7 +201,9 @@ class LinearAttentionState:
         """Write to a safetensors file, with a sha256 of all that is in it."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors().items()}
         options = {name: str(getattr(self, name)) for name in _OPTIONS}
-        require("safetensors.torch").save_file(tensors, path, metadata={**options, _DIGEST: _digest(tensors, options)})
+        require("safetensors.torch").save_file(
+            tensors, path, metadata={**options, _DIGEST: state_sha256(tensors, options)}
+        )
 
     @classmethod
     def load(cls, path: str | Path, *, device: torch.device | str = "cpu") -> "LinearAttentionState":
@@ -232,7 +234,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: expected the file of a state, found something else: {error}") from error
     options = {name: metadata.get(name, "") for name in _OPTIONS}
-    if metadata.get(_DIGEST) != _digest(tensors, options):
+    if metadata.get(_DIGEST) != state_sha256(tensors, options):
         raise ValueError(
             f"{path}: expected a state whose sha256 is {metadata.get(_DIGEST, 'in the file')}, found another: the file "
             "is damaged, or no saved state"
@@ -286,7 +288,7 @@ def check_sizes(tensors: Mapping[str, Tensor], power: int, factors: int) -> None
             )
 
 
-def _digest(tensors: Mapping[str, Tensor], options: Mapping[str, str]) -> str:
+def state_sha256(tensors: Mapping[str, Tensor], options: Mapping[str, str]) -> str:
     """sha256 of names, types, sizes, numbers and options."""
     digest = hashlib.sha256(repr(sorted(options.items())).encode())
     for name, tensor in sorted(tensors.items()):
