@@ -270,11 +270,13 @@ def _rate_in_passing() -> None:
 
 
 def _is_endless(command: str, drawn: set[str]) -> bool:
-    """Whether it was asked for work that may take longer than anybody waits: tracing a graph, or a larger study."""
+    """Whether it was asked for work that may take longer than anybody waits: tracing a graph, a larger study, or a
+    needle looked for in spans of two tokens."""
     return (
         bool(drawn & _ENDLESS)
         or (command == "export" and "format" in drawn)
         or (command == "study" and "size" in drawn)
+        or (command == "evaluate" and "needle" in drawn)
     )
 
 

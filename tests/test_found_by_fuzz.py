@@ -11,7 +11,7 @@ import torch
 
 from polysketch import attention, evaluation, feature_maps, generation, models, nn, ops
 from polysketch.cli import main
-from polysketch.data import PreparedData, load_tokenizer
+from polysketch.data import load_tokenizer
 from polysketch.data.corpus import Corpus, Place, readers
 from polysketch.data.corpus.document import ReadOptions
 from polysketch.data.description import DataDescription, TokenizerDescription
@@ -185,19 +185,6 @@ def test_a_pattern_of_brackets_without_end_is_refused():
 def test_a_word_in_another_encoding_is_told_in_words(tmp_path, capsys):
     assert main(["task", "reversal", "--set", "length=4", "--out", str(tmp_path / "\udcff")]) == 1
     assert "expected text in UTF-8, found '\\\\udcff'" in capsys.readouterr().err
-
-
-def test_tokens_of_a_type_that_is_no_text_are_refused(tmp_path):
-    prepare_text = ["prepare", str(tmp_path / "text"), "--out", str(tmp_path / "data"), "--validation-share", "0"]
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.txt").write_text("once upon a time " * 99)
-    assert main([*prepare_text, "--test-share", "0", "--tokenizer", "bytes"]) == 0
-    path = tmp_path / "data" / "description.json"
-    description = json.loads(path.read_text())
-    del description["sha256"]
-    path.write_text(json.dumps(description | {"dtype": []}))
-    with pytest.raises(ValueError, match="expected tokens of uint16"):
-        PreparedData.open(tmp_path / "data")
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,10 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     assert "at least one folder" in lines[0]
     assert "expected a folder" in lines[1]
     assert "expected prepared text" in lines[2]
+
+
+def test_a_model_that_others_wrote_has_no_sums(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "expected sums to compare with, found a model of transformers without SHA256SUMS" in capsys.readouterr().err

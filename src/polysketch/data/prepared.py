@@ -171,7 +171,7 @@ def read_description(folder: Path) -> DataDescription:
             "evaluate read as they are"
         )
     description = DataDescription.read(folder / DESCRIPTION_FILE)
-    if not isinstance(description.dtype, str) or description.dtype not in DTYPES:
+    if description.dtype not in DTYPES:
         raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")
     for name, split in description.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):

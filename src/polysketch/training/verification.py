@@ -56,6 +56,8 @@ def verify(folder: str | Path, *, progress: bool = False) -> Verified:
     """
     folder = Path(folder)
     require_folder(folder)
+    if _is_foreign_model(folder):
+        raise ValueError(f"{folder}: expected sums to compare with, found a model of transformers without {SUMS}")
     for is_one, kind, checks in _KINDS:
         if is_one(folder):
             found = list(_found(list(checks(folder)), progress))
@@ -162,6 +164,14 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 def _is_conversion(folder: Path) -> bool:
     return "conversion" in (_readable(partial(_config_of, folder)) or {})
+
+
+def _is_foreign_model(folder: Path) -> bool:
+    """Whether it is what transformers wrote, and nothing of ours."""
+    if any((folder / file).is_file() for file in _FILES[:-1]):
+        return False
+    config = _readable(partial(read_object, folder / "config.json")) or {}
+    return "model_type" in config and "training" not in config
 
 
 def _has(file: str) -> Callable[[Path], bool]:
