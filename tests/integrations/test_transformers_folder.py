@@ -1,5 +1,7 @@
 """A folder of transformers is read as what it is: ours, one with its attention replaced, or any other."""
 
+import json
+
 import pytest
 import torch
 
@@ -53,3 +55,13 @@ def test_other_folders_are_not_of_transformers(tmp_path, contents):
     if contents is not None:
         (tmp_path / "config.json").write_text(contents)
     assert not is_transformers_folder(tmp_path)
+
+
+@pytest.mark.parametrize("layers", [22, 2**31])
+def test_more_layers_than_weights_are_refused_before_they_are_built(tmp_path, llama, layers):
+    llama.save_pretrained(tmp_path)  # 21 tensors
+    to_fast_tokenizer(BytesTokenizer()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    with pytest.raises(ValueError, match=f"expected weights of {layers:,} layers, found 21 tensors"):
+        load_transformers(tmp_path)

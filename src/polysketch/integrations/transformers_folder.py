@@ -5,10 +5,12 @@ What is asked of a folder before a model is read loads neither transformers nor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import safetensors
 
 from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
@@ -35,6 +37,8 @@ MODEL_TYPE = "polysketch"
 
 ENCODER_TYPE, ENCODER_DECODER_TYPE = f"{MODEL_TYPE}-encoder", f"{MODEL_TYPE}-encoder-decoder"
 """What it calls our encoders, with whatever head, and a model of an encoder and a decoder."""
+
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 
 
 def is_transformers_folder(folder: str | Path) -> bool:
@@ -129,6 +133,7 @@ def require_model(folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
+        ValueError: an index that names other files than those of the folder, or more layers than weights.
         ImportError: the extra `hf` is missing; the message has the pip command.
     """
     folder = Path(folder)
@@ -136,6 +141,33 @@ def require_model(folder: str | Path) -> None:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
     require_plain_indexes(folder)
+    _require_layers(folder)
+
+
+def _require_layers(folder: Path) -> None:
+    """Refuse more layers than there are weights: transformers builds all before it compares, for hours."""
+    files = [path for path in folder.glob("*.safetensors") if path.is_file()]
+    layers = max(_layers_said(_config(folder)), default=0)
+    try:
+        tensors = sum(map(_number_of_tensors, files))
+    except (OSError, safetensors.SafetensorError):
+        return  # damaged, which reading them tells
+    if files and layers > tensors:
+        raise ValueError(f"{folder}: expected weights of {layers:,} layers, found {tensors:,} tensors")
+
+
+def _layers_said(config: Mapping[str, Any]) -> Iterator[int | float]:
+    """Every number of layers in a configuration, and in those inside it."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _layers_said(value)
+        elif name in _NUMBERS_OF_LAYERS and isinstance(value, int | float):
+            yield value
+
+
+def _number_of_tensors(path: Path) -> int:
+    with safetensors.safe_open(path, framework="numpy") as file:
+        return len(file.keys())
 
 
 def require_plain_indexes(folder: Path) -> None:
