@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import safetensors
-
 from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
 from polysketch.storage import require_free
@@ -146,10 +144,15 @@ def require_model(folder: str | Path) -> None:
 
 def _require_layers(folder: Path) -> None:
     """Refuse more layers than there are weights: transformers builds all before it compares, for hours."""
+    import safetensors  # which transformers brings
+
     files = [path for path in folder.glob("*.safetensors") if path.is_file()]
     layers = max(_layers_said(_config(folder)), default=0)
     try:
-        tensors = sum(map(_number_of_tensors, files))
+        tensors = 0
+        for path in files:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                tensors += len(file.keys())
     except (OSError, safetensors.SafetensorError):
         return  # damaged, which reading them tells
     if files and layers > tensors:
@@ -163,11 +166,6 @@ def _layers_said(config: Mapping[str, Any]) -> Iterator[int | float]:
             yield from _layers_said(value)
         elif name in _NUMBERS_OF_LAYERS and isinstance(value, int | float):
             yield value
-
-
-def _number_of_tensors(path: Path) -> int:
-    with safetensors.safe_open(path, framework="numpy") as file:
-        return len(file.keys())
 
 
 def require_plain_indexes(folder: Path) -> None:
