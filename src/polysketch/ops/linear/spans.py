@@ -95,6 +95,7 @@ class Cut:
 
     @classmethod
     def of(cls, tokens: int, count: int, chunk: int) -> "Cut":
+        """At most `count` spans of `tokens`, each of whole chunks."""
         size = -(-tokens // (count * chunk)) * chunk
         count = -(-tokens // size)
         return cls(count, size, count * size - tokens)
