@@ -11,7 +11,10 @@ ONE_CASE_EACH = [next(case for case in CASES if case.name == name) for name in {
 LENGTH = 20  # beyond a chunk of 8 tokens; hyper halves it twice
 TOLERANCE = 1e-5  # of a tensor's largest entry: where terms cancel, an entry keeps the rounding of these
 # Attention of features is one code but for its map; landmarks are found alike.
-ALIKE = ("based", "hedgehog", "llops", "polarity", "polynomial", "skyformer", "squared-polynomial", "symmetric-power")
+ALIKE = (
+    *("based", "hedgehog", "llops", "nystrom", "performer", "polarity", "polynomial", "skyformer"),
+    *("squared-polynomial", "symmetric-power"),
+)
 
 
 def output_and_gradients(mechanism: attention.Mechanism, attend, case: Case) -> list[Tensor]:

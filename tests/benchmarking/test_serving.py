@@ -107,6 +107,7 @@ def test_tables_a_record_and_a_plot_are_made(tmp_path, capsys):
     assert plot.stat().st_size > 1_000
 
 
+@pytest.mark.full
 def test_another_server_is_measured_by_its_address(run, capsys):
     """With its token; what only a process of ours tells is left out, and so is what would not fit in memory."""
     with serving(run, "--concurrent", "4", threads=1, token="secret") as process:

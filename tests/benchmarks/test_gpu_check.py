@@ -71,7 +71,7 @@ def checked(folder: Path, monkeypatch, happens: str, seconds: float = 60.0, grac
     ("happens", "reason"),
     [
         ("assert number == 3, 'not three'", "AssertionError: not three"),
-        ("os._exit(3)", "crashed while running"),
+        pytest.param("os._exit(3)", "crashed while running", marks=pytest.mark.full),
         pytest.param("raise RuntimeError('an illegal access')", "an illegal access", marks=pytest.mark.full),
         ("time.sleep(60)", "Timeout"),
     ],
@@ -235,6 +235,7 @@ def test_a_part_that_breaks_down_is_reported_at_the_end_and_is_no_success(tmp_pa
     assert "CRASHED: rates" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_table_that_breaks_down_does_not_take_the_picture_along(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "print_bench", crash)
     status, records = run("bench", tmp_path / "gpu.jsonl", "--only", "decoding")

@@ -105,6 +105,7 @@ def test_distillation_stands_between_transfer_and_tuning(distilled, options, dat
     assert losses[4] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.full
 def test_distillation_alone_brings_the_model_nearer_to_what_it_was(options, data, tmp_path):
     """Computed in parts it does the same up to rounding."""
     steps = {"transfer_steps": 0, "distillation_steps": 6, "tuning_steps": 0}
@@ -121,6 +122,7 @@ def test_distillation_alone_brings_the_model_nearer_to_what_it_was(options, data
     assert [line["loss"] for line in made(parts)] == pytest.approx(divergences, rel=1e-3)
 
 
+@pytest.mark.full
 def test_adapters_of_distillation_are_trained_on_in_tuning(three_stages, data, tmp_path, monkeypatch):
     """They are one and the same, merged at the end; killed in tuning, the conversion ends alike."""
     changes = {"tuning": "lora", "lora_rank": 2, "transfer_steps": 0, "distillation_steps": 4, "save_every": 1}

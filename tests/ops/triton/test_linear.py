@@ -93,7 +93,7 @@ def test_programs_agree_with_the_reference(case):
 @pytest.mark.parametrize(
     "case",
     [
-        Case(length=53, batch=1, heads=1, key_heads=1, decays=True),
+        pytest.param(Case(length=53, batch=1, heads=1, key_heads=1, decays=True), marks=pytest.mark.full),
         Case(length=45, batch=1, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, compute_chunk=16),
     ],
     ids=str,
@@ -104,7 +104,7 @@ def test_a_sequence_in_spans_agrees_with_the_reference(case, monkeypatch):
     assert_triton_agrees(case)
 
 
-@pytest.mark.parametrize("case", [SMALL, replace(LINEAR, batch=1)], ids=str)
+@pytest.mark.parametrize("case", [SMALL, pytest.param(replace(LINEAR, batch=1), marks=pytest.mark.full)], ids=str)
 def test_other_blocks_change_nothing(case):
     """Narrower than features, values and chunks, or wider than all of them; and the loops of another device."""
     narrow = {"ROWS": 64, "QUERIES": 16, "KEYS": 16, "TOKENS": 16, "FLAT": 0}
@@ -141,7 +141,7 @@ def test_half_precision_is_as_good_as_its_own_rounding(case):
     assert_same(gradients(case, rounded, "triton"), gradients(case, doubled, "reference"), 2e-3)
 
 
-@pytest.mark.parametrize("degree", [2, 62, 66])
+@pytest.mark.parametrize("degree", [2, pytest.param(62, marks=pytest.mark.full), 66])
 def test_any_degree_is_taken(degree):
     assert_triton_agrees(Case(degree=degree, length=20, batch=1, heads=1, key_heads=1, local_chunk=32), tolerance=1e-4)
 
