@@ -284,7 +284,7 @@ def test_a_file_whose_sizes_or_positions_fit_no_program_is_refused(spoil, tmp_pa
     spoil(tensors, options)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(
-        tensors, path, metadata={**options, "sha256": states_in_files._digest(tensors, options)}
+        tensors, path, metadata={**options, "sha256": states_in_files.state_sha256(tensors, options)}
     )
     with pytest.raises(ValueError, match=re.escape(f"{path}: expected") + "|does not fit itself"):
         ops.LinearAttentionState.load(path)
