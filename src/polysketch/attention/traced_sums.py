@@ -238,5 +238,6 @@ def _result(numerator: Tensor, mass: Tensor, options: dict[str, Any]) -> ops.Lin
     """As the op gives it."""
     mass = mass + options.get("offset", 0.0)
     if options.get("normalize", True):
-        numerator = torch.where(is_none(mass), 0.0, numerator / torch.where(is_none(mass), 1.0, mass))
+        none = is_none(mass)
+        numerator = torch.where(none, 0.0, numerator / torch.where(none, 1.0, mass))
     return ops.LinearAttentionResult(numerator, None, mass[..., 0])
