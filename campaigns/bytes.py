@@ -1,133 +1,140 @@
 """One byte changed anywhere in what the library wrote: found by the command that reads it, or without effect.
 
     python -m campaigns.bytes --count 2000 --seed 0
+    python -m campaigns.bytes --count 1000000 --only prepared run export
 
-The folders are a prepared one, a run with its checkpoints, and the files of a state and of a conversation. An attack
-picks a file, a byte and a bit, and reads the folder as commands do. What is a fault: anything read that differs from
-what was written, or an error that would be a traceback. Not attacked: the lock, plots, and metrics, whose digits carry
-no sum.
+`--count` is for each part: prepared text, a run with its checkpoints and metrics, its export, a conversion, the files
+of a state and of a conversation, all of them small, and a larger run. A count that is not below the bytes of a part
+takes each of its bytes once; a smaller one draws a file, and a byte of it. One bit is changed, which is drawn, and the
+folder is read as commands do. What is a fault: anything read that differs from what was written, or an error that
+would be a traceback. Not attacked: the lock, pictures and TensorBoard's files.
 """
 
-import hashlib
+import contextlib
+import io
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-
+from campaigns import readers, whole
 from campaigns.harness import REFUSALS, Found, main, prepare_text, run_of, write_text
-from polysketch import ops
-from polysketch.data import PreparedData
-from polysketch.generation import load_conversation, save_conversation
-from polysketch.models import ModelConfig, TransformerLM
-from polysketch.models.fingerprint import tensors_sha256, weights_sha256
-from polysketch.training import load_model
-from polysketch.training.checkpoint import list_checkpoints, load_checkpoint, require_bound
-from polysketch.training.run_folder import RunFolder
+from polysketch.progress import Progress
 
-_NOT_READ = ("lock", "metrics.jsonl", "loss.png")
+Byte = tuple[Path, int]
+_NOT_READ = ("lock", "tensorboard")
+_WIDTH = 8
+"""Entries of a hidden vector of the small run: about 15,000 numbers in its checkpoints."""
 
 
-def read_prepared(folder: Path) -> object:
-    """As `polysketch train` and `evaluate` do."""
-    data = PreparedData.open(folder)
-    data.verify()
-    tokens = {name: hashlib.sha256(data.split(name).tokens.tobytes()).hexdigest() for name in data.description.splits}
-    return data.description, data.tokenizer.sha256, tokens
+def _prepared(folder: Path) -> Path:
+    made = folder / "prepared"
+    return made if made.exists() else prepare_text(write_text(folder / "text"), made)
 
 
-def read_run(folder: Path) -> object:
-    """As `polysketch generate` does, and as `--resume` does of every checkpoint."""
-    model, description = load_model(folder)
-    run = RunFolder(folder)
-    whole = []
-    for path in list_checkpoints(run.checkpoints):
-        found = load_checkpoint(path)
-        require_bound(path, found.state, run.identity())
-        whole.append((tensors_sha256({**found.model, **found.optimizer, **found.random}), dict(found.state)))
-    return weights_sha256(model), model.config.to_dict(), description.tokenizer.sha256, whole, run.read_config()
+def _small_run(folder: Path) -> Path:
+    """Of the mechanism with the fewest tensors, for all its bytes are attacked."""
+    data = _prepared(folder)
+    with whole.tiny_means(_WIDTH):
+        return run_of(data, folder / "small", steps=2, eval_every=0, attention="linear", attention_options={})
 
 
-def read_state(folder: Path) -> object:
-    """A state of linear attention."""
-    state = ops.LinearAttentionState.load(folder / "state.safetensors")
-    return tensors_sha256(state.tensors()), state.power, state.factors
+def _exported(folder: Path) -> Path:
+    with whole.tiny_means(_WIDTH):
+        return readers.make_sources(folder / "sources") / "exported"
 
 
-def small_model() -> TransformerLM:
-    """The model of the conversation."""
-    torch.manual_seed(0)
-    return TransformerLM(ModelConfig(vocab_size=40, num_layers=1, hidden_size=32, num_heads=1, attention="linear"))
+def _converted(folder: Path) -> Path:
+    """A Llama, by a step of each stage."""
+    name = "a Llama, converted"
+    _exported(folder)  # whose tokenizer the Llama gets
+    given = readers.make(folder, name)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        readers.READERS[name].read(given)
+    return Path(f"{given}-new")
 
 
-def read_talk(folder: Path) -> object:
-    """A conversation."""
-    tokens, state = load_conversation(folder / "talk.safetensors", small_model().eval())
-    return tokens, state.position.tolist()
+def _large_run(folder: Path) -> Path:
+    return run_of(_prepared(folder), folder / "large", steps=2, eval_every=0)
 
 
-READERS: dict[str, Callable[[Path], object]] = {
-    "prepared": read_prepared,
-    "run": read_run,
-    "state": read_state,
-    "talk": read_talk,
+def _written(write: Callable[[Path], None]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        write(folder / write.__name__)
+        return folder / write.__name__
+
+    return make
+
+
+PARTS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "prepared": (_prepared, whole.read_prepared),
+    "run": (_small_run, whole.read_run),
+    "export": (_exported, whole.read_verified),
+    "conversion": (_converted, whole.read_verified),
+    "state": (_written(whole.write_state), whole.read_state),
+    "talk": (_written(whole.write_talk), whole.read_talk),
+    "large run": (_large_run, whole.read_run),
 }
+"""What is attacked: what writes it, given a folder for all, and what reads it."""
 
 
-def write_all(folder: Path) -> None:
-    """What is attacked, a folder for each reader."""
-    data = prepare_text(write_text(folder / "text"), folder / "prepared")
-    run_of(data, folder / "run", steps=2, eval_every=0)
-    for name in ("state", "talk"):
-        (folder / name).mkdir()
-    feature = torch.rand(1, 2, 21, 8, generator=torch.Generator().manual_seed(0))
-    local = ops.LocalPolynomial(feature, feature, 2, 8)
-    result = ops.linear_attention(feature, feature, feature, power=2, local=local, causal=True, return_state=True)
-    assert result.state is not None
-    result.state.save(folder / "state" / "state.safetensors")
-    model = small_model().eval()
-    with torch.inference_mode():
-        state = model.extend(torch.arange(9)[None], model.init_state(1))[1]
-    save_conversation(folder / "talk" / "talk.safetensors", model, list(range(9)), state)
+def campaign(count: int, seed: int, folder: Path, parts: Sequence[str] = tuple(PARTS)) -> Found:
+    """So many changed bytes of each part, or all."""
+    found = Found()
+    for part in parts:
+        make, read = PARTS[part]
+        place = make(folder)
+        wanted, attacked = read(place), chosen(_files(place), count, random.Random(f"{part} {seed}"))
+        draw = random.Random(f"bits {part} {seed}")
+        with Progress(part, len(attacked), "bytes") as progress:
+            for path, byte in attacked:
+                _attack(path, byte, draw.randrange(8), lambda: read(place) == wanted, found)  # noqa: B023
+                progress.advance(1)
+        found.figures[part] = {"bytes": sum(path.stat().st_size for path in _files(place)), "attacked": len(attacked)}
+        if read(place) != wanted:  # what is whole must not be refused
+            found.add(part, "differs though it is whole", is_fault=True)
+    return found
 
 
-def attack(folder: Path, draw: random.Random, wanted: dict[str, object], found: Found) -> None:
+def _files(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    return [path for path in files if not {*_NOT_READ} & {*path.parts} and path.suffix != ".png"]
+
+
+def chosen(files: Sequence[Path], count: int, draw: random.Random) -> list[Byte]:
+    """Every byte, if there are no more than `count`; else drawn, small files as often as large ones."""
+    if sum(path.stat().st_size for path in files) <= count:
+        return [(path, byte) for path in files for byte in range(path.stat().st_size)]
+    drawn = (draw.choice(files) for _ in range(count))
+    return [(path, draw.randrange(path.stat().st_size)) for path in drawn]
+
+
+def _attack(path: Path, byte: int, bit: int, is_same: Callable[[], bool], found: Found) -> None:
     """Change one bit, read, and change it back."""
-    kind = draw.choice(list(READERS))
-    files = sorted(path for path in (folder / kind).rglob("*") if path.is_file() and path.name not in _NOT_READ)
-    path = draw.choice(files)
+    name = f"{path.parent.name}/{path.name} byte {byte} bit {bit}"
+    with _changed(path, byte, bit):
+        try:
+            same = is_same()
+            found.add(name, "without effect" if same else "used silently", is_fault=not same)
+        except REFUSALS:
+            found.add(name, "refused")
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            found.add(name, f"traceback of {type(error).__name__}", is_fault=True)
+
+
+@contextlib.contextmanager
+def _changed(path: Path, byte: int, bit: int) -> Iterator[None]:
     content = path.read_bytes()
-    place, bit = draw.randrange(len(content)), draw.randrange(8)
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-    name = f"{path.relative_to(folder)} byte {place} bit {bit}"
+    path.write_bytes(content[:byte] + bytes([content[byte] ^ 1 << bit]) + content[byte + 1 :])
     try:
-        same = READERS[kind](folder / kind) == wanted[kind]
-        found.add(name, "without effect" if same else "used silently", is_fault=not same)
-    except REFUSALS:
-        found.add(name, "refused")
-    except Exception as error:  # noqa: BLE001 - that is what is looked for
-        found.add(name, f"traceback of {type(error).__name__}", is_fault=True)
+        yield
     finally:
         path.write_bytes(content)
 
 
-def campaign(count: int, seed: int, folder: Path) -> Found:
-    """So many changed bytes."""
-    write_all(folder)
-    wanted = {kind: read(folder / kind) for kind, read in READERS.items()}
-    draw, found = random.Random(seed), Found()
-    for _ in range(count):
-        attack(folder, draw, wanted, found)
-    for kind, read in READERS.items():  # what is whole must not be refused
-        if read(folder / kind) != wanted[kind]:
-            found.add(kind, "differs though it is whole", is_fault=True)
-    return found
-
-
 def run(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return main(campaign, __doc__, 2000, argv)
+    return main(campaign, __doc__, 2000, argv, parts=tuple(PARTS))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ import safetensors.torch
 import torch
 
 from campaigns import readers
-from campaigns.bytes import read_prepared, read_state, small_model
 from campaigns.mutations import mutated
 from campaigns.readers import make_sources
+from campaigns.whole import read_prepared, read_state, small_model
 from polysketch import ops
 from polysketch.data import PreparedData, ReadOptions
 from polysketch.data.corpus import Corpus
@@ -47,7 +47,7 @@ from polysketch.training.checkpoint import BEST, find_checkpoint, load_checkpoin
 from polysketch.training.comparison import compared, comparison_table
 from polysketch.training.loading import load_model
 from polysketch.training.manifest import MANIFEST, describe, manifest_bytes
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 SEPARATOR = b"\n\x00--\x00\n"
@@ -243,7 +243,7 @@ def _read_state(folder: Path) -> None:
 
 @functools.cache
 def _model() -> Any:
-    return small_model().eval()
+    return small_model()
 
 
 @torch.inference_mode()

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from campaigns.bytes import read_state, read_talk, small_model
 from campaigns.harness import prepare_text, run_of
+from campaigns.whole import read_state, read_talk, small_model
 from polysketch import ops
 from polysketch.cli import main
 from polysketch.data import PreparedData, ReadOptions, load_tokenizer
@@ -228,7 +228,7 @@ def _make_state(_: Path, folder: Path) -> None:
 
 
 def _make_talk(_: Path, folder: Path) -> None:
-    model = small_model().eval()
+    model = small_model()
     with torch.inference_mode():
         state = model.extend(torch.arange(9)[None], model.init_state(1))[1]
     save_conversation(folder / "talk.safetensors", model, list(range(9)), state)

@@ -27,7 +27,7 @@ RUN = (
 )
 PREPARED = "--cut-text 0 --validation-share 0.2 --test-share 0.1"
 _MOVING = re.compile(r"metrics|checkpoint|(model|optimizer|random)(-.*)?[.]safetensors")  # of a loop before its end
-_TIMES = ("seconds", "tokens_per_second", "provenance", "date", "load")
+_TIMES = ("seconds", "tokens_per_second", "provenance", "date", "load", "crc32")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.training.checkpoint import load_state
 from polysketch.training.comparison import compared, comparison_table
 from polysketch.training.manifest import describe, manifest_bytes
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 EMPTY, X = torch.ones(1, 1, 3, 0), torch.ones(1, 1, 3, 4)

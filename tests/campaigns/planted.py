@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 from polysketch.storage import disk
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 
 
 def no_sync() -> None:

@@ -16,8 +16,8 @@ from polysketch.conversion.report import build_report
 from polysketch.data import PreparedData
 from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 from polysketch.integrations.replacement import load_replaced
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.options import OnResume
-from polysketch.training.reporting import MetricsFile
 from polysketch.training.step import Updater
 from polysketch.training.verification import verify
 

@@ -14,12 +14,13 @@ from distributed import workers
 from distributed.launching import free_port, run_processes
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import find_checkpoint, load_carried, load_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 
 TIMES = ("seconds", "tokens_per_second")
 
 
 def metrics(folder) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = MetricsFile(folder / "metrics.jsonl").read()
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 

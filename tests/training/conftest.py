@@ -1,6 +1,5 @@
 """What the tests of training share: a little data, options for runs of a second, and a disk that fails on demand."""
 
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from polysketch.data import ReadOptions, prepare
 from polysketch.storage import disk as operations
 from polysketch.training import TrainingConfig, saving, trainer
 from polysketch.training.checkpoint import load_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 TIMES = ("seconds", "tokens_per_second")
@@ -216,7 +216,7 @@ def outcome() -> Callable[[Path], dict[str, Any]]:
 
     def read(folder: Path) -> dict[str, Any]:
         run = RunFolder(folder)
-        lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        lines = MetricsFile(run.metrics).read()
         checkpoint = load_checkpoint(sorted(run.checkpoints.glob("step-*"))[-1])
         return {
             "metrics": [{key: value for key, value in line.items() if key not in TIMES} for line in lines],

@@ -13,7 +13,7 @@ import pytest
 
 from polysketch.training import train
 from polysketch.training.boards import Boards, Tracker, scalars
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.requirements import check_requirements
 
 LINE = {"kind": "train", "step": 3, "loss": 1.5, "gradient_norm": None, "prefix_shares": {"0": [0.2, 0.4]}}

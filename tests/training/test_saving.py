@@ -10,7 +10,7 @@ from polysketch.distributed.processes import Processes
 from polysketch.storage import disk as operations
 from polysketch.training import train
 from polysketch.training.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.saving import Saver
 
 LIMIT = 60.0

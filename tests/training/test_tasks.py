@@ -24,7 +24,7 @@ from polysketch.tasks import TaskRows, open_task, task_class, write_task
 from polysketch.tasks.reversal import Reversal
 from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.training import TrainingConfig, load_answering_model, load_model, train
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
 from polysketch.training.step import Updater

@@ -17,6 +17,7 @@ from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
 from polysketch.training import load_model, reporting, train
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
 from polysketch.training.step import Updater
@@ -24,7 +25,7 @@ from polysketch.training.trainer import build_model
 
 
 def metrics_of(config):
-    return [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    return MetricsFile(config.out / "metrics.jsonl").read()
 
 
 def frequencies_loss(config) -> float:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from polysketch.training import TrainingConfig, load_model, loading, train, trainer
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 

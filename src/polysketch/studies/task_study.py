@@ -19,7 +19,7 @@ from polysketch.studies.rows import parsed
 from polysketch.studies.study import Record, Study, Verdict
 from polysketch.tasks import GeneratedTask, Task, is_task, open_task, task_class, write_task
 from polysketch.training import TrainingConfig, load_answering_model, train
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polysketch.training import TrainingConfig, train
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 _CURVE = ("step", "tokens", "seconds", "loss", "gradient_norm")

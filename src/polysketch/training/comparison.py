@@ -9,7 +9,7 @@ from typing import Any
 
 from polysketch import plotting
 from polysketch.progress import format_seconds
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 

@@ -1,16 +1,14 @@
 """What a run tells: metrics.jsonl, boards, the terminal, and the plot of the loss."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from polysketch import plotting, progress
-from polysketch.storage import disk, strict_json
-from polysketch.storage.outside import decoded
 from polysketch.training.boards import Board, Boards
+from polysketch.training.metrics_file import MetricsFile
 
 _SMOOTHED = 20
 _SECONDS_TO_KNOW_THE_SPEED = 20.0
@@ -77,76 +75,6 @@ class SilentReporter(Reporter):
 
     def sync(self) -> None:
         """Nothing."""
-
-
-class MetricsFile:
-    """The metrics of a run.
-
-    Lines are appended unbuffered: a killed process loses none that `append` has returned from, and at worst leaves a
-    torn last line, which reading and `drop_after` ignore. A damaged line costs no other.
-
-    Args:
-        path: the file; need not exist.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, values: Mapping[str, Any]) -> None:
-        """Append one line. Numbers that are not finite become null, since JSON has none."""
-        disk.append(self.path, strict_json.encoded(values))
-
-    def sync(self) -> None:
-        """Wait until the lines are on the disk."""
-        if self.path.exists():
-            disk.sync(self.path)
-
-    def read(self) -> list[dict[str, Any]]:
-        """The lines in order; torn and damaged ones are left out."""
-        return [values for _, values in self._lines() if values is not None]
-
-    def drop_after(self, step: int) -> int:
-        """Drop, in one atomic replacement, the lines of later steps than `step`, and torn and damaged ones.
-
-        Returns:
-            How many lines were damaged that had whole ones of earlier steps after them: no kill leaves such. Where
-            there is one, the file as it was is kept as `metrics-damaged.jsonl` beside it.
-        """
-        if not self.path.exists():
-            return 0
-        lines = list(self._lines())
-        earlier = [values is not None and values["step"] <= step for _, values in lines]
-        last = max((place for place, kept in enumerate(earlier) if kept), default=0)
-        damaged = sum(values is None for _, values in lines[:last])
-        content = self.path.read_bytes()
-        if damaged:
-            disk.replace_file(self.path.with_name(f"{self.path.stem}-damaged{self.path.suffix}"), content)
-        kept = b"".join(line + b"\n" for (line, _), stays in zip(lines, earlier, strict=True) if stays)
-        if kept != content:
-            disk.replace_file(self.path, kept)
-        return damaged
-
-    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Every line that has its line break, which is written last; None for what is no line of metrics."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        for line in content.split(b"\n")[:-1]:
-            try:
-                values = decoded(line, self.path)
-            except ValueError:
-                values = None
-            yield line, values if _is_line(values) else None
-
-
-def _is_line(values: Any) -> bool:
-    """Whether the value of JSON is one of a line of metrics: what others compute with and print are numbers."""
-    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
-        return False
-    numbers = [values[name] for name in ("loss", "tokens", "seconds") if values.get(name) is not None]
-    return isinstance(values.get("step"), int) and all(_is_finite(number) for number in numbers)
-
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, int | float) and abs(number) <= sys.float_info.max
 
 
 class Progress:

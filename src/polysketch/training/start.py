@@ -20,8 +20,8 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 from polysketch.training.goal import Goal, facts_of
 from polysketch.training.masked_goal import MaskedTextGoal
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.options import as_json, check_changes, flag, identity_of
-from polysketch.training.reporting import MetricsFile
 from polysketch.training.requirements import starting_checkpoint
 from polysketch.training.run_folder import IDENTITY, RunFolder
 from polysketch.training.text_goal import PACKED_BEFORE, TextGoal

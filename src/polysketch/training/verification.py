@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from polysketch.data import PreparedData, load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.progress import Progress
-from polysketch.storage.outside import decoded, read_object
+from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import unsealed
 from polysketch.storage.sums import SUMS, read_sums, sha256_of
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
 from polysketch.training.manifest import listed, read_verified
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.requirements import require_folder
 from polysketch.training.run_folder import LoopFolder, RunFolder
 
@@ -42,7 +43,8 @@ def verify(folder: str | Path, *, progress: bool = False) -> Verified:
     """Compare all that is in a folder with the sums that were written beside it.
 
     It finds damage, and files that were exchanged for others. It is no signature: whoever writes the files can write
-    the sums. Nothing is changed, nor run. Digits in a run's metrics, its plot and TensorBoard's files carry no sum.
+    the sums. Nothing is changed, nor run. A run's plot and TensorBoard's files carry no sum, nor do metrics of earlier
+    versions.
 
     Args:
         folder: what `polysketch prepare`, `task`, `train`, `convert` or `export` made.
@@ -131,7 +133,7 @@ def _of_conversion(folder: Path) -> Iterator[Check]:
 def _of_loop(run: LoopFolder) -> Iterator[Check]:
     """Metrics and checkpoints."""
     if run.metrics.is_file():
-        yield partial(_read_lines, run.metrics)
+        yield partial(_require_lines, run.metrics)
     for checkpoint in list_checkpoints(run.checkpoints):
         yield partial(_require_own, run, checkpoint)
         yield partial(listed, checkpoint)
@@ -142,11 +144,13 @@ def _require_own(run: LoopFolder, checkpoint: Path) -> None:
     require_bound(checkpoint, load_state(checkpoint), run.identity())
 
 
-def _read_lines(path: Path) -> None:
-    """Every line is an object; digits in it carry no sum."""
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        if not isinstance(decoded(line, f"{path}, line {number}"), dict):
-            raise ValueError(f"{path}, line {number}: expected a JSON object, found something else: damaged")
+def _require_lines(path: Path) -> None:
+    """Every line of metrics is as it was written."""
+    damaged = MetricsFile(path).damaged()
+    if damaged:
+        raise ValueError(
+            f"{path}, line {damaged[0]}: expected a line of metrics as it was written, found another: damaged"
+        )
 
 
 def _readable(read: Callable[[], Found]) -> Found | None:

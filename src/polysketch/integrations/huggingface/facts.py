@@ -15,7 +15,7 @@ from polysketch.models import TransformerLM
 from polysketch.models.base import TokenModel
 from polysketch.models.fingerprint import weights_sha256
 from polysketch.training.loading import RunDescription
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 FORMAT = 1

@@ -25,7 +25,7 @@ from polysketch.models.former import FORMAT
 from polysketch.storage import whole_folder
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.tensors import random_tensors
 

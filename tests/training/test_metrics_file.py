@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polysketch.training.reporting import MetricsFile
+from polysketch.training.metrics_file import MetricsFile
 
 
 @pytest.fixture
@@ -55,8 +55,9 @@ def test_nothing_is_written_when_nothing_is_dropped(metrics, disk):
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    metrics.append({"step": 1, "loss": float("inf"), "perplexity": float("nan")})
-    assert json.loads(metrics.path.read_text()) == {"step": 1, "loss": None, "perplexity": None}
+    metrics.append({"kind": "train", "step": 1, "loss": float("inf"), "perplexity": float("nan")})
+    assert json.loads(metrics.path.read_text())["loss"] is None
+    assert metrics.read() == [{"kind": "train", "step": 1, "loss": None, "perplexity": None}]
 
 
 def test_no_file_has_no_lines(tmp_path):
@@ -73,3 +74,29 @@ def test_a_line_of_json_that_is_no_metrics_counts_as_damaged(metrics, end):
     assert len(metrics.read()) == 3
     metrics.drop_after(3)
     assert metrics.path.read_bytes() == whole
+
+
+def test_every_changed_bit_of_a_line_is_found(metrics):
+    """Any bit of the line in the middle: nothing is read that was not written, and `damaged` tells the line."""
+    written, whole = metrics.read(), metrics.path.read_bytes()
+    first, second, third = whole.splitlines(keepends=True)
+    for place in range(len(first), len(first) + len(second)):
+        for bit in range(8):
+            metrics.path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            assert all(line in written for line in metrics.read()), f"byte {place - len(first)}, bit {bit}"
+            assert 2 in metrics.damaged(), f"byte {place - len(first)}, bit {bit}"
+    metrics.path.write_bytes(whole)
+    assert metrics.damaged() == []
+    assert third in whole
+
+
+def test_lines_of_earlier_versions_have_no_sum(metrics):
+    metrics.path.write_bytes(b'{"kind": "train", "step": 1, "loss": 2.5}\n')
+    metrics.append({"kind": "evaluation", "step": 2, "stage": "tuning", "loss": 2.25})
+    assert [line["loss"] for line in metrics.read()] == [2.5, 2.25]
+    assert metrics.damaged() == []
+
+
+def test_no_line_says_its_sum(metrics):
+    assert all("crc32" not in line for line in metrics.read())
+    assert metrics.path.read_bytes().count(b'"crc32"') == 3
