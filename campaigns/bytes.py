@@ -86,7 +86,7 @@ def campaign(count: int, seed: int, folder: Path, parts: Sequence[str] = tuple(P
         place = make(folder)
         wanted, attacked = read(place), chosen(_files(place), count, random.Random(f"{part} {seed}"))
         draw = random.Random(f"bits {part} {seed}")
-        with Progress(part, len(attacked), "bytes") as progress:
+        with Progress(part, len(attacked), "changes") as progress:
             for path, byte in attacked:
                 _attack(path, byte, draw.randrange(8), lambda: read(place) == wanted, found)  # noqa: B023
                 progress.advance(1)

@@ -4,6 +4,8 @@ A mechanism is here by being in the table: its class gives `examples` of options
 enough.
 """
 
+import copy
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,14 @@ from torch import Tensor
 
 from polysketch import attention
 
+_BUILT: dict[Hashable, tuple[attention.Mechanism, Tensor]] = {}
+
 BATCH, HEADS, HEAD_DIM, LENGTH, HIDDEN = 2, 4, 8, 37, 6
+
+
+def forget() -> None:
+    """What was built is built anew: for a test that changes how mechanisms are made, before and after it."""
+    _BUILT.clear()
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,22 @@ class Case:
         return f"{self.name} {options} kv={self.kv_heads}"
 
     def build(self, *, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> attention.Mechanism:
-        """The mechanism, its norms and its identities moved away from where they start, calibrated where it can be."""
-        torch.manual_seed(seed)
+        """The mechanism, its norms and its identities moved away from where they start, calibrated where it can be.
+
+        A copy of one that was made before, if there is one: tests build thousands. The state of the global generator is
+        that after building either way.
+        """
+        asked = (attention.MECHANISMS[self.name], repr(self), seed, dtype, *sorted(changes.items()))
+        if asked not in _BUILT:
+            _BUILT[asked] = self._build(seed, dtype, changes), torch.get_rng_state()
+        mechanism, state = _BUILT[asked]
+        torch.set_rng_state(state)
+        return copy.deepcopy(mechanism)
+
+    def _build(self, seed: int, dtype: torch.dtype, changes: dict[str, Any]) -> attention.Mechanism:
+        torch.default_generator.manual_seed(
+            seed
+        )  # those of GPUs, which `torch.manual_seed` sets too, take a millisecond
         sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "num_kv_heads": self.kv_heads, **changes}
         mechanism = attention.build(self.name, **sizes, **self.options).to(dtype)
         for name, parameter in mechanism.named_parameters():

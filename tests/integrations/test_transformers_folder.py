@@ -65,3 +65,12 @@ def test_more_layers_than_weights_are_refused_before_they_are_built(tmp_path, ll
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     with pytest.raises(ValueError, match=f"expected weights of {layers:,} layers, found 21 tensors"):
         load_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("value", [2**63, [0, -(2**64)]], ids=repr)
+def test_numbers_that_pytorch_has_not_are_refused_before_a_model_is_read(tmp_path, llama, value):
+    llama.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"pad_token_id": value}))
+    with pytest.raises(ValueError, match="expected whole numbers of at most 64 bits, found a larger pad_token_id"):
+        load_transformers(tmp_path)

@@ -131,7 +131,8 @@ def require_model(folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
-        ValueError: an index that names other files than those of the folder, or more layers than weights.
+        ValueError: an index that names other files than those of the folder, more layers than weights, or a number that
+            PyTorch has not.
         ImportError: the extra `hf` is missing; the message has the pip command.
     """
     folder = Path(folder)
@@ -139,15 +140,29 @@ def require_model(folder: str | Path) -> None:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
     require_plain_indexes(folder)
-    _require_layers(folder)
+    config = _config(folder)
+    _require_numbers(config, folder / "config.json")
+    _require_layers(config, folder)
 
 
-def _require_layers(folder: Path) -> None:
+def _require_numbers(value: Any, file: Path, name: str = "number") -> None:
+    """Refuse whole numbers beyond 64 bits: PyTorch has none, and says so in the middle of a model's work."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _require_numbers(item, file, name)
+    elif isinstance(value, list):
+        for item in value:
+            _require_numbers(item, file, name)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{file}: expected whole numbers of at most 64 bits, found a larger {name}")
+
+
+def _require_layers(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse more layers than there are weights: transformers builds all before it compares, for hours."""
     import safetensors  # which transformers brings
 
     files = [path for path in folder.glob("*.safetensors") if path.is_file()]
-    layers = max(_layers_said(_config(folder)), default=0)
+    layers = max(_layers_said(config), default=0)
     try:
         tensors = 0
         for path in files:
