@@ -98,7 +98,7 @@ def _harm(ended: Ended, outside: Path, treasure: dict[str, bytes], part: str) ->
         return "a file outside was changed"
     if hostile_files.SECRET in ended.text + ended.output:
         return "a file outside was read and shown"
-    if ended.peak > PEAK + hostile_files.own_peak():
+    if ended.peak > PEAK + hostile_files.inherited():
         return f"took {ended.peak >> 20} MB"
     if part == "escapes" and (steering := hostile_files.steering(ended.text + ended.output)):
         return f"steers the terminal: {steering!r}"

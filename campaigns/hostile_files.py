@@ -104,10 +104,11 @@ def canary_sang(outside: Path) -> bool:
     return (outside / _CANARY).exists()
 
 
-def own_peak() -> int:
-    """Bytes of memory that a fork of this process begins with."""
+def inherited() -> int:
+    """Bytes of memory that a fork of this process begins with: pages of files, libraries above all, come when used."""
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def steering(text: str) -> str:
@@ -368,7 +369,7 @@ def bombs(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | None]]
 
         ended = isolated(refusing(work), seconds=120)
         wrong = complaint(ended)
-        if wrong is None and ended.peak > own_peak() + (2 << 30):
+        if wrong is None and ended.peak > inherited() + (2 << 30):
             wrong = f"took {ended.peak >> 20} MB"
         yield f"{what}, cut at {cut}", wrong
         path.unlink()
