@@ -1,10 +1,10 @@
 """The programs of the delta rule as compiled for devices that need not be there, as they are configured."""
 
-import sys
 from functools import cache
 
 import pytest
 import torch
+import triton
 
 from polysketch.benchmarking import calls
 from polysketch.benchmarking.program_calls import program_calls
@@ -42,7 +42,7 @@ def test_nothing_spills_everything_fits_and_products_run_on_tensor_cores(name, p
     assert all((program.tensor_core > 0) == (precision == "high") for program in found)
 
 
-@pytest.mark.xfail(sys.version_info >= (3, 12), reason="188 registers, and so two programs, by Python 3.12 and 3.13")
+@pytest.mark.xfail(not triton.__version__.startswith("3.6."), reason="Triton 3.7 takes 188 registers: two programs")
 def test_many_programs_share_a_multiprocessor():
     """They wait for memory in turns; one alone would wait for itself. An H100 has 65,536 registers, 227 KB shared."""
     found = compiled_call("delta two factors, m=48, h=65", "high", (9, 0))
