@@ -483,3 +483,15 @@ def test_a_model_of_our_own_is_refused_by_name(options, data, tmp_path):
     config = ConversionConfig(**{**options, "model": tmp_path / "own"}, out=tmp_path / "out")
     with pytest.raises((TypeError, ValueError), match="PolysketchForCausalLM"):
         convert(config, progress=False)
+
+
+def test_a_conversion_whose_plot_cannot_be_written_is_finished_all_the_same(options, tmp_path, monkeypatch, capsys):
+    def fail(stages, path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(retraining, "plot_report", fail)
+    few = {**options, "transfer_steps": 1, "tuning_steps": 1, "eval_tokens": 64}
+    result = convert(ConversionConfig(**few, out=tmp_path / "out"))
+    assert result.stopped_by == "finished"
+    assert (result.folder / "model" / "model.polysketch.safetensors").exists()
+    assert "note: no plot of the report" in capsys.readouterr().err

@@ -3,10 +3,12 @@
 import errno
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
+from polysketch.training import checkpoint as checkpoint_module
 from polysketch.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -246,3 +248,55 @@ def test_a_planted_leftover_deletes_nothing_of_others(tmp_path):
     (tmp_path / "checkpoints" / ".step-00000002.tmp").symlink_to(tmp_path / "others")
     save_checkpoint(tmp_path / "checkpoints", make_checkpoint(2), keep=1)
     assert (tmp_path / "others" / "thesis").read_text() == "all of it"
+
+
+def test_a_manifest_whose_pieces_are_not_all_there_is_refused_before_their_names_are_made(tmp_path):
+    path = save_checkpoint(tmp_path, make_checkpoint(5), keep=1)
+    entry = describe((path / "model.safetensors").read_bytes())
+    for name in ("model-1-of-999999999999", "model-00002-of-2", "model-00002-of-1"):
+        (path / MANIFEST).write_bytes(manifest_bytes({f"{name}.safetensors": entry}))
+        with pytest.raises(
+            ValueError, match=r"manifest.json: expected all pieces of model-\*-of-\d+\.safetensors, found 1"
+        ):
+            load_model_tensors(path)
+
+
+def test_a_file_far_larger_than_listed_is_refused_unread(tmp_path):
+    """A hole of a terabyte, which takes no room on the disk: reading it would take all memory."""
+    path = save_checkpoint(tmp_path, make_checkpoint(5), keep=1)
+    with open(path / "model.safetensors", "r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"model.safetensors: expected \d+ bytes, found 1099511627776"):
+        load_model_tensors(path)
+
+
+@pytest.mark.parametrize("gone", ["the newest", "the best"])
+def test_the_best_is_found_though_the_run_goes_on_meanwhile(gone, tmp_path, monkeypatch):
+    """Between two looks the writer saves step 3, the new best, and deletes what was there."""
+
+    def saved(step: int, best: int) -> None:
+        checkpoint = make_checkpoint(step)
+        state = {**checkpoint.state, "best": {"step": best, "loss": 1.0 / step}}
+        save_checkpoint(tmp_path, replace(checkpoint, state=state), keep=1)
+
+    saved(1, 1)
+    saved(2, 1)
+    read = checkpoint_module.load_state
+
+    def overtaken(path):
+        if path.name != "step-00000002":
+            return read(path)
+        state = read(path) if gone == "the best" else None
+        saved(3, 3)
+        return state or read(path)
+
+    monkeypatch.setattr(checkpoint_module, "load_state", overtaken)
+    assert find_checkpoint(tmp_path, "best").name == "step-00000003"
+
+
+def test_a_best_checkpoint_that_is_missing_is_told(tmp_path):
+    checkpoint = make_checkpoint(2)
+    state = {**checkpoint.state, "best": {"step": 1, "loss": 1.0}}
+    save_checkpoint(tmp_path, replace(checkpoint, state=state), keep=1)
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'best' in .*: step-00000001, .* is missing"):
+        find_checkpoint(tmp_path, "best")

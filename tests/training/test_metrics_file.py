@@ -1,6 +1,7 @@
 """Metrics: whole lines, cut back atomically."""
 
 import json
+import os
 
 import pytest
 
@@ -100,3 +101,14 @@ def test_lines_of_earlier_versions_have_no_sum(metrics):
 def test_no_line_says_its_sum(metrics):
     assert all("crc32" not in line for line in metrics.read())
     assert metrics.path.read_bytes().count(b'"crc32"') == 3
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_its_place_is_refused_at_once(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    os.mkfifo(metrics.path)
+    for call in (metrics.read, metrics.damaged, metrics.sync, lambda: metrics.drop_after(1)):
+        with pytest.raises(ValueError, match="found a pipe or a device"):
+            call()
+    with pytest.raises(OSError, match="found a pipe"):
+        metrics.append({"kind": "train", "step": 1})

@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 
-from polysketch.training import TrainingConfig, load_model, loading, train, trainer
+from polysketch.training import TrainingConfig, load_model, loading, train, trainer, verification
 from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
+from polysketch.training.verification import verify
 
 
 @pytest.fixture
@@ -151,3 +152,35 @@ def test_other_native_programs_are_told(config, capsys):
     run.write_config(saved)
     train(dataclasses.replace(config, resume=True))
     assert "native programs was others when the run started" in capsys.readouterr().err
+
+
+def test_the_tokenizer_of_another_run_is_refused(config, make_config, data_folder, tmp_path):
+    """Whole, and of its own data: only that data is not what this run learned from."""
+    train(config, progress=False)
+    other = shutil.copytree(data_folder, tmp_path / "other-data")
+    description = json.loads((other / "description.json").read_text())
+    (other / "description.json").write_text(json.dumps(description, indent=None))  # the same, by other bytes
+    train(make_config(data=other, out=tmp_path / "other", steps=2), progress=False)
+    run = RunFolder(config.out)
+    assert load_model(config.out)[1].tokenizer is not None
+    assert verify(config.out).problems == ()
+    shutil.rmtree(run.tokenizer)
+    shutil.copytree(tmp_path / "other" / "tokenizer", run.tokenizer)
+    with pytest.raises(ValueError, match=r"expected the description of the data that the run learned from"):
+        _ = load_model(config.out)[1].tokenizer
+    assert any("copied from another run" in problem for problem in verify(config.out).problems)
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_called_damaged(config, monkeypatch):
+    train(config, progress=False)
+    run, read = RunFolder(config.out), verification.read_verified
+
+    def deleted_meanwhile(path, name):
+        if path.name == "step-00000001" and path.exists():
+            shutil.rmtree(path)
+        return read(path, name)
+
+    monkeypatch.setattr(verification, "read_verified", deleted_meanwhile)
+    assert verify(config.out).problems == ()
+    (run.checkpoints / "step-00000002" / "random.safetensors").unlink()
+    assert len(verify(config.out).problems) == 1

@@ -70,6 +70,8 @@ def train_back(
     if reason == "finished":
         lora.merge_adapters(model)
         _write_results(folder, config, model, report, data.tokenizer)
+        if plotting.is_installed():
+            _plot(report, folder.report_plot, reporter)
     return reason, loop.step, report
 
 
@@ -150,5 +152,11 @@ def _write_results(
     write_sums(temporary)
     disk.publish_folder(temporary, folder.model)
     write_report(folder, report)
-    if plotting.is_installed():
-        plot_report(report["stages"], folder.report_plot)
+
+
+def _plot(report: dict[str, Any], path: Path, reporter: Reporter) -> None:
+    """Draw the report; a model that is converted and saved does not fail for a picture."""
+    try:
+        plot_report(report["stages"], path)
+    except OSError as error:
+        reporter.say(f"note: no plot of the report in {path}: {error.strerror or error}")

@@ -11,6 +11,7 @@ folder may come from a stranger, or a checkpoint may have been moved to another 
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 _WINDOWS = os.name == "nt"  # it syncs no folders, and files only through a descriptor that may write
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # for whoever reads a pipe; without effect on files
 
 
 @contextlib.contextmanager
@@ -46,13 +48,19 @@ def append(path: Path, data: bytes) -> None:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open to write, unless the name is a link's."""
+    """Open to write, unless the name is a link's, a pipe's or a device's."""
     try:
-        return os.open(path, flags | _NO_LINKS, 0o666)
+        descriptor = os.open(path, flags | _NO_LINKS | _NO_WAITING, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "expected a file to write, found a symbolic link", path) from error
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "expected a file to write, found a pipe", path) from error
         raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENXIO, "expected a file to write, found a pipe or a device", path)
+    return descriptor
 
 
 def sync(path: Path) -> None:
@@ -100,8 +108,8 @@ def is_temporary(path: Path) -> bool:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace `path` by `data` so that a reader, or a restart after a power cut, sees the old or the new content."""
     temporary = temporary_name(path)
-    if temporary.is_symlink():
-        delete(temporary)
+    if temporary.is_symlink() or (temporary.exists() and not temporary.is_file()):
+        delete(temporary)  # a link or a pipe, which somebody put there
     write(temporary, data)
     sync(temporary)
     rename(temporary, path)

@@ -27,7 +27,7 @@ class FolderLock:
 
     Raises:
         RuntimeError: on entering, when another process holds the lock.
-        ValueError: on entering, when the lock file is a link: its target would be overwritten.
+        ValueError: on entering, when the lock file is a link, whose target would be overwritten, or no file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,6 +38,8 @@ class FolderLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_symlink():
             raise ValueError(f"expected a lock file at {self.path}, found a symbolic link: delete it")
+        if self.path.exists() and not self.path.is_file():
+            raise ValueError(f"expected a lock file at {self.path}, found a folder, a pipe or a device: delete it")
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         self._descriptors = [descriptor]
         try:

@@ -112,18 +112,37 @@ def find_checkpoint(folder: Path, name: str = LATEST) -> Path:
     if found and name == LATEST:
         return list(found.values())[-1]
     if found and name == BEST:
-        name = _best_name(load_state(list(found.values())[-1])) or BEST
-        if name == BEST:
-            raise FileNotFoundError(
-                f"no checkpoint {BEST!r} in {folder}: found {', '.join(found)}; a run has one after its first "
-                "evaluation (--eval-every), but for one with --no-keep-best, and for `convert`"
-            )
+        return _find_best(folder)
     if name not in found:
         there = ", ".join(found) or "none"
         raise FileNotFoundError(
             f"no checkpoint {name!r} in {folder}: found {there}; a run saves its first one at the start"
         )
     return found[name]
+
+
+def _find_best(folder: Path) -> Path:
+    """The checkpoint that the newest one calls the best; while a run goes on, either may be deleted in between."""
+    while True:
+        found = list_checkpoints(folder)
+        try:
+            name = _best_name(load_state(found[-1]))
+        except (FileNotFoundError, ValueError):
+            if found[-1].is_dir():
+                raise
+            continue
+        if name is None:
+            raise FileNotFoundError(
+                f"no checkpoint {BEST!r} in {folder}: found {', '.join(path.name for path in found)}; a run has one "
+                "after its first evaluation (--eval-every), but for one with --no-keep-best, and for `convert`"
+            )
+        if (folder / name).is_dir():
+            return folder / name
+        if list_checkpoints(folder) == found:
+            raise FileNotFoundError(
+                f"no checkpoint {BEST!r} in {folder}: {name}, which {found[-1].name} names, is missing; found "
+                f"{', '.join(path.name for path in found)}"
+            )
 
 
 def _best_name(state: Mapping[str, Any]) -> str | None:

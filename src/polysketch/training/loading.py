@@ -21,7 +21,14 @@ from polysketch.training.checkpoint import (
     load_state,
     require_bound,
 )
-from polysketch.training.run_folder import IDENTITY, RunFolder, find_run, require_text, task_of_run
+from polysketch.training.run_folder import (
+    IDENTITY,
+    RunFolder,
+    find_run,
+    require_own_tokenizer,
+    require_text,
+    task_of_run,
+)
 from polysketch.training.tensors import load_weights
 
 
@@ -46,7 +53,9 @@ class RunDescription:
     @cached_property
     def tokenizer(self) -> TokenizerLike:
         """The tokenizer of the training data, from the copy in the run folder."""
-        return load_tokenizer(RunFolder(self.folder).tokenizer)
+        run = RunFolder(self.folder)
+        require_own_tokenizer(run)
+        return load_tokenizer(run.tokenizer)
 
 
 def load_model(

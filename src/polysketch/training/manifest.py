@@ -42,11 +42,12 @@ def read_verified(folder: Path, name: str) -> bytes:
         raise FileNotFoundError(
             f"{path} is missing, but {MANIFEST} lists it: the checkpoint is damaged; {_advice(folder)}"
         )
-    data = path.read_bytes()
-    if len(data) != expected["bytes"]:
+    size = path.stat().st_size  # before it is read: a hole of terabytes is a small file
+    if size != expected["bytes"]:
         raise ValueError(
-            f"{path}: expected {expected['bytes']} bytes, found {len(data)}: truncated or altered; {_advice(folder)}"
+            f"{path}: expected {expected['bytes']} bytes, found {size}: truncated or altered; {_advice(folder)}"
         )
+    data = path.read_bytes()
     found = sha256(data)
     if found != expected["sha256"]:
         raise ValueError(
@@ -81,17 +82,22 @@ def files_in(folder: Path, kind: str) -> list[str]:
             `model-00001-of-00004.safetensors` and those like it.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_verified`, of the manifest.
+        FileNotFoundError, ValueError: as `read_verified`, of the manifest; or some pieces are not listed.
     """
     try:
-        listed = decoded(_manifest(folder), folder / MANIFEST)["files"]
-        counts = {found[1] for name in listed if (found := re.fullmatch(rf"{kind}-\d+-of-(\d+)\.safetensors", name))}
+        names = decoded(_manifest(folder), folder / MANIFEST)["files"]
+        counts = [found[1] for name in names if (found := re.fullmatch(rf"{kind}-\d+-of-(\d+)\.safetensors", name))]
     except (ValueError, KeyError, TypeError):
-        counts = set()  # what is wrong is said where the file is read
+        counts = []  # what is wrong is said where the file is read
     if not counts:
         return [f"{kind}.safetensors"]
-    count = max(counts)
-    return [f"{kind}-{number + 1:05d}-of-{count}.safetensors" for number in range(int(count))]
+    pieces = [f"{kind}-{number + 1:05d}-of-{counts[0]}.safetensors" for number in range(len(counts))]
+    if int(counts[0]) != len(counts) or any(piece not in names for piece in pieces):
+        raise ValueError(
+            f"{folder / MANIFEST}: expected all pieces of {kind}-*-of-{counts[0]}.safetensors, found {len(counts)} of "
+            f"their kind: altered; {_advice(folder)}"
+        )
+    return pieces
 
 
 def _manifest(folder: Path) -> bytes:

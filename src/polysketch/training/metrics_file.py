@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.storage import disk, strict_json
-from polysketch.storage.outside import decoded
+from polysketch.storage.outside import decoded, require_file
 
 _SUM = "crc32"
 _SUMMED = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}', re.DOTALL)
@@ -36,6 +36,7 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
+        require_file(self.path, most=None)
         if self.path.exists():
             disk.sync(self.path)
 
@@ -56,7 +57,7 @@ class MetricsFile:
         earlier = [values is not None and values["step"] <= step for _, values in lines]
         last = max((place for place, kept in enumerate(earlier) if kept), default=0)
         damaged = sum(values is None for _, values in lines[:last])
-        content = self.path.read_bytes()
+        content = self._content()
         if damaged:
             disk.replace_file(self.path.with_name(f"{self.path.stem}-damaged{self.path.suffix}"), content)
         kept = b"".join(line + b"\n" for (line, _), stays in zip(lines, earlier, strict=True) if stays)
@@ -66,14 +67,18 @@ class MetricsFile:
 
     def damaged(self) -> list[int]:
         """The numbers, from 1, of the lines that are torn or damaged."""
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = self._content()
         return [number for number, line in enumerate(content.splitlines(), 1) if _values(line) is None]
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         """Every line that has its line break, which is written last; None for what is no line of metrics."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        for line in content.split(b"\n")[:-1]:
+        for line in self._content().split(b"\n")[:-1]:
             yield line, _values(line)
+
+    def _content(self) -> bytes:
+        """All of the file; nothing where there is none."""
+        require_file(self.path, most=None)
+        return self.path.read_bytes() if self.path.exists() else b""
 
 
 def _summed(line: bytes) -> bytes:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polysketch.data.description import DESCRIPTION_FILE, DataDescription
 from polysketch.models.former import FORMAT, check_format, model_of_format, training_of_format
 from polysketch.storage import disk
 from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import sealed, unsealed
+from polysketch.storage.sums import sha256_of
 from polysketch.training.checkpoint import find_checkpoint
 
 IDENTITY = "identity"
@@ -187,6 +189,24 @@ def find_run(run_dir: str | Path, checkpoint: str = "latest") -> tuple[dict[str,
     """
     run = RunFolder(Path(run_dir))
     return run.read_config(), find_checkpoint(run.checkpoints, checkpoint)
+
+
+def require_own_tokenizer(run: RunFolder) -> None:
+    """Refuse a tokenizer that is not that of the data which the run learned from, but another run's.
+
+    Raises:
+        ValueError: the descriptions differ.
+    """
+    config = run.read_config()
+    if IDENTITY not in config:  # imported, or of an earlier version
+        return
+    file, expected = run.tokenizer / DESCRIPTION_FILE, config["data"]["description_sha256"]
+    found = sha256_of(file)
+    if expected not in (found, DataDescription.read(file).sha256):  # the second of token files that others made
+        raise ValueError(
+            f"{file}: expected the description of the data that the run learned from, of sha256 {expected[:12]}, "
+            f"found {found[:12]}: copied from another run?"
+        )
 
 
 def task_of_run(config: Mapping[str, Any]) -> str | None:

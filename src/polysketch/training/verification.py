@@ -18,7 +18,7 @@ from polysketch.training.checkpoint import list_checkpoints, load_state, require
 from polysketch.training.manifest import listed, read_verified
 from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.requirements import require_folder
-from polysketch.training.run_folder import LoopFolder, RunFolder
+from polysketch.training.run_folder import LoopFolder, RunFolder, require_own_tokenizer
 
 Check = Callable[[], object]
 Found = TypeVar("Found")
@@ -119,6 +119,7 @@ def _of_run(folder: Path) -> Iterator[Check]:
     yield run.read_config
     if run.tokenizer.is_dir():
         yield partial(load_tokenizer, run.tokenizer)
+        yield partial(require_own_tokenizer, run)
     yield from _of_loop(run)
 
 
@@ -135,9 +136,18 @@ def _of_loop(run: LoopFolder) -> Iterator[Check]:
     if run.metrics.is_file():
         yield partial(_require_lines, run.metrics)
     for checkpoint in list_checkpoints(run.checkpoints):
-        yield partial(_require_own, run, checkpoint)
-        yield partial(listed, checkpoint)
-        yield from (partial(read_verified, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ())
+        checks: list[Check] = [partial(_require_own, run, checkpoint), partial(listed, checkpoint)]
+        checks += [partial(read_verified, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ()]
+        yield from (partial(_unless_gone, checkpoint, check) for check in checks)
+
+
+def _unless_gone(checkpoint: Path, check: Check) -> None:
+    """A run that goes on deletes its older checkpoints, each at once: what is gone is not damaged."""
+    try:
+        check()
+    except (OSError, ValueError):
+        if checkpoint.is_dir():
+            raise
 
 
 def _require_own(run: LoopFolder, checkpoint: Path) -> None:
