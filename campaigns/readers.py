@@ -324,6 +324,17 @@ def _convert(folder: Path) -> int:
     return main(["convert", *place, "--attention-options", "window=8", "sketch_size=4", *sizes, "--device", "cpu"])
 
 
+def _make_run_and_data(sources: Path, folder: Path) -> None:
+    """A run, and the data it learned from beside it."""
+    _copied("run")(sources, folder)
+    shutil.copytree(sources / "data", folder.with_name("data"), dirs_exist_ok=True)
+
+
+def _resume(folder: Path) -> int:
+    """`polysketch train --resume` of a run that has made its steps."""
+    return main(["train", "--data", str(folder.with_name("data")), "--out", str(folder), "--resume"])
+
+
 def _verified(folder: Path) -> None:
     """What `polysketch verify` says, as one refusal."""
     problems = verify(folder).problems
@@ -362,6 +373,7 @@ READERS: dict[str, Reader] = {
     ),
     "a run": Reader(_copied("run"), _command("generate", "FOLDER", "--max-new-tokens", "1"), reseal_checkpoints),
     "a run, verified": Reader(_copied("run"), _verified),
+    "a run, resumed": Reader(_make_run_and_data, _resume, reseal_checkpoints),
     "metrics": Reader(_make_metrics, _command("compare", "FOLDER", "--json")),
     "an exported model": Reader(_copied("exported"), _command("generate", "FOLDER", "--max-new-tokens", "1")),
     "an exported model, imported": Reader(_copied("exported"), _command("import", "FOLDER", "FOLDER-new")),
