@@ -22,6 +22,7 @@ from polysketch.cli.train import TrainFlags, configuration
 from polysketch.models import preset
 from polysketch.training import load_model
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 
 TIMES = ("seconds", "tokens_per_second")
 STARTED = "parameters on"  # in the line that a process prints when it begins to make steps
@@ -76,7 +77,7 @@ def finish(arguments: list[str]) -> float:
 
 def outcome(out: Path) -> tuple[list[dict], dict[str, torch.Tensor]]:
     """Metrics but for times, and all tensors of the last checkpoint."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = MetricsFile(out / "metrics.jsonl").read()
     last = load_checkpoint(list_checkpoints(out / "checkpoints")[-1])
     metrics = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
     return metrics, {**last.model, **last.optimizer, **last.random}

@@ -1,7 +1,6 @@
 """Runs in which documents go on from step to step: what a step computes, what a checkpoint holds, what is refused."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +11,7 @@ from polysketch.distributed.mesh import Mesh
 from polysketch.training import train
 from polysketch.training.carried import CarriedStates
 from polysketch.training.checkpoint import CARRIED_FILE, find_checkpoint, load_carried, load_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
 from polysketch.training.step import Updater
@@ -63,7 +63,7 @@ def begun(config, double=True):
 
 
 def metrics_of(config, kind="train"):
-    lines = [json.loads(line) for line in RunFolder(config.out).metrics.read_text().splitlines()]
+    lines = MetricsFile(RunFolder(config.out).metrics).read()
     return [line for line in lines if line["kind"] == kind]
 
 

@@ -14,6 +14,7 @@ from polysketch.evaluation import evaluate
 from polysketch.storage.sums import sha256_of
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import MODEL_FILE, load_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
 from polysketch.training.step import Updater
@@ -62,7 +63,7 @@ def rows_of(config) -> DocumentRows:
 
 
 def metrics_of(config, kind="train"):
-    lines = [json.loads(line) for line in RunFolder(config.out).metrics.read_text().splitlines()]
+    lines = MetricsFile(RunFolder(config.out).metrics).read()
     return [line for line in lines if line["kind"] == kind]
 
 
