@@ -105,10 +105,12 @@ def canary_sang(outside: Path) -> bool:
 
 
 def inherited() -> int:
-    """Bytes of memory that a fork of this process begins with: pages of files, libraries above all, come when used."""
+    """Bytes of memory that a fork of this process has without work of its own, at most.
+
+    It begins with less: pages of files, those of libraries above all, come back when they are used.
+    """
     with open("/proc/self/statm", encoding="ascii") as file:
-        _, resident, shared, *_ = map(int, file.read().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def steering(text: str) -> str:
