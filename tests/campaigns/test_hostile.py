@@ -16,6 +16,7 @@ from polysketch.ops.native import build, why_unavailable
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="every attack is a fork")
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 SMALL = ("a state", "a conversation", "tables of text", "records of studies", "prompts and split tables", "a task")
+SLOW = ("temporary names", "bombs")
 
 
 @pytest.fixture
@@ -38,6 +39,12 @@ def test_dozens_of_attacks_find_nothing(tmp_path):
     found = hostile.campaign(6, 3, tmp_path, ("pickles", "names", "links", "pipes", "escapes"))
     assert found.faults == []
     assert sum(found.outcomes.values()) == 30
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("part", ["sizes", *(pytest.param(one, marks=pytest.mark.full) for one in SLOW)])
+def test_a_few_that_ask_for_memory_or_guess_names_find_nothing(part, tmp_path):
+    assert faults(2, tmp_path, part) == []
 
 
 @needs_compiler
