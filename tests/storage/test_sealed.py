@@ -20,5 +20,12 @@ def test_what_was_changed_is_refused(change):
         unsealed({**sealed(VALUES), **change}, "file")
 
 
+@pytest.mark.parametrize("name", ["sha25", "rha256", "x"])
+def test_another_name_for_the_digest_does_not_make_it_an_object_without_one(name):
+    changed = {name if key == "sha256" else key: value for key, value in sealed(VALUES).items()}
+    with pytest.raises(ValueError, match="file: expected the content that its own sha256 states"):
+        unsealed(changed, "file")
+
+
 def test_an_object_of_earlier_versions_has_no_digest():
     assert unsealed(dict(VALUES), "file") == VALUES

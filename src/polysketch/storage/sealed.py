@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SEAL = "sha256"
+_LENGTH = 64
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,15 +24,24 @@ def unsealed(values: dict[str, Any], origin: str) -> dict[str, Any]:
     Raises:
         ValueError: the sha256 is of something else.
     """
-    if SEAL not in values:
+    if SEAL not in values and not any(_is_seal(name, values) for name in values):
         return values
-    rest = {name: value for name, value in values.items() if name != SEAL}
-    if _digest(rest) != values[SEAL]:
+    if not _is_seal(SEAL, values):  # or the name of the entry is what was changed
         raise ValueError(
             f"{origin}: expected the content that its own sha256 states, found another: the file is damaged, or was "
             f"changed by hand; take the entry {SEAL} out if that was on purpose"
         )
-    return rest
+    return _without(SEAL, values)
+
+
+def _is_seal(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether an entry is the sha256 of all others."""
+    value = values.get(name)
+    return isinstance(value, str) and len(value) == _LENGTH and value == _digest(_without(name, values))
+
+
+def _without(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {other: value for other, value in values.items() if other != name}
 
 
 def _digest(values: Mapping[str, Any]) -> str:
