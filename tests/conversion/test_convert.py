@@ -16,6 +16,7 @@ from polysketch.conversion.report import build_report
 from polysketch.data import PreparedData
 from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 from polysketch.integrations.replacement import load_replaced
+from polysketch.storage.sealed import unsealed
 from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.options import OnResume
 from polysketch.training.step import Updater
@@ -452,7 +453,7 @@ def test_the_command_prints_what_was_regained(options, tmp_path, capsys):
     assert printed[5].startswith("after fine-tuning")
     report = json.loads(printed[-1])
     assert list(report["stages"][1]["transfer_error"]) == ["1"]
-    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report == unsealed(json.loads((tmp_path / "out" / "report.json").read_text()), "report.json")
     assert (tmp_path / "out" / "report.png").is_file()
 
 

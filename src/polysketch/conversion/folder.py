@@ -14,7 +14,7 @@ from polysketch.integrations.transformers_folder import require_model
 from polysketch.models.former import FORMAT, attention_of_format, check_format
 from polysketch.storage import disk
 from polysketch.storage.outside import read_object
-from polysketch.storage.sealed import unsealed
+from polysketch.storage.sealed import sealed, unsealed
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.options import as_json, check_changes, identity_of
 from polysketch.training.run_folder import IDENTITY, LoopFolder
@@ -151,5 +151,5 @@ def _digest(paths: list[Path]) -> str:
 
 
 def write_report(folder: ConversionFolder, report: dict[str, Any]) -> None:
-    """Write report.json atomically."""
-    disk.replace_file(folder.report, json.dumps(report, indent=2).encode() + b"\n")
+    """Write report.json atomically, with a sha256 of itself."""
+    disk.replace_file(folder.report, json.dumps(sealed(report), indent=2).encode() + b"\n")

@@ -9,6 +9,7 @@ from polysketch.conversion.folder import ConversionFolder, check_requirements, c
 from polysketch.data import PreparedData
 from polysketch.storage import FolderLock
 from polysketch.storage.outside import read_object
+from polysketch.storage.sealed import unsealed
 from polysketch.training.checkpoint import checkpoint_step, delete_leftovers, list_checkpoints
 from polysketch.training.environment import reproducible, resolve_device
 from polysketch.training.loop import StopRequests, deadline
@@ -67,7 +68,9 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
         claim(folder, config, reporter.say)
         _lay_out(folder)
         if _is_finished(folder, config):
-            return ConversionResult(folder.path, config.steps, "finished", read_object(folder.report))
+            return ConversionResult(
+                folder.path, config.steps, "finished", unsealed(read_object(folder.report), str(folder.report))
+            )
         # transformers takes seconds to import: what is wrong above is said before.
         from polysketch.conversion.retraining import train_back
 

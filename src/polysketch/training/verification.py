@@ -127,6 +127,8 @@ def _of_conversion(folder: Path) -> Iterator[Check]:
     run = LoopFolder(folder)
     yield partial(_config_of, folder)
     yield from _of_loop(run)
+    if (folder / "report.json").is_file():
+        yield partial(_require_seal, folder / "report.json")
     if (folder / "model" / SUMS).is_file():
         yield from _of_export(folder / "model")
 
@@ -174,6 +176,10 @@ def _readable(read: Callable[[], Found]) -> Found | None:
 def _config_of(folder: Path) -> dict[str, Any]:
     path = LoopFolder(folder).config
     return unsealed(read_object(path), str(path))
+
+
+def _require_seal(path: Path) -> None:
+    unsealed(read_object(path), str(path))
 
 
 def _is_conversion(folder: Path) -> bool:
