@@ -194,6 +194,15 @@ def of_report(here: Path) -> Seen:
     return seen
 
 
+def of_comparison(here: Path) -> Seen:
+    """The plot of a comparison, or what was there before."""
+    content = (here / "plot.png").read_bytes()
+    if content == EARLIER.encode():
+        return {"plot.png": _OLD}
+    _require_picture(here / "plot.png")
+    return {"plot.png": hashlib.sha256(content).hexdigest()}
+
+
 def of_continuations(here: Path) -> Seen:
     """Each line of the file counts."""
     return {str(number): line for number, line in enumerate(whole_lines(here / "continued.jsonl"))}
@@ -298,6 +307,21 @@ SUBJECTS = {
             imports=ALL,
         ),
         Subject(
+            "import",
+            "import {given}/exported {here}/imported",
+            lambda here: digests(here / "imported"),
+            once="imported",
+            needs=("data", "run", "exported"),
+            imports=ALL,
+        ),
+        Subject(
+            "compare",
+            "compare {given}/run --plot {here}/plot.png",
+            of_comparison,
+            earlier="plot.png",
+            needs=("data", "run"),
+        ),
+        Subject(
             "convert",
             "convert {given}/llama --data {given}/bytes --out {here}/converted --attention polysketch "
             "--attention-options window=8 sketch_size=4 --context 32 --batch-size 2 --transfer-steps 3 "
@@ -332,7 +356,8 @@ def make_given(commands: Commands, folder: Path, needs: set[str]) -> None:
     lines = {
         "data": f"prepare {{given}}/text --tokenizer bpe:300 --out {{given}}/data {PREPARED}",
         "bytes": f"prepare {{given}}/text --tokenizer bytes --out {{given}}/bytes {PREPARED}",
-        "run": RUN.replace("--resume", "--steps 2 --eval-every 0 --out {given}/run"),
+        "run": RUN.replace("--resume", "--steps 2 --eval-every 2 --eval-tokens 100 --out {given}/run"),
+        "exported": "export {given}/run {given}/exported",
     }
     for name, line in lines.items():
         if name in needs:

@@ -5,7 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from campaigns.disks import FAULTS, Arena, short
+from campaigns.disks import FAULTS, NAMES, Arena, short
 from campaigns.forked import TEXT, serving
 from campaigns.harness import Found
 from campaigns.subjects import SUBJECTS, make_given
@@ -40,6 +40,19 @@ def found(served, tmp_path):
         return found
 
     return attacked
+
+
+def test_a_command_of_the_campaign_is_one_process():
+    """Of a run of several it would start one, which waits for the others or refuses its mesh."""
+    assert {SUBJECTS[name].processes for name in NAMES} == {1}
+    assert SUBJECTS.keys() - set(NAMES) == {"pair", "four", "compile"}
+
+
+def test_a_campaign_draws_as_many_faults_as_it_is_told(tmp_path):
+    found = disks.campaign(1, 0, tmp_path, names=["task"])
+    assert found.faults == []
+    assert found.outcomes.pop("faults that there are") > 1
+    assert found.outcomes.total() == 1
 
 
 def test_a_command_on_a_disk_that_fails_says_so_in_a_line_or_is_done(found):

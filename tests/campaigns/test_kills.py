@@ -22,7 +22,7 @@ def attacked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     path = mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
     with path, serving((*TEXT, "planted"), faulty.preloaded(folder)) as commands:
-        make_given(commands, folder / "given", {"data"})
+        make_given(commands, folder / "given", {"classes", "data"})
         plain = Arena(commands, folder, armed=True)
         plain.alone(SUBJECTS["train"])
 
@@ -39,6 +39,12 @@ def attacked(tmp_path_factory):
 def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
     assert not attacked(Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5), Stop("TERM", "clock", 0.5))
     assert not attacked(Stop("STOP", "call", 0.3), Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6))
+
+
+@needs_faulty_disks
+def test_a_preparation_and_a_task_that_are_killed_end_as_those_left_alone(attacked):
+    assert not attacked(Stop("KILL", "call", 0.6), Stop("POWER", "call", 0.9), name="prepare")
+    assert not attacked(Stop("POWER", "call", 0.9), name="task")
 
 
 @needs_faulty_disks
