@@ -74,7 +74,7 @@ def test_a_reworded_card_is_no_damage_and_weights_are_no_matter_of_the_tokenizer
     read_model(folder)
     (folder / "model.safetensors").unlink()
     read_tokenizer(folder)
-    with pytest.raises(FileNotFoundError, match="model.safetensors is missing, but SHA256SUMS lists it"):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing, but SHA256SUMS lists it"):
         read_model(folder)
 
 

@@ -38,7 +38,8 @@ def load_tokenizer(path: str | Path, end_of_text: str | int | None = None) -> To
 
     Raises:
         FileNotFoundError: There is no such file or folder, or one of two files is missing.
-        ValueError: It is none of these, is damaged, is not as the folder's SHA256SUMS has it, or it is not clear which token ends a document.
+        ValueError: It is none of these, is damaged, is not as the folder's SHA256SUMS has it, or it is not clear which
+            token ends a document.
         ImportError: The extra that the kind needs is missing.
     """
     path = Path(path)
