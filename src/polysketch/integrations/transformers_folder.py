@@ -84,6 +84,7 @@ def _read_model(folder: str | Path, dtype: torch.dtype | Literal["auto"], device
 
     require_model(folder)
     with quiet(), reading(folder):
+        _require_numbers_of(Path(folder))
         if CONFIG_KEY in _config(Path(folder)):
             return read_replaced(folder, dtype=dtype).to(device).eval()
         from transformers import AutoModelForCausalLM
@@ -188,6 +189,31 @@ def _require_layers(config: Mapping[str, Any], folder: Path) -> None:
         return  # damaged, which reading them tells
     if files and layers > tensors:
         raise ValueError(f"{folder}: expected weights of {layers:,} layers, found {tensors:,} tensors")
+
+
+def _require_numbers_of(folder: Path) -> None:
+    """Refuse a model of more numbers than its files have bits: transformers allocates it before it compares.
+
+    Ours are compared first by transformers, without memory.
+    """
+    config, held = _config(folder), sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+    if not held or config.get("model_type") == MODEL_TYPE:
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if type(described) not in AutoModelForCausalLM._model_mapping:
+        return  # which reading tells
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+    except (RuntimeError, NotImplementedError):
+        return  # a model that computes with numbers as it is made
+    asked = sum(parameter.numel() for parameter in model.parameters())
+    if asked > 8 * held:
+        raise ValueError(f"{folder}: expected weights of {asked:,} numbers, found files of {held:,} bytes")
 
 
 def _layers_said(config: Mapping[str, Any]) -> Iterator[int | float]:
