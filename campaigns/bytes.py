@@ -69,7 +69,7 @@ def _written(write: Callable[[Path], None]) -> Callable[[Path], Path]:
 PARTS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "prepared": (_prepared, whole.read_prepared),
     "run": (_small_run, whole.read_run),
-    "export": (_exported, whole.read_verified),
+    "export": (_exported, whole.read_exported),
     "conversion": (_converted, whole.read_verified),
     "state": (_written(whole.write_state), whole.read_state),
     "talk": (_written(whole.write_talk), whole.read_talk),

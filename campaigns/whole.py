@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -12,6 +13,7 @@ import torch
 from polysketch import ops
 from polysketch.data import PreparedData
 from polysketch.generation import load_conversation, save_conversation
+from polysketch.integrations.transformers_folder import load_transformers
 from polysketch.models import PRESETS, ModelConfig, TransformerLM
 from polysketch.models.fingerprint import tensors_sha256, weights_sha256
 from polysketch.training import load_model
@@ -51,6 +53,19 @@ def read_verified(folder: Path) -> object:
     if found.problems:
         raise ValueError(found.problems[0])
     return found
+
+
+def read_exported(folder: Path) -> object:
+    """As `polysketch evaluate` does, and as `import` does into a new folder, whose run is read."""
+    from polysketch.integrations.huggingface import import_model  # of an extra, which others do without
+
+    model, tokenizer = load_transformers(folder)
+    seen = weights_sha256(model), model.config.to_dict(), tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template
+    generation = model.generation_config.to_dict()
+    with tempfile.TemporaryDirectory() as new:
+        imported, description = load_model(import_model(folder, Path(new) / "run"))
+        back = weights_sha256(imported), imported.config.to_dict(), description.tokenizer.sha256, description.step
+    return *seen, generation, back
 
 
 def read_state(folder: Path) -> object:

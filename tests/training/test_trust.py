@@ -89,6 +89,27 @@ def test_more_layers_than_there_are_weights_are_refused_before_any_is_built(conf
         load_model(config.out)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("vocab_size", 10_000_000, "expected an embedding of 10000000 tokens in"),
+        ("hidden_size", 2**20, "expected an embedding of 257 tokens in 1048576 numbers"),
+        ("head_dim", 2**20, r"weights for num_heads \* head_dim of"),
+        ("feedforward_size", 2**30, "weights for feedforward_size of 1,073,741,824"),
+    ],
+)
+def test_no_memory_is_taken_for_sizes_without_weights(config, monkeypatch, name, value, said):
+    """A vocabulary of ten million took 5.2 GB before it was compared."""
+    train(config, progress=False)
+    run = RunFolder(config.out)
+    saved = run.read_config()
+    saved["model"][name] = value
+    run.write_config(saved)
+    monkeypatch.setattr(loading, "TransformerLM", None)  # which allocates
+    with pytest.raises(ValueError, match=said):
+        load_model(config.out)
+
+
 def test_a_reader_of_the_latest_checkpoint_goes_on_to_the_next_when_it_is_deleted(config, monkeypatch):
     """With --keep 1 the writer deletes what somebody reads."""
     train(config, progress=False)

@@ -14,6 +14,7 @@ from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
 from polysketch.storage import require_free
 from polysketch.storage.outside import read_json, read_object
+from polysketch.storage.sums import is_no_weight, require_sums
 from polysketch.training.run_folder import find_run
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ def is_transformers_folder(folder: str | Path) -> bool:
 
 def load_transformers(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple[Any, Any]:
     """Read a model, as `read_model` does in the precision it was saved in, and its tokenizer."""
-    tokenizer = read_tokenizer(folder)
-    return read_model(folder, device=device), tokenizer
+    require_sums(Path(folder))
+    tokenizer = _read_tokenizer(folder)
+    return _read_model(folder, "auto", device), tokenizer
 
 
 def read_model(
@@ -65,17 +67,26 @@ def read_model(
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
-        ValueError, OSError: files that transformers cannot read, or weights that do not fit.
+        ValueError, OSError: files that are not those of the folder's SHA256SUMS, where it has one; files that
+            transformers cannot read, or weights that do not fit.
         ImportError: the extra `hf` is missing; the message has the pip command.
+
+    Cost: a folder with sums is read once more, about a second for 500 MB.
     """
+    require_sums(Path(folder))
+    return _read_model(folder, dtype, device)
+
+
+def _read_model(folder: str | Path, dtype: torch.dtype | Literal["auto"], device: torch.device | str) -> Any:
     from polysketch.integrations.huggingface import quiet, reading  # which make our models known to transformers
-    from polysketch.integrations.replacement import load_replaced
     from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY
+    from polysketch.integrations.replacement.saving import read_replaced
 
     require_model(folder)
     with quiet(), reading(folder):
+        _require_numbers_of(Path(folder))
         if CONFIG_KEY in _config(Path(folder)):
-            return load_replaced(folder, dtype=dtype).to(device).eval()
+            return read_replaced(folder, dtype=dtype).to(device).eval()
         from transformers import AutoModelForCausalLM
 
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -103,8 +114,14 @@ def new_model(config: Mapping[str, Any]) -> Any:
 def read_tokenizer(folder: str | Path) -> Any:
     """Read the tokenizer of a model's folder; errors as in `read_model`.
 
-    It raises ValueError on a text that takes a regular expression of its file too long.
+    It raises ValueError on a text that takes a regular expression of its file too long. Of a folder with sums the
+    tokenizer's files are compared.
     """
+    require_sums(Path(folder), is_no_weight)
+    return _read_tokenizer(folder)
+
+
+def _read_tokenizer(folder: str | Path) -> Any:
     from polysketch.integrations.huggingface import quiet, reading
     from polysketch.integrations.tokenizer_bounds import loaded
 
@@ -172,6 +189,31 @@ def _require_layers(config: Mapping[str, Any], folder: Path) -> None:
         return  # damaged, which reading them tells
     if files and layers > tensors:
         raise ValueError(f"{folder}: expected weights of {layers:,} layers, found {tensors:,} tensors")
+
+
+def _require_numbers_of(folder: Path) -> None:
+    """Refuse a model of more numbers than its files have bits: transformers allocates it before it compares.
+
+    Ours are compared first by transformers, without memory.
+    """
+    config, held = _config(folder), sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+    if not held or config.get("model_type") == MODEL_TYPE:
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if type(described) not in AutoModelForCausalLM._model_mapping:
+        return  # which reading tells
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+    except (RuntimeError, NotImplementedError):
+        return  # a model that computes with numbers as it is made
+    asked = sum(parameter.numel() for parameter in model.parameters())
+    if asked > 8 * held:
+        raise ValueError(f"{folder}: expected weights of {asked:,} numbers, found files of {held:,} bytes")
 
 
 def _layers_said(config: Mapping[str, Any]) -> Iterator[int | float]:

@@ -1,6 +1,7 @@
 """The trained model in the folder of a run."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,7 @@ def _read(run_dir: str | Path, checkpoint: str) -> tuple[dict[str, Any], Path, d
             require_bound(path, load_state(path), config.get(IDENTITY))
             tensors = load_model_tensors(path)
             _require_layers(config["model"], tensors, path)
+            _require_widths(config["model"], {tuple(tensor.shape) for tensor in tensors.values()}, path)
             return config, path, tensors
         except (FileNotFoundError, ValueError):
             if checkpoint not in (LATEST, BEST) or path.is_dir():
@@ -132,6 +134,36 @@ def _require_layers(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], pat
             f"{path} belongs to another model configuration: expected weights of {count:,} layers, found "
             f"{len(tensors)} tensors"
         )
+
+
+def _require_widths(sizes: Mapping[str, Any], shapes: Collection[tuple[int, ...]], path: Path) -> None:
+    """Refuse a vocabulary, and widths of blocks, for which there are no weights, before memory is taken for them.
+
+    On PyTorch's meta device all shapes would be known, after two seconds of imports.
+    """
+    for each in sizes.values():
+        if isinstance(each, Mapping):
+            _require_widths(each, shapes, path)
+    embedding = tuple(sizes.get(name) for name in ("vocab_size", "hidden_size"))
+    if None not in embedding and "patch_size" not in sizes and embedding not in shapes:  # patches have no embedding
+        found = ", ".join(map(str, sorted(shape for shape in shapes if len(shape) == 2)[:3]))
+        raise ValueError(
+            f"{path} belongs to another model configuration: expected an embedding of {embedding[0]} tokens in "
+            f"{embedding[1]} numbers, found matrices of {found or 'no size'} and no such one"
+        )
+    largest = max((max(shape, default=1) for shape in shapes), default=0)
+    heads, width, inner = (sizes.get(name) for name in ("num_heads", "head_dim", "feedforward_size"))
+    for name, size in {"num_heads * head_dim": _product(heads, width), "feedforward_size": _product(inner)}.items():
+        if size > largest:
+            raise ValueError(
+                f"{path} belongs to another model configuration: expected weights for {name} of {size:,}, found none "
+                f"wider than {largest:,}"
+            )
+
+
+def _product(*sizes: Any) -> int | float:
+    """0 where one is not said, or no number, which is refused elsewhere."""
+    return math.prod(sizes) if all(isinstance(size, int | float) for size in sizes) else 0
 
 
 def _described(run_dir: Path, checkpoint: Path, config: dict[str, Any]) -> RunDescription:

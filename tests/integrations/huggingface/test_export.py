@@ -257,5 +257,6 @@ def test_nor_does_generate_believe_it(exported, tmp_path, capsys):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"training_run": 7}))
+    (tmp_path / "SHA256SUMS").unlink()
     assert main(["generate", str(tmp_path), "--max-new-tokens", "1"]) == 1
     assert "expected what an exported run says of itself" in capsys.readouterr().err

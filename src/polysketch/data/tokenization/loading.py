@@ -13,6 +13,7 @@ from polysketch.data.tokenization.end_of_text import declared_end_of_text
 from polysketch.data.tokenization.ids import TokenIds
 from polysketch.data.tokenization.json_file import JsonTokenizer, description_of
 from polysketch.data.tokenization.sentence_pieces import SentencePieceTokenizer
+from polysketch.storage.sums import is_no_weight, require_sums
 
 TOKENIZERS: dict[str, type[TokenizerLike]] = {
     cls.kind: cls for cls in (BytesTokenizer, BpeTokenizer, SentencePieceTokenizer, JsonTokenizer, TokenIds)
@@ -37,7 +38,8 @@ def load_tokenizer(path: str | Path, end_of_text: str | int | None = None) -> To
 
     Raises:
         FileNotFoundError: There is no such file or folder, or one of two files is missing.
-        ValueError: It is none of these, is damaged, or it is not clear which token ends a document.
+        ValueError: It is none of these, is damaged, is not as the folder's SHA256SUMS has it, or it is not clear which
+            token ends a document.
         ImportError: The extra that the kind needs is missing.
     """
     path = Path(path)
@@ -90,6 +92,7 @@ def _of_folder(folder: Path, end_of_text: str | int | None) -> TokenizerLike:
             f"expected in {folder} a tokenizer ({', '.join(FILES_OF_FOLDERS)}) or {DESCRIPTION_FILE}, found none: this "
             "is no model folder and no folder made by polysketch prepare"
         )
+    require_sums(folder, is_no_weight)
     return _of_file(path, declared_end_of_text(folder) if end_of_text is None else end_of_text)
 
 

@@ -23,6 +23,7 @@ from polysketch.integrations.transformers_folder import check_import
 from polysketch.models.fingerprint import weights_sha256
 from polysketch.models.former import FORMAT
 from polysketch.storage import whole_folder
+from polysketch.storage.sums import require_sums
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
 from polysketch.training.metrics_file import MetricsFile
@@ -56,9 +57,11 @@ def import_model(
     Raises:
         FileNotFoundError: no such folder, or no model in it.
         FileExistsError: the run folder has contents.
-        ValueError: a model of another kind, weights that do not fit, or another tokenizer than the model's.
+        ValueError: a model of another kind, files that are not those of its SHA256SUMS, weights that do not fit, or
+            another tokenizer than the model's.
     """
     folder, run = Path(folder), Path(run)
+    require_sums(folder)
     check_import(folder, run, data=data)
     config = _read_config(folder)
     known = known_of_run(config, folder)

@@ -16,6 +16,7 @@ from polysketch.integrations.replacement.locating import plain_model, replaced_l
 from polysketch.integrations.replacement.replace import replace_attention
 from polysketch.models.former import check_format, mechanism_of_format
 from polysketch.storage.outside import read_object
+from polysketch.storage.sums import SUMS, require_sums
 
 VARIANT = "polysketch"
 """In the names of the files of weights, model.polysketch.safetensors: under the usual name, transformers would load
@@ -35,7 +36,7 @@ def save_replaced(model: Any, folder: str | Path) -> None:
 
     Args:
         model: after `replace_attention`, at least one layer of it.
-        folder: is made if need be.
+        folder: is made if need be; a SHA256SUMS in it is deleted.
 
     Raises:
         TypeError: not a transformers model.
@@ -45,6 +46,7 @@ def save_replaced(model: Any, folder: str | Path) -> None:
     if not replaced_layers(plain):
         raise ValueError("no attention was replaced in this model: call replace_attention first, or save_pretrained")
     plain.save_pretrained(folder, variant=VARIANT)
+    (Path(folder) / SUMS).unlink(missing_ok=True)  # of files that are gone
 
 
 def load_replaced(folder: str | Path, **options: Any) -> Any:
@@ -60,8 +62,15 @@ def load_replaced(folder: str | Path, **options: Any) -> Any:
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
-        ValueError: a model whose attention was not replaced, or weights that do not fit what was replaced.
+        ValueError: a model whose attention was not replaced, files that are not those of the folder's SHA256SUMS, where
+            it has one, or weights that do not fit what was replaced.
     """
+    require_sums(Path(folder))
+    return read_replaced(folder, **options)
+
+
+def read_replaced(folder: str | Path, **options: Any) -> Any:
+    """As `load_replaced`, of a folder whose sums were compared."""
     folder = Path(folder)
     groups = _description(folder)
     variant = VARIANT if any(folder.glob(f"model*.{VARIANT}.*")) else None
