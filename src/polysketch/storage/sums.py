@@ -58,7 +58,7 @@ def require_sums(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -
         return
     for name, expected in read_sums(folder).items():
         if wanted(name) and not name.endswith(_FOR_PEOPLE):
-            _require_sum(folder, name, expected)
+            require_sum(folder, name, expected)
 
 
 def is_no_weight(name: str) -> bool:
@@ -66,7 +66,8 @@ def is_no_weight(name: str) -> bool:
     return not name.endswith(_WEIGHTS)
 
 
-def _require_sum(folder: Path, name: str, expected: str) -> None:
+def require_sum(folder: Path, name: str, expected: str) -> None:
+    """Compare one file of a folder with its sum; errors as in `require_sums`."""
     advice = f"export again, or delete {folder / SUMS} if you changed it on purpose"
     path = folder / name
     if not path.is_file():  # nor a pipe, which would be waited for

@@ -11,7 +11,7 @@ from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.progress import Progress
 from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import unsealed
-from polysketch.storage.sums import SUMS, read_sums, sha256_of
+from polysketch.storage.sums import SUMS, read_sums, require_sum
 from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
@@ -90,16 +90,7 @@ def _problem(check: Check) -> str | None:
 def _of_export(folder: Path) -> Iterator[Check]:
     yield partial(read_sums, folder)
     for name, expected in (_readable(partial(read_sums, folder)) or {}).items():
-        yield partial(_require_sum, folder / name, expected)
-
-
-def _require_sum(path: Path, expected: str) -> None:
-    if not path.is_file():  # nor a pipe, which would be waited for
-        raise FileNotFoundError(f"{path} is missing, but {SUMS} lists it: export again")
-    found = sha256_of(path)
-    if found != expected:
-        said = f"expected sha256 {expected[:12]}, found {found[:12]}"
-        raise ValueError(f"{path}: {said}: altered or damaged; export again")
+        yield partial(require_sum, folder, name, expected)
 
 
 def _of_task(folder: Path) -> Iterator[Check]:
