@@ -345,8 +345,8 @@ def _verified(folder: Path) -> None:
 def reseal_checkpoints(folder: Path) -> None:
     """New manifests for changed checkpoints."""
     for path in folder.glob("checkpoints/step-*"):
-        if (path / MANIFEST).is_symlink():
-            continue  # it would be written through
+        if (path / MANIFEST).is_symlink() or not (path / MANIFEST).is_file():
+            continue  # it would be written through, or a pipe would be waited for
         files = [one for one in sorted(path.iterdir()) if one.is_file() and one.name != MANIFEST]
         (path / MANIFEST).write_bytes(manifest_bytes({one.name: describe(one.read_bytes()) for one in files}))
 
