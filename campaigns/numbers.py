@@ -149,10 +149,9 @@ def attack_long(case: Long, seed: int, found: Found, tokens: int = _TOKENS) -> N
         faults += _differences(f"{backend}, forward", [output], wanted[:1], torch.float32)
         faults += _differences(f"{backend}, gradient", gradients, wanted[1:], torch.float32, BOUNDS_OF_GRADIENTS)
         _note_errors(case, [output, *gradients], wanted, found)
+    alone = f"--only long --count {_DRAWN_FOR_EACH_LONG} --seed {seed}"
     for fault in faults:
-        found.add(
-            f"--only long --count {_DRAWN_FOR_EACH_LONG} --seed {seed}, {case}, {tokens} tokens", fault, is_fault=True
-        )
+        found.add(f"{alone}, {case}, {tokens} tokens", fault, is_fault=True)
     if not faults:
         found.add(str(case), f"{tokens} tokens")
 
