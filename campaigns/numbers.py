@@ -9,6 +9,11 @@ parameters; decoding over random splits; the rows as documents of one packed row
 What is a fault: a difference beyond the bound, a number that is not finite, other bits in a second run, or an error.
 What differs in the last bits between layouts, between thread counts, or of a row alone and in its batch is counted.
 
+After these come long cases, one for every 400: `ops.linear_attention` of 300,000 tokens in float32, by the backend
+native with one thread and two and by chunked, against float64, with gradients. They are the 12 of `LONG`, from number
+s of seed s on: power 1, then 2; random values, then such that a query's gradient is a small difference of large
+numbers; no decay, a slow one, a strong one. `--only drawn` or `--only long` runs one kind alone.
+
 The bounds, `BOUNDS` and `BOUNDS_OF_GRADIENTS`: the norm of the difference is at most so many times the norm of what is
 expected. A small gradient may be a difference of large numbers, so the norm counts for as much as a share of the
 largest gradient's at least, `_LEAST`.
@@ -17,8 +22,8 @@ largest gradient's at least, `_LEAST`.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import torch
@@ -26,9 +31,12 @@ from torch import Tensor
 
 from campaigns.drawn import LAYOUTS, OP, Drawn, draw, is_resolved
 from campaigns.harness import Found, main
+from polysketch import ops
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.03, torch.float16: 0.01}
 BOUNDS_OF_GRADIENTS = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+_TOKENS = 300_000
+_DRAWN_FOR_EACH_LONG = 400
 _LEAST = {torch.float64: 1e-3, torch.float32: 0.1, torch.bfloat16: 1.0, torch.float16: 1.0}
 
 
@@ -102,15 +110,100 @@ def attack(seed: int, found: Found) -> None:
         found.add(str(case), case.name)
 
 
-def campaign(count: int, seed: int, folder: Path) -> Found:
-    """So many cases; the folder is not used."""
+@dataclass(frozen=True)
+class Long:
+    """One long case: one head of 8 positive features, values of 4 numbers, float32.
+
+    Attributes:
+        power: of the weights.
+        cancelling: whether values are in [1, 2] and the upstream gradient is one slow wave. Then outputs hardly change
+            from token to token, and a query's gradient is the difference of two large sums.
+        decay: of a token.
+    """
+
+    power: int
+    cancelling: bool
+    decay: float
+
+    def draw(self, seed: int, tokens: int) -> tuple[list[Tensor], Tensor]:
+        """Query, key and value, and the gradient of the output."""
+        generator = torch.Generator().manual_seed(seed)
+        query, key, value, upstream = (torch.randn(1, 1, tokens, width, generator=generator) for width in (8, 8, 4, 4))
+        if self.cancelling:
+            value = 1 + torch.rand(value.shape, generator=generator)
+            upstream = torch.linspace(0, 2 * torch.pi, tokens).cos()[:, None].expand_as(value).contiguous()
+        return [query.abs(), key.abs(), value], upstream
+
+
+LONG = [Long(*case) for case in product((1, 2), (False, True), (0.0, 1e-5, 1.0))]
+
+
+def attack_long(case: Long, seed: int, found: Found, tokens: int = _TOKENS) -> None:
+    """One long case, by every backend."""
+    inputs, upstream = case.draw(seed, tokens)
+    wanted = _expected_at_length(case, inputs, upstream)
+    faults = []
+    for backend, threads in (("native", 1), ("native", 2), ("chunked", 1)):
+        torch.set_num_threads(threads)
+        output, *gradients = _attended(lambda *x, name=backend: _output(case, *x, backend=name), inputs, upstream)
+        faults += _differences(f"{backend}, forward", [output], wanted[:1], torch.float32)
+        faults += _differences(f"{backend}, gradient", gradients, wanted[1:], torch.float32, BOUNDS_OF_GRADIENTS)
+        _note_errors(case, [output, *gradients], wanted, found)
+    alone = f"--only long --count {_DRAWN_FOR_EACH_LONG} --seed {seed}"
+    for fault in faults:
+        found.add(f"{alone}, {case}, {tokens} tokens", fault, is_fault=True)
+    if not faults:
+        found.add(str(case), f"{tokens} tokens")
+
+
+def campaign(count: int, seed: int, folder: Path, only: Sequence[str] = ("drawn", "long")) -> Found:
+    """So many cases, and long ones after them; the folder is not used."""
     found, threads = Found(), torch.get_num_threads()
     try:
-        for number in range(seed, seed + count):
+        for number in range(seed, seed + count if "drawn" in only else seed):
             attack(number, found)
+        for number in range(seed, seed + count // _DRAWN_FOR_EACH_LONG if "long" in only else seed):
+            attack_long(LONG[number % len(LONG)], number, found)
     finally:
         torch.set_num_threads(threads)
     return found
+
+
+def _expected_at_length(case: Long, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """Output and gradients in float64: by cumulative sums where they hold the case, else by the chunked backend."""
+    torch.set_num_threads(1)
+    summed = case.power == 1 and case.decay < 1e-3  # else too many features, or powers beyond the range
+    attend = _by_cumulative_sums if summed else _output
+    return _attended(lambda *x: attend(case, *x), [x.double() for x in inputs], upstream.double())
+
+
+def _attended(attend: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    output = attend(*leaves)
+    return [output.detach(), *_gradients(output, upstream, leaves)]
+
+
+def _output(case: Long, query: Tensor, key: Tensor, value: Tensor, backend: str = "chunked") -> Tensor:
+    decay = torch.full(key.shape[:3], -case.decay, dtype=key.dtype) if case.decay else None
+    return ops.linear_attention(
+        query, key, value, power=case.power, causal=True, log_decay=decay, backend=backend
+    ).output
+
+
+def _by_cumulative_sums(case: Long, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The definition at power 1: what a token's decay takes from all before it cancels, but for keys that grow."""
+    grown = key * (case.decay * torch.arange(key.shape[2], dtype=key.dtype)).exp()[:, None]
+    numerator = query[..., None, :] @ (grown[..., :, None] * value[..., None, :]).cumsum(2)
+    return numerator[..., 0, :] / (query * grown.cumsum(2)).sum(-1, keepdim=True)
+
+
+def _note_errors(case: Long, tensors: list[Tensor], wanted: list[Tensor], found: Found) -> None:
+    """The largest errors so far, each as a share of the norm of what is expected."""
+    kind = "cancelling" if case.cancelling else "random"
+    for name, one, other in zip(("output", "query", "key", "value"), tensors, wanted, strict=True):
+        error = float((one.double() - other).norm() / other.norm())
+        name = f"{name}, {kind}"
+        found.figures[name] = max(found.figures.get(name, 0.0), float(f"{error:.1e}"))
 
 
 def _faults(case: Drawn, found: Found) -> list[str]:
@@ -124,19 +217,19 @@ def _faults(case: Drawn, found: Found) -> list[str]:
         found.outcomes["below the resolution at power 2"] += 1
         return []
     output, gradients = forward(case)
-    faults = _differences("forward", [output], [wanted], case)
-    faults += _differences("gradient", gradients, wanted_gradients, case, BOUNDS_OF_GRADIENTS)
+    faults = _differences("forward", [output], [wanted], case.dtype)
+    faults += _differences("gradient", gradients, wanted_gradients, case.dtype, BOUNDS_OF_GRADIENTS)
     if not _same(forward(case), (output, gradients)):
         faults.append("a second run has other bits")
     for name, other in _other_ways(case):
         if not _same(other, (output, gradients)):
             found.outcomes[f"other last bits, {name}: {case.name}"] += 1
-            faults += _differences(f"{name}, forward", [other[0]], [wanted], case)
-            faults += _differences(f"{name}, gradient", other[1], wanted_gradients, case, BOUNDS_OF_GRADIENTS)
+            faults += _differences(f"{name}, forward", [other[0]], [wanted], case.dtype)
+            faults += _differences(f"{name}, gradient", other[1], wanted_gradients, case.dtype, BOUNDS_OF_GRADIENTS)
     if case.name != OP and _can_be_compared(case):
         if case.causal:
-            faults += _differences("decoding", [decoded(case)], [wanted], case)
-        faults += _differences("packed", [packed(case)], [wanted], case)
+            faults += _differences("decoding", [decoded(case)], [wanted], case.dtype)
+        faults += _differences("packed", [packed(case)], [wanted], case.dtype)
     return faults
 
 
@@ -170,11 +263,11 @@ def _can_be_compared(case: Drawn) -> bool:
 
 
 def _differences(
-    what: str, found: list[Tensor], wanted: list[Tensor], case: Drawn, bounds: dict[torch.dtype, float] = BOUNDS
+    what: str, found: list[Tensor], wanted: list[Tensor], dtype: torch.dtype, bounds: dict[torch.dtype, float] = BOUNDS
 ) -> list[str]:
     """Those beyond the bound."""
-    bound = bounds[case.dtype]
-    least = max(1e-3, _LEAST[case.dtype] * max(float(x.norm()) for x in wanted))
+    bound = bounds[dtype]
+    least = max(1e-3, _LEAST[dtype] * max(float(x.norm()) for x in wanted))
     faults = []
     for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
         error = float((one.double() - other).norm() / (other.norm() + least))
@@ -234,7 +327,7 @@ def _gradients(output: Tensor, upstream: Tensor, leaves: list[Tensor]) -> list[T
 
 def run(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return main(campaign, __doc__, 2000, argv)
+    return main(campaign, __doc__, 2000, argv, parts=("drawn", "long"))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from campaigns.harness import Found
 
 from campaigns import drawn, numbers
 from polysketch import attention
 from polysketch.attention.softmax import SoftmaxAttention
+from polysketch.ops.native import why_unavailable
+
+needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason="no native programs here")
 
 
 def faults(count, seed, folder):
@@ -54,6 +58,54 @@ def test_a_leak_of_padding_is_found(monkeypatch, tmp_path):
 
     monkeypatch.setattr(attention.Mechanism, "real_inputs", as_given)
     assert any("error nan" in fault or "error inf" in fault for fault in faults(40, 0, tmp_path))
+
+
+def long_faults(case, tokens):
+    found = Found()
+    numbers.attack_long(case, 0, found, tokens)
+    return found.faults
+
+
+@pytest.fixture
+def own_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "case", [numbers.Long(1, True, 1e-5), pytest.param(numbers.Long(2, False, 1.0), marks=pytest.mark.full)], ids=str
+)
+def test_long_cases_find_nothing(case, own_threads):
+    assert long_faults(case, 20_000) == []
+
+
+def test_cumulative_sums_are_the_quadratic_definition():
+    case = numbers.Long(1, False, 1e-5)
+    inputs, _ = case.draw(0, 300)
+    inputs = [x.double() for x in inputs]
+    found, wanted = numbers._by_cumulative_sums(case, *inputs), numbers._output(case, *inputs, backend="reference")
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda output: output.bfloat16().float(), "native, forward 0: error"),
+        (lambda output: output * 2 - output.detach(), "native, gradient 0: error"),
+    ],
+)
+def test_what_is_wrong_at_length_is_found(change, words, monkeypatch, own_threads):
+    attend = numbers._output
+
+    def changed(case, query, key, value, backend="chunked"):
+        output = attend(case, query, key, value, backend)
+        return change(output) if query.dtype == torch.float32 else output
+
+    monkeypatch.setattr(numbers, "_output", changed)
+    assert any(words in fault for fault in long_faults(numbers.Long(1, False, 0.0), 2000))
 
 
 @pytest.mark.full
