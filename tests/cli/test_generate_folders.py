@@ -157,6 +157,7 @@ def test_what_contradicts_beams_and_guesses_is_refused(folders, tmp_path, capsys
     shutil.copytree(folders / "exported", other)
     model = TransformerLM(ModelConfig(50, 1, hidden_size=16, num_heads=1))
     PolysketchForCausalLM.from_transformer(model).save_pretrained(other)
+    (other / "SHA256SUMS").unlink()  # of the model that was there
     for options, named in (
         (["--beams", "2", "--lookup", "3"], "found --beams and --lookup"),
         (["--lookup", "2", "--interactive"], "--lookup without --interactive"),

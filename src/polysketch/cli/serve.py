@@ -108,14 +108,14 @@ def _has_vllm() -> bool:
 
 
 def _serve_by_vllm(flags: ServeFlags, exported: bool) -> int:
+    from polysketch.integrations.transformers_folder import require_unchanged
     from polysketch.serving import vllm
     from polysketch.serving.running import address_at, how_to_ask
-    from polysketch.storage.sums import require_sums
 
     if not vllm.is_installed():
         raise ImportError("--engine vllm: vLLM is not installed: pip install vllm, or --engine builtin")
     folder = flags.model if exported else _export(flags)
-    require_sums(folder)  # which vLLM does not
+    require_unchanged(folder)  # which vLLM does not
     name = flags.name or flags.model.resolve().name
     token, megabytes = os.environ.get(_TOKEN) or None, None if _has_gpu() else flags.state_memory
     line = vllm.command(

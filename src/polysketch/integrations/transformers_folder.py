@@ -29,6 +29,7 @@ __all__ = [
     "read_tokenizer",
     "require_model",
     "require_ours",
+    "require_unchanged",
 ]
 
 MODEL_TYPE = "polysketch"
@@ -134,6 +135,11 @@ def _read_tokenizer(folder: str | Path) -> Any:
             lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
             file.stat().st_size if file.is_file() else 0,
         )
+
+
+def require_unchanged(folder: str | Path) -> None:
+    """Compare a folder with its SHA256SUMS, where it has one, for a program that does not; see `require_sums`."""
+    require_sums(Path(folder))
 
 
 def tokens_of(text: str, folder: str | Path) -> np.ndarray:
