@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pickle
 
 import pytest
@@ -134,6 +135,16 @@ def test_an_index_leads_to_no_file_outside_its_folder(tmp_path, llama):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"expected plain names of files in .*, found '\.\./x\.safetensors'"):
         read_model(folder)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path, llama, name):
+    llama.save_pretrained(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="expected a file, found a pipe or a device"):
+        load_transformers(tmp_path)
 
 
 @pytest.mark.parametrize("value", [2**63, [0, -(2**64)]], ids=repr)

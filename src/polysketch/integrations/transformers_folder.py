@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polysketch.data.prepared import read_description
 from polysketch.extras import how_to_install
 from polysketch.storage import require_free
-from polysketch.storage.outside import read_json, read_object
+from polysketch.storage.outside import read_json, read_object, require_file
 from polysketch.storage.sums import is_no_weight, require_sums
 from polysketch.training.run_folder import find_run
 
@@ -154,7 +154,7 @@ def require_model(folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
-        ValueError: an index that names other files than those of the folder, more layers than weights, or a number that
+        ValueError: a pipe or a device in the place of a file, an index that names other files than those of the folder, more layers than weights, or a number that
             PyTorch has not.
         ImportError: the extra `hf` is missing; the message has the pip command.
     """
@@ -162,6 +162,8 @@ def require_model(folder: str | Path) -> None:
     _require_transformers()
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"expected the folder of a transformers model, found no {folder / 'config.json'}")
+    for path in folder.iterdir():
+        require_file(path, most=None)
     require_plain_indexes(folder)
     config = _config(folder)
     _require_numbers(config, folder / "config.json")
