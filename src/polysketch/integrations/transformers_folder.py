@@ -154,8 +154,8 @@ def require_model(folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: no such folder, or no model in it.
-        ValueError: a pipe or a device in the place of a file, an index that names other files than those of the folder, more layers than weights, or a number that
-            PyTorch has not.
+        ValueError: a pipe or a device in the place of a file, an index that names other files than those of the folder,
+            more layers than weights, or a number that PyTorch has not.
         ImportError: the extra `hf` is missing; the message has the pip command.
     """
     folder = Path(folder)
