@@ -256,6 +256,7 @@ def _read_talk(folder: Path) -> None:
 def _make_index(sources: Path, folder: Path) -> None:
     """An exported model whose weights have an index."""
     shutil.copytree(make_sources(sources) / "exported", folder, dirs_exist_ok=True)
+    readers.without_sums(folder)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     names = safetensors.torch.load_file(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}

@@ -79,6 +79,7 @@ def attacks(folder: Path, draw: random.Random) -> Iterator[tuple[str, str, str |
     while True:
         shutil.rmtree(folder / "model", ignore_errors=True)
         shutil.copytree(sources / "exported", folder / "model")
+        (folder / "model" / "SHA256SUMS").unlink(missing_ok=True)  # as a hostile author would
         done = _plant(folder / "model", draw, {"CANARY": str(canary), "SECRET": str(secret)})
         ended = isolated(_asking(folder / "model"), seconds=SECONDS)
         wrong = complaint(ended)
