@@ -54,6 +54,7 @@ def test_ends_are_what_tokenizer_and_settings_for_generation_declare(run, export
     shutil.copytree(exported, folder)
     end = load_served(run).tokenizer.end_of_text
     assert load_served(run).ends == load_served(exported).ends == {end}
+    (folder / "SHA256SUMS").unlink()  # what follows is on purpose
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert load_served(folder).ends == {end, 7, 9}
     (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
@@ -75,14 +76,12 @@ def test_a_chat_template_makes_a_prompt_of_a_chat(kind, template, request):
     assert served.prompt(CHAT) == served.tokenizer.encode(AS_TEXT)
 
 
-def test_the_exported_tokenizers_own_template_is_used(exported):
-    file = exported / "tokenizer_config.json"
-    before = file.read_text()
-    file.write_text(json.dumps({**json.loads(before), "chat_template": TEMPLATE}))
-    try:
-        served = load_served(exported)
-    finally:
-        file.write_text(before)
+def test_the_exported_tokenizers_own_template_is_used(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "templated")
+    (folder / "SHA256SUMS").unlink()  # what follows is on purpose
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": TEMPLATE}))
+    served = load_served(folder)
     assert served.prompt(CHAT) == served.tokenizer.encode(AS_TEXT)
 
 
