@@ -427,6 +427,7 @@ def patterns(folder: Path, draw: random.Random) -> Iterator[tuple[str, str | Non
     folder.mkdir(parents=True)
     sources = make_sources(folder / "sources")
     described = json.loads((sources / "data" / "tokenizer.json").read_bytes())
+    (sources / "exported" / "SHA256SUMS").unlink(missing_ok=True)  # as a hostile author would
     while True:
         pattern = draw.choice(PATTERNS)
         split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": draw.random() < 0.2}
