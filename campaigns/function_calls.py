@@ -5,10 +5,14 @@ for instance, leaves its function out, and is counted.
 """
 
 import inspect
+import os
 import random
+import shutil
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,10 +21,55 @@ import torch._dynamo  # a call with a tensor on meta imports it, which takes sec
 from torch import Tensor
 
 from campaigns.isolated import MEMORY, complaint, isolated, refusing
-from polysketch import attention, evaluation, feature_maps, generation, models, nn, ops, tasks
+from campaigns.readers import make_sources
+from polysketch import (
+    attention,
+    benchmarking,
+    conversion,
+    data,
+    evaluation,
+    feature_maps,
+    generation,
+    models,
+    nn,
+    ops,
+    tasks,
+    training,
+)
 
-PACKAGES = (ops, feature_maps, attention, nn, models, generation, evaluation, tasks)
-SECONDS = 30
+PACKAGES = (
+    ops,
+    feature_maps,
+    attention,
+    nn,
+    models,
+    generation,
+    evaluation,
+    tasks,
+    data,
+    training,
+    conversion,
+    benchmarking,
+)
+_READING = ("evaluation", "tasks", "data", "training", "conversion", "benchmarking")
+"""Those of which functions read files."""
+SECONDS, SECONDS_OF_ENDLESS = 30, 6
+_ENDLESS = ("training.train", "conversion.convert", "benchmarking.time_", "benchmarking.measure_")
+"""How the names of functions begin that may be asked for work of any length: they count as well ended while at work."""
+_PATHS = (
+    "data",
+    "run",
+    "exported",
+    "text",
+    "text/0.txt",
+    "run/config.json",
+    "new",
+    "new/deep",
+    "no/such",
+    "",
+    "\x1b\n",
+)
+"""Of `make_sources`, in a copy of which a call works; and others."""
 _SIZES = (0, 1, 1, 2, 2, 3, 4, 4, 5, 8, 16, 17)
 _DTYPES = (torch.float32,) * 8 + (
     torch.float64,
@@ -46,7 +95,7 @@ _WORDS = (
     "no-such",
     "\x1b[0m",
 )
-_NAMES = {name: getattr(package, name) for package in PACKAGES for name in package.__all__}
+_NAMES = {"Tensor": Tensor} | {name: getattr(package, name) for package in PACKAGES for name in package.__all__}
 """What annotations may name that are imported for type checkers alone."""
 
 
@@ -141,6 +190,8 @@ def value_of(name: str, hint: Any, shapes: _Shapes, dtype: torch.dtype, depth: i
         return [value_of(name, inner[0], shapes, dtype, depth) for _ in range(draw.randrange(4))]
     if hint is torch.dtype:
         return draw.choice(_DTYPES)
+    if hint is Path:
+        return Path(draw.choice(_PATHS))
     if hint is torch.device:
         return torch.device("cpu")
     if inspect.isclass(hint) and hint.__module__.startswith("polysketch") and depth < 3:
@@ -201,13 +252,14 @@ def callees() -> list[tuple[str, Callable[..., Any]]]:
     return found
 
 
-def attack(name: str, callee: Callable[..., Any], seed: str) -> tuple[str, str | None]:
-    """One call with arguments of a seed: what came of it, and what is wrong."""
+def attack(name: str, callee: Callable[..., Any], seed: str, place: Path) -> tuple[str, str | None]:
+    """One call with arguments of a seed, in a copy of a folder: what came of it, and what is wrong."""
     draw = random.Random(f"{name} {seed}")
     shapes, dtype = _Shapes(draw), draw.choice(_DTYPES)
     torch.manual_seed(draw.randrange(2**31))
 
     def work() -> None:
+        os.chdir(copy)
         given = arguments(callee, shapes, dtype)
         if callee is attention.build and draw.random() < 0.9:
             given.update(num_heads=shapes.heads, head_dim=shapes.width or 4)
@@ -222,19 +274,30 @@ def attack(name: str, callee: Callable[..., Any], seed: str) -> tuple[str, str |
             print(error)
             return 2
 
-    ended = isolated(unless_it_cannot_be_drawn, seconds=SECONDS, memory=MEMORY)
+    is_endless = name.startswith(_ENDLESS)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(place, Path(folder) / "place")
+        seconds = SECONDS_OF_ENDLESS if is_endless else SECONDS
+        ended = isolated(unless_it_cannot_be_drawn, seconds=seconds, memory=MEMORY)
     if ended.status == 2:
         return "cannot be drawn", None
+    if is_endless and ended.is_hang:
+        return "at work until stopped", None
     return "refused" if ended.status else "done", complaint(ended)
 
 
-def attacks(package: str, count: int, draw: random.Random) -> Iterator[tuple[str, str | None, str]]:
-    """So many calls of what is public in a package: what was called, what is wrong, and what came of it."""
+def attacks(package: str, count: int, draw: random.Random, sources: Path) -> Iterator[tuple[str, str | None, str]]:
+    """So many calls of what is public in a package: what was called, what is wrong, and what came of it.
+
+    Calls of packages that read files work in a copy of the folder of sources, which are made if they are not there.
+    """
+    place = make_sources(sources) if package in _READING else sources.with_name("nothing")
+    place.mkdir(exist_ok=True, parents=True)
     known = [one for one in callees() if one[0].startswith(f"{package}.")]
     for _ in range(count):
         name, callee = draw.choice(known)
         seed = str(draw.randrange(2**63))
-        outcome, wrong = attack(name, callee, seed)
+        outcome, wrong = attack(name, callee, seed, place)
         if outcome == "cannot be drawn":
             known = [one for one in known if one[0] != name]
         yield f"{name}, arguments of {seed}", wrong, outcome

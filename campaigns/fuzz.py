@@ -60,7 +60,7 @@ def _attacks(part: str, count: int, draw: random.Random, folder: Path) -> Iterat
         return command_lines.attacks(part, count, draw)
     if part in readers.READERS:
         return mutated_files.attacks(readers.make(folder / "files", part), part, count, draw)
-    return function_calls.attacks(part, count, draw)
+    return function_calls.attacks(part, count, draw, folder / "files" / "sources")
 
 
 def run(argv: Sequence[str] | None = None) -> int:
