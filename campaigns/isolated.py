@@ -107,7 +107,7 @@ def _work_and_exit(
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(status)
+        os._exit(status if 0 <= status <= 255 else 99)  # with another one, this fork would go on as the campaign
 
 
 def address_space() -> int:

@@ -198,8 +198,8 @@ def require_own_tokenizer(run: RunFolder) -> None:
         ValueError: the descriptions differ.
     """
     config = run.read_config()
-    if IDENTITY not in config:  # imported, or of an earlier version
-        return
+    if IDENTITY not in config or task_of_run(config) is not None:
+        return  # imported, or of an earlier version; what a task's rows were made of is not known by its run
     file, expected = run.tokenizer / DESCRIPTION_FILE, config["data"]["description_sha256"]
     found = sha256_of(file)
     if expected not in (found, DataDescription.read(file).sha256):  # the second of token files that others made
