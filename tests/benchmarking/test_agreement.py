@@ -1,5 +1,7 @@
 """What is timed is right: every way agrees with its definition, and every way to be wrong is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,6 +108,13 @@ def test_a_backend_that_disagrees_is_refused_before_anything_is_timed(wrong, ben
     settings = AttentionSettings(**SMALL, mechanisms=("given",), backend="wrong")
     with pytest.raises(ValueError, match=r"'wrong'.* is off by (\S+) of its size .* expected at most 0.0001$"):
         time_attention(bench, settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64], ids=str)
+def test_a_dtype_without_a_tolerance_is_refused(dtype, bench):
+    settings = AttentionSettings(**SMALL, mechanisms=("given",))
+    with pytest.raises(ValueError, match=f"expected torch.float32 or torch.bfloat16 to be timed, found {dtype}"):
+        time_attention(replace(bench, dtype=dtype), settings)
 
 
 def test_the_intact_backend_in_the_same_place_is_timed(bench, monkeypatch):

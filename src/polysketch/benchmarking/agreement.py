@@ -57,8 +57,10 @@ def require_agreement(bench: Workbench, make: Callable[[], Call], what: str, *, 
         backward: gradients too.
 
     Raises:
-        ValueError: naming the measured error and the tolerance.
+        ValueError: naming the measured error and the tolerance; or a dtype that has none.
     """
+    if bench.dtype not in TOLERANCES:
+        raise ValueError(f"dtype: expected torch.float32 or torch.bfloat16 to be timed, found {bench.dtype}")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         errors = disagreement(make(), backward=backward)
