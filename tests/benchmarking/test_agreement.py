@@ -117,6 +117,12 @@ def test_a_dtype_without_a_tolerance_is_refused(dtype, bench):
         time_attention(replace(bench, dtype=dtype), settings)
 
 
+@pytest.mark.parametrize("local", [2**20 + 1, 2**63 - 1, 10**30])
+def test_chunks_longer_than_any_text_are_refused(local):
+    with pytest.raises(ValueError, match="local: expected at most 1,048,576 tokens, found"):
+        DecodingSettings(local=local)
+
+
 def test_the_intact_backend_in_the_same_place_is_timed(bench, monkeypatch):
     monkeypatch.setitem(BACKENDS, "right", spoiled.scaled(1.0))
     found = time_attention(bench, AttentionSettings(**SMALL, mechanisms=("given",), backend="right"))

@@ -24,6 +24,9 @@ class Settings:
         """
 
 
+_LARGEST_LOCAL = 2**20
+
+
 @dataclass(frozen=True, kw_only=True)
 class _SketchSettings(Settings):
     """What the settings of attention and of whole models have in common."""
@@ -37,6 +40,8 @@ class _SketchSettings(Settings):
 
     def __post_init__(self) -> None:
         check_positive(batch=self.batch, sketch_size=self.sketch_size, local=self.local)
+        if self.local > _LARGEST_LOCAL:
+            raise ValueError(f"local: expected at most {_LARGEST_LOCAL:,} tokens, found {self.local:,}")
 
     @property
     def sizes(self) -> Sizes:
