@@ -1,6 +1,7 @@
 """SHA256SUMS: what every file of a folder was when it was written, in the form that `sha256sum --check` reads."""
 
 import hashlib
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -79,10 +80,10 @@ def require_sum(folder: Path, name: str, expected: str) -> None:
         raise ValueError(f"{path}: expected sha256 {expected[:12]}, found {found[:12]}: altered or damaged; {advice}")
 
 
-def _most_bytes(path: Path) -> int:
-    """Bytes that a file can have: of tensors, what its header says."""
+def _most_bytes(path: Path) -> float:
+    """Bytes that a file can have: of tensors, what its header says; weights of other forms have no bound."""
     if path.suffix != ".safetensors":
-        return LARGEST
+        return math.inf if path.suffix in _WEIGHTS else LARGEST
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
         header = file.read(min(length, _LARGEST_HEADER))

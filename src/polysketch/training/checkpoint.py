@@ -125,6 +125,8 @@ def _find_best(folder: Path) -> Path:
     """The checkpoint that the newest one calls the best; while a run goes on, either may be deleted in between."""
     while True:
         found = list_checkpoints(folder)
+        if not found:
+            raise FileNotFoundError(f"no checkpoint {BEST!r} in {folder}: found none; they were there a moment ago")
         try:
             name = _best_name(load_state(found[-1]))
         except (FileNotFoundError, ValueError):
