@@ -201,7 +201,7 @@ def _mount(place: Path, options: str) -> bool:
         return False
 
 
-def campaign(count: int, seed: int, folder: Path, *, names: Sequence[str] = NAMES) -> Found:
+def campaign(count: int, seed: int, folder: Path, names: Sequence[str] = NAMES) -> Found:
     """So many faults of disks.
 
     Args:
@@ -232,7 +232,7 @@ def campaign(count: int, seed: int, folder: Path, *, names: Sequence[str] = NAME
 
 def run(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return main(campaign, __doc__, 600, argv)
+    return main(campaign, __doc__, 600, argv, parts=NAMES)
 
 
 if __name__ == "__main__":

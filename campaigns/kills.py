@@ -285,7 +285,7 @@ def drawn(draw: random.Random, names: Sequence[str], *, armed: bool) -> tuple[st
     return name, stops
 
 
-def campaign(count: int, seed: int, folder: Path, *, names: Sequence[str] = tuple(SUBJECTS)) -> Found:
+def campaign(count: int, seed: int, folder: Path, names: Sequence[str] = tuple(SUBJECTS)) -> Found:
     """So many commands that are stopped.
 
     Args:
@@ -308,7 +308,7 @@ def campaign(count: int, seed: int, folder: Path, *, names: Sequence[str] = tupl
 
 def run(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return main(campaign, __doc__, 200, argv)
+    return main(campaign, __doc__, 200, argv, parts=tuple(SUBJECTS))
 
 
 if __name__ == "__main__":

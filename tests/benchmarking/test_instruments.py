@@ -49,6 +49,12 @@ def test_a_floor_is_the_longer_of_arithmetic_and_memory():
     assert Floor(10, 100).seconds(Rates(10, 10)) == 10
 
 
+@pytest.mark.parametrize("rates", [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)], ids=str)
+def test_rates_are_above_zero(rates):
+    with pytest.raises(ValueError, match="expected a rate above zero"):
+        Rates(*rates)
+
+
 def test_doubling_the_length_doubles_the_linear_floor_and_quadruples_the_exact_one():
     short, long = Shape(1, 2**14), Shape(1, 2**15)
     exact = [floors.exact_attention(shape, backward=False, itemsize=2).operations for shape in (short, long)]

@@ -49,7 +49,7 @@ def test_a_command_of_the_campaign_is_one_process():
 
 
 def test_a_campaign_draws_as_many_faults_as_it_is_told(tmp_path):
-    found = disks.campaign(1, 0, tmp_path, names=["task"])
+    found = disks.campaign(1, 0, tmp_path, ["task"])
     assert found.faults == []
     assert found.outcomes.pop("faults that there are") > 1
     assert found.outcomes.total() == 1

@@ -75,14 +75,14 @@ def make_loop(tmp_path: Path):
         options = RunOptions(data=tmp_path, out=folder.path, **sizes | changes)
         task = TwoStages()
         windows = TrainingWindows(np.arange(100), 4, seed=0)
-        reporter = Reporter(folder.metrics, task.ends[-1], show=False)
+        reporter = Reporter(folder, task.ends[-1], show=False)
         return Loop(folder, options, task, windows, reporter), task, folder
 
     return make
 
 
 def lines(folder: LoopFolder) -> list[dict]:
-    return Reporter(folder.metrics, 7, show=False).metrics.read()
+    return Reporter(folder, 7, show=False).metrics.read()
 
 
 def test_stages_follow_one_another_with_what_is_due_written(make_loop):

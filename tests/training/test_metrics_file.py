@@ -112,3 +112,42 @@ def test_a_pipe_in_its_place_is_refused_at_once(tmp_path):
             call()
     with pytest.raises(OSError, match="found a pipe"):
         metrics.append({"kind": "train", "step": 1})
+
+
+@pytest.fixture
+def of_two_runs(tmp_path):
+    """Metrics of a run, with a line of another one in the middle, as if two files had been joined."""
+    mine, other = (MetricsFile(tmp_path / "metrics.jsonl", identity) for identity in ("a" * 32, "b" * 32))
+    for step, metrics in ((1, mine), (2, other), (3, mine), (4, other)):
+        metrics.append({"kind": "train", "step": step, "loss": step / 3})
+    return mine, other
+
+
+def test_lines_of_another_run_are_left_out_and_told(of_two_runs):
+    mine, _ = of_two_runs
+    assert [[line["step"] for line in metrics.read()] for metrics in of_two_runs] == [[1, 3], [2, 4]]
+    assert [metrics.damaged() for metrics in of_two_runs] == [[2, 4], [1, 3]]
+    assert "run" not in mine.read()[0]
+    assert MetricsFile(mine.path).damaged() == [], "of a run without a name, every line is taken"
+
+
+def test_lines_of_another_run_are_dropped_and_the_file_as_it_was_is_kept(of_two_runs):
+    mine, _ = of_two_runs
+    content = mine.path.read_bytes()
+    first, *_ = content.splitlines(keepends=True)
+    assert mine.drop_after(2) == 2
+    assert mine.path.read_bytes() == first
+    assert mine.path.with_name("metrics-damaged.jsonl").read_bytes() == content
+
+
+def test_every_line_of_another_run_counts_though_none_is_left(of_two_runs):
+    mine, _ = of_two_runs
+    stranger = MetricsFile(mine.path, "c" * 32)
+    assert stranger.read() == []
+    assert stranger.drop_after(9) == 4
+    assert mine.path.read_bytes() == b""
+
+
+def test_lines_that_do_not_say_their_run_are_this_ones(tmp_path):
+    MetricsFile(tmp_path / "metrics.jsonl").append({"kind": "train", "step": 1, "loss": 2.5})
+    assert MetricsFile(tmp_path / "metrics.jsonl", "a" * 32).read() == [{"kind": "train", "step": 1, "loss": 2.5}]

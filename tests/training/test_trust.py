@@ -148,6 +148,20 @@ def test_a_damaged_line_of_metrics_costs_no_other_and_is_told(tmp_path, damage):
     assert (tmp_path / "metrics-damaged.jsonl").read_bytes() == content
 
 
+def test_the_metrics_of_another_run_are_not_taken_for_this_ones(config, tmp_path, capsys):
+    """The whole file of a run of another seed, in the folder of this one: told by verify, and left out by resume."""
+    other = dataclasses.replace(config, out=tmp_path / "other", seed=config.seed + 1)
+    for each in (config, other):
+        train(each, progress=False)
+    run, foreign = RunFolder(config.out), RunFolder(other.out).metrics.read_bytes()
+    run.metrics.write_bytes(foreign)
+    assert any("of another run" in problem for problem in verify(config.out).problems)
+    train(dataclasses.replace(config, resume=True))
+    assert "damaged or of another run, were left out" in capsys.readouterr().err
+    assert run.open_metrics().read() == []
+    assert (config.out / "metrics-damaged.jsonl").read_bytes() == foreign
+
+
 def test_an_end_that_a_kill_leaves_is_no_damage(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.path.write_bytes(b"".join(lines(3)) + b"\0\0\0\n" + b'{"torn')

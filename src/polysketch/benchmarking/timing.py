@@ -116,10 +116,19 @@ def matmul_precision(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does at best, measured in the same run: operations/s of a product, bytes/s of a copy."""
+    """What this machine does at best, measured in the same run: operations/s of a product, bytes/s of a copy.
+
+    Raises:
+        ValueError: a rate that is not above zero.
+    """
 
     operations: float
     bandwidth: float
+
+    def __post_init__(self) -> None:
+        for name, rate in (("operations", self.operations), ("bandwidth", self.bandwidth)):
+            if not rate > 0:
+                raise ValueError(f"{name}: expected a rate above zero, found {rate}")
 
 
 def matrix_rate(clock: Clock, dtype: torch.dtype, size: int) -> float:

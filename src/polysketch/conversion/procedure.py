@@ -63,7 +63,7 @@ def convert(config: ConversionConfig, *, progress: bool = True) -> ConversionRes
     device = resolve_device(config.device)
     data = PreparedData.open(config.data)
     data.verify("train", "validation")
-    reporter = Reporter(folder.metrics, config.steps, show=progress)
+    reporter = Reporter(folder, config.steps, show=progress)
     with reproducible(device), FolderLock(folder.lock), StopRequests() as stop:
         claim(folder, config, reporter.say)
         _lay_out(folder)

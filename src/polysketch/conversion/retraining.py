@@ -24,6 +24,7 @@ from polysketch.storage import disk
 from polysketch.storage.sums import write_sums
 from polysketch.training.checkpoint import checkpoint_step, list_checkpoints
 from polysketch.training.loop import Loop, StopRequests
+from polysketch.training.metrics_file import cut_back
 from polysketch.training.reporting import Reporter
 
 _OF_TOKENIZERS = {
@@ -78,11 +79,7 @@ def train_back(
 def _begin(folder: ConversionFolder, task: ConversionTask, loop: Loop, reporter: Reporter) -> None:
     """Measure the model, replace its attention and measure again; then begin, or go back to the last checkpoint."""
     start = next(reversed(list_checkpoints(folder.checkpoints)), None)
-    damaged = reporter.metrics.drop_after(-1 if start is None else checkpoint_step(start))
-    if damaged:
-        reporter.say(
-            f"note: {damaged} damaged lines of {folder.metrics} were left out; the file as it was is beside it"
-        )
+    cut_back(reporter.metrics, -1 if start is None else checkpoint_step(start), reporter.say)
     task.replace_and_measure()
     if start is None:
         task.enter(step=0)

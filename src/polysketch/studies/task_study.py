@@ -19,7 +19,6 @@ from polysketch.studies.rows import parsed
 from polysketch.studies.study import Record, Study, Verdict
 from polysketch.tasks import GeneratedTask, Task, is_task, open_task, task_class, write_task
 from polysketch.training import TrainingConfig, load_answering_model, train
-from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
@@ -288,7 +287,7 @@ def _run(config: TrainingConfig) -> tuple[list[dict[str, Any]], list[dict[str, A
     """
     if train(config).stopped_by != "finished":
         raise KeyboardInterrupt
-    lines = MetricsFile(RunFolder(config.out).metrics).read()
+    lines = RunFolder(config.out).open_metrics().read()
     trained, evaluated = ([line for line in lines if line["kind"] == kind] for kind in ("train", "evaluation"))
     return trained, evaluated
 

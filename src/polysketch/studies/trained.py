@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from polysketch.training import TrainingConfig, train
-from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 _CURVE = ("step", "tokens", "seconds", "loss", "gradient_norm")
@@ -27,7 +26,7 @@ def trained(config: TrainingConfig) -> dict[str, Any]:
     result = train(config)
     if result.stopped_by != "finished":
         raise KeyboardInterrupt
-    lines = MetricsFile(RunFolder(config.out).metrics).read()
+    lines = RunFolder(config.out).open_metrics().read()
     steps = [line for line in lines if line["kind"] == "train"]
     last = steps[-1]
     return {

@@ -9,7 +9,6 @@ from typing import Any
 
 from polysketch import plotting
 from polysketch.progress import format_seconds
-from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 
@@ -45,7 +44,7 @@ def compared(folder: Path) -> ComparedRun:
     """
     place = RunFolder(folder)
     config = place.read_config()
-    lines = MetricsFile(place.metrics).read()
+    lines = place.open_metrics().read()
     training = [line for line in lines if line["kind"] == "train" and {"tokens", "seconds"} <= _said(line)]
     if not training:
         raise ValueError(f"expected a run with a line of metrics, found none in {place.metrics}: let it train first")

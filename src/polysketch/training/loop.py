@@ -232,7 +232,7 @@ class Loop:
     def _run(self) -> dict[str, str]:
         """What binds a checkpoint to its run."""
         if self._identity is None:
-            self._identity = self._folder.identity() if self._folder.has_run() else None
+            self._identity = self._folder.identity()
         return {} if self._identity is None else {"run": self._identity}
 
     def load(self, path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The file metrics.jsonl: one JSON object a line, each with a sum of itself, so that a changed digit is found."""
+"""The file metrics.jsonl: one JSON object a line, each with the name of its run and a sum of itself."""
 
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from polysketch.storage.outside import decoded, require_file
 
 _SUM = "crc32"
 _SUMMED = re.compile(rb'(.*), "crc32": "([0-9a-f]{8})"}', re.DOTALL)
+_RUN = "run"
+_RUN_DIGITS = 8
+"""Of a run's identity, as many as a line has: enough to tell the runs of one person apart."""
 _TEXTS = ("kind", "stage")
 """The entries of a line that are texts; all others are numbers, or tables of them."""
 
@@ -20,19 +23,23 @@ class MetricsFile:
     """The metrics of a run.
 
     Lines are appended unbuffered: a killed process loses none that `append` has returned from, and at worst leaves a
-    torn last line, which reading and `drop_after` ignore. A damaged line costs no other. A line ends with `crc32`, the
-    sum of its own bytes before that, which reading takes out again; lines of earlier versions have none.
+    torn last line, which reading and `drop_after` ignore. A damaged line costs no other. A line ends with `run`, the
+    first digits of its run's identity, and `crc32`, the sum of its own bytes before that. Reading takes them out again,
+    and leaves out what is damaged or of another run; lines of earlier versions have neither.
 
     Args:
         path: the file; need not exist.
+        identity: what tells the run from others; None of a run that has no such name, where lines of any run are read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: str | None = None) -> None:
         self.path = path
+        self._run = None if identity is None else str(identity)[:_RUN_DIGITS]
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Append one line. Numbers that are not finite become null, since JSON has none."""
-        disk.append(self.path, _summed(strict_json.encoded(values)))
+        named = values if self._run is None else {**values, _RUN: self._run}
+        disk.append(self.path, _summed(strict_json.encoded(named)))
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -41,44 +48,57 @@ class MetricsFile:
             disk.sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines in order; torn and damaged ones are left out."""
-        return [values for _, values in self._lines() if values is not None]
+        """The lines in order; torn and damaged ones, and those of other runs, are left out."""
+        said = map(_values, self._content().split(b"\n")[:-1])  # a line break is written last
+        own = (values for values in said if values is not None and self._is_own(values))
+        return [{name: value for name, value in values.items() if name != _RUN} for values in own]
 
     def drop_after(self, step: int) -> int:
-        """Drop, in one atomic replacement, the lines of later steps than `step`, and torn and damaged ones.
+        """Drop, in one atomic replacement, lines of later steps than `step`, torn or damaged, or of other runs.
 
         Returns:
-            How many lines were damaged that had whole ones of earlier steps after them: no kill leaves such. Where
-            there is one, the file as it was is kept as `metrics-damaged.jsonl` beside it.
+            How many lines there were that no kill leaves: of another run, or damaged with whole ones of earlier steps
+            after them. Where there is one, the file as it was is kept as `metrics-damaged.jsonl` beside it.
         """
         if not self.path.exists():
             return 0
-        lines = list(self._lines())
-        earlier = [values is not None and values["step"] <= step for _, values in lines]
-        last = max((place for place, kept in enumerate(earlier) if kept), default=0)
-        damaged = sum(values is None for _, values in lines[:last])
         content = self._content()
+        lines = content.split(b"\n")[:-1]  # a line break is written last
+        said = [_values(line) for line in lines]
+        kept = [values is not None and self._is_own(values) and values["step"] <= step for values in said]
+        last = max((place for place, stays in enumerate(kept) if stays), default=0)
+        damaged = sum(place < last if values is None else not self._is_own(values) for place, values in enumerate(said))
         if damaged:
             disk.replace_file(self.path.with_name(f"{self.path.stem}-damaged{self.path.suffix}"), content)
-        kept = b"".join(line + b"\n" for (line, _), stays in zip(lines, earlier, strict=True) if stays)
-        if kept != content:
-            disk.replace_file(self.path, kept)
+        rest = b"".join(line + b"\n" for line, stays in zip(lines, kept, strict=True) if stays)
+        if rest != content:
+            disk.replace_file(self.path, rest)
         return damaged
 
     def damaged(self) -> list[int]:
-        """The numbers, from 1, of the lines that are torn or damaged."""
+        """The numbers, from 1, of the lines that are torn or damaged, or of another run."""
         content = self._content()
-        return [number for number, line in enumerate(content.splitlines(), 1) if _values(line) is None]
+        said = enumerate(map(_values, content.splitlines()), 1)
+        return [number for number, values in said if values is None or not self._is_own(values)]
 
-    def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Every line that has its line break, which is written last; None for what is no line of metrics."""
-        for line in self._content().split(b"\n")[:-1]:
-            yield line, _values(line)
+    def _is_own(self, values: Mapping[str, Any]) -> bool:
+        """Whether a line is of this run, as far as either says."""
+        return self._run is None or values.get(_RUN, self._run) == self._run
 
     def _content(self) -> bytes:
         """All of the file; nothing where there is none."""
         require_file(self.path, most=None)
         return self.path.read_bytes() if self.path.exists() else b""
+
+
+def cut_back(metrics: MetricsFile, step: int, say: Callable[[str], None]) -> None:
+    """Bring metrics to where a checkpoint of this step left them, and tell what does not belong there."""
+    dropped = metrics.drop_after(step)
+    if dropped:
+        say(
+            f"note: {dropped} lines of {metrics.path}, damaged or of another run, were left out; the file as it was is "
+            "beside it"
+        )
 
 
 def _summed(line: bytes) -> bytes:

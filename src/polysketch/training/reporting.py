@@ -1,6 +1,7 @@
 """What a run tells: metrics.jsonl, boards, the terminal, and the plot of the loss."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TextIO
 from polysketch import plotting, progress
 from polysketch.training.boards import Board, Boards
 from polysketch.training.metrics_file import MetricsFile
+from polysketch.training.run_folder import LoopFolder
 
 _SMOOTHED = 20
 _SECONDS_TO_KNOW_THE_SPEED = 20.0
@@ -19,21 +21,26 @@ class Reporter:
     """All that a run tells while it goes on.
 
     Args:
-        metrics: the file of metrics.
+        folder: of the run.
         steps: steps of the whole run.
         show: whether to write on stderr.
         boards: opens, for the number of steps made already, the boards that get the metrics too.
     """
 
     def __init__(
-        self, metrics: Path, steps: int, *, show: bool, boards: Callable[[int], Iterator[Board]] | None = None
+        self, folder: LoopFolder, steps: int, *, show: bool, boards: Callable[[int], Iterator[Board]] | None = None
     ) -> None:
-        self.metrics = MetricsFile(metrics)
+        self._folder = folder
         self._steps = steps
         self._show = show
         self._open_boards = boards or (lambda step: iter(()))
         self._progress = Progress(0, steps, enabled=show)
         self._boards = Boards(iter(()), self.say)
+
+    @functools.cached_property
+    def metrics(self) -> MetricsFile:
+        """The file of metrics; asked for once the run has its config.json, which names it."""
+        return self._folder.open_metrics()
 
     @contextlib.contextmanager
     def following(self, step: int) -> Iterator[None]:
@@ -67,8 +74,8 @@ class Reporter:
 class SilentReporter(Reporter):
     """Tells nothing: of several processes, one alone does."""
 
-    def __init__(self, metrics: Path) -> None:
-        super().__init__(metrics, steps=0, show=False)
+    def __init__(self, folder: LoopFolder) -> None:
+        super().__init__(folder, steps=0, show=False)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Nothing."""

@@ -14,6 +14,7 @@ from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import sealed, unsealed
 from polysketch.storage.sums import sha256_of
 from polysketch.training.checkpoint import find_checkpoint
+from polysketch.training.metrics_file import MetricsFile
 
 IDENTITY = "identity"
 """In config.json: what tells the run from others; see `options.identity_of`. Its checkpoints say the same."""
@@ -57,6 +58,10 @@ class LoopFolder:
         """sha256 of config.json, None where there is none."""
         return hashlib.sha256(self.config.read_bytes()).hexdigest() if self.config.is_file() else None
 
+    def open_metrics(self) -> MetricsFile:
+        """The file of metrics, whose lines say of which run they are; once config.json is written."""
+        return MetricsFile(self.metrics, self.identity())
+
     def require_own(self) -> None:
         """Refuse links in the place of what a loop writes: it would write where they point to.
 
@@ -92,8 +97,8 @@ class LoopFolder:
         disk.replace_file(self.config, json.dumps(sealed(config), indent=2).encode() + b"\n")
 
     def identity(self) -> str | None:
-        """What tells this run from others; None where an earlier version began it."""
-        return read_object(self.config).get(IDENTITY)
+        """What tells this run from others; None where an earlier version began it, or none is begun yet."""
+        return read_object(self.config).get(IDENTITY) if self.has_run() else None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.environment import describe_environment, resolve_device, resolve_dtype
 from polysketch.training.goal import Goal, facts_of
 from polysketch.training.masked_goal import MaskedTextGoal
-from polysketch.training.metrics_file import MetricsFile
+from polysketch.training.metrics_file import cut_back
 from polysketch.training.options import as_json, check_changes, flag, identity_of
 from polysketch.training.requirements import starting_checkpoint
 from polysketch.training.run_folder import IDENTITY, RunFolder
@@ -207,9 +207,7 @@ def lay_out(run: RunFolder, plan: Plan, start: Path | None, say: Say) -> None:
     step = -1 if start is None else checkpoint_step(start)
     for path in set_aside_after(run.checkpoints, step) if start is not None else []:
         say(f"note: later checkpoint set aside as {path}")
-    damaged = MetricsFile(run.metrics).drop_after(step)
-    if damaged:
-        say(f"note: {damaged} damaged lines of {run.metrics} were left out; the file as it was is beside it")
+    cut_back(run.open_metrics(), step, say)
 
 
 def _write_config(run: RunFolder, plan: Plan) -> None:

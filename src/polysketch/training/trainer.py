@@ -120,8 +120,8 @@ def _train_locked(run: RunFolder, plan: Plan, stop: StopRequests, show: bool, pr
 def _reporter(run: RunFolder, config: TrainingConfig, show: bool, processes: Processes) -> Reporter:
     """What tells of the run: one of the processes alone."""
     if not processes.is_first:
-        return SilentReporter(run.metrics)
-    return Reporter(run.metrics, config.steps, show=show, boards=lambda step: _boards(run, config, step))
+        return SilentReporter(run)
+    return Reporter(run, config.steps, show=show, boards=lambda step: _boards(run, config, step))
 
 
 def _boards(run: RunFolder, config: TrainingConfig, step: int) -> Iterator[Board]:

@@ -16,7 +16,6 @@ from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import open_task, verify_task
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
 from polysketch.training.manifest import listed, read_verified
-from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.requirements import require_folder
 from polysketch.training.run_folder import LoopFolder, RunFolder, require_own_tokenizer
 
@@ -127,7 +126,7 @@ def _of_conversion(folder: Path) -> Iterator[Check]:
 def _of_loop(run: LoopFolder) -> Iterator[Check]:
     """Metrics and checkpoints."""
     if run.metrics.is_file():
-        yield partial(_require_lines, run.metrics)
+        yield partial(_require_lines, run)
     for checkpoint in list_checkpoints(run.checkpoints):
         checks: list[Check] = [partial(_require_own, run, checkpoint), partial(listed, checkpoint)]
         checks += [partial(read_verified, checkpoint, name) for name in _readable(partial(listed, checkpoint)) or ()]
@@ -147,12 +146,13 @@ def _require_own(run: LoopFolder, checkpoint: Path) -> None:
     require_bound(checkpoint, load_state(checkpoint), run.identity())
 
 
-def _require_lines(path: Path) -> None:
-    """Every line of metrics is as it was written."""
-    damaged = MetricsFile(path).damaged()
+def _require_lines(run: LoopFolder) -> None:
+    """Every line of metrics is as it was written, and of this run."""
+    damaged = run.open_metrics().damaged()
     if damaged:
         raise ValueError(
-            f"{path}, line {damaged[0]}: expected a line of metrics as it was written, found another: damaged"
+            f"{run.metrics}, line {damaged[0]}: expected a line of this run's metrics as it was written, found "
+            "one that is damaged, or of another run"
         )
 
 

@@ -15,7 +15,6 @@ from polysketch.models import TransformerLM
 from polysketch.models.base import TokenModel
 from polysketch.models.fingerprint import weights_sha256
 from polysketch.training.loading import RunDescription
-from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 
 FORMAT = 1
@@ -58,7 +57,7 @@ def task_facts(model: TokenModel, description: RunDescription) -> dict[str, Any]
 
 def _facts_of_any(model: TokenModel, description: RunDescription, config: Mapping[str, Any]) -> dict[str, Any]:
     """What is known of every run."""
-    metrics = MetricsFile(RunFolder(description.folder).metrics)
+    metrics = RunFolder(description.folder).open_metrics()
     return {
         "format": FORMAT,
         "step": description.step,

@@ -26,7 +26,6 @@ from polysketch.storage import whole_folder
 from polysketch.storage.sums import require_sums
 from polysketch.training.checkpoint import Checkpoint, save_checkpoint
 from polysketch.training.environment import describe_environment
-from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.tensors import random_tensors
 
@@ -194,7 +193,7 @@ def _write(
     state = {"step": known.get("step", 0), "seconds": 0.0}
     save_checkpoint(run.checkpoints, Checkpoint(model.inner.state_dict(), {}, random_tensors(), state), keep=1)
     for line in known.get("metrics", {}).values():
-        MetricsFile(run.metrics).append(line)
+        run.open_metrics().append(line)
 
 
 def _run_config(model: PolysketchForCausalLM, known: dict[str, Any], data: PreparedData | None) -> dict[str, Any]:
