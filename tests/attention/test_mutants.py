@@ -309,8 +309,8 @@ MUTANTS = {
     ),
     "performer: redrawn from the global generator": Mutant(
         PerformerFeatures.resample,
-        "self._draw_from_seed(int(self.next_seed))",
-        "self._draw(torch.default_generator)",
+        "begin_draw(int(self.next_seed), self.next_seed)",
+        "torch.default_generator",
         (performer_features.test_a_seed_gives_the_function_and_each_redraw_another,),
     ),
     "focused: norms over the channels of one head": Mutant(

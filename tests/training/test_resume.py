@@ -119,6 +119,24 @@ def test_it_ends_the_same_when_training_draws_random_numbers(
     assert_same_outcome(config.out, expected)
 
 
+def test_it_ends_the_same_when_a_random_sketch_is_redrawn(
+    disk, make_config, tmp_path, left_alone, assert_same_outcome, outcome
+):
+    """As below; the sketch's seed comes from the run's."""
+    options = {"sketch_size": 8, "local_chunk": 8, "learned": False}
+    changes = {"attention": "polysketch-paper", "steps": 8}
+    fixed = train(make_config(out=tmp_path / "fixed", attention_options=options, **changes), progress=False).folder
+    changes["attention_options"] = {**options, "redraw_interval": 3}
+    expected = left_alone(**changes)
+    drawn, kept = (outcome(run)["tensors"] for run in (expected, fixed))
+    assert any("next_seed" in name for name in drawn)
+    assert not any("next_seed" in name for name in kept)
+    (buffer,) = (name for name in kept if name.endswith("matrices_0"))
+    assert not torch.equal(drawn[buffer], kept[buffer])
+    count = operations_of_a_run(disk, make_config(out=tmp_path / "counted", **changes))
+    check_killed_runs(disk, make_config(**changes), expected, range(60, count, count // 2), assert_same_outcome)
+
+
 def test_it_ends_the_same_when_features_are_redrawn_between_and_after_checkpoints(
     disk, make_config, tmp_path, left_alone, assert_same_outcome, outcome
 ):

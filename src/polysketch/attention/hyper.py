@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.kept_tokens import AllTokensAttention
-from polysketch.feature_maps.random_sketch import draw_normal_
+from polysketch.feature_maps.draws import draw_normal_
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.hyper import check_capping, check_hyperplanes, check_options
 

@@ -12,7 +12,7 @@ from polysketch.attention.heavy_state import HeavyState, Tokens
 from polysketch.attention.linearized import widened
 from polysketch.attention.polysketch_paper import PolysketchPaperAttention
 from polysketch.attention.span_state import SpanState
-from polysketch.feature_maps.random_sketch import draw_normal_
+from polysketch.feature_maps.draws import draw_normal_
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes
 

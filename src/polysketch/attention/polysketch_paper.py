@@ -11,6 +11,7 @@ from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
+from polysketch.feature_maps.draws import seed_or_default
 from polysketch.ops.arguments import check_at_least_one
 
 _FEW_NUMBERS = 4096
@@ -44,6 +45,8 @@ class PolysketchPaperAttention(LinearizedAttention):
         decay_gate: decay the sketched weights by a gate on the layer's input (`DecayGate`); needs `hidden_size`. With a
             local part it brings gains spread over the heads.
         hidden_size: width of the layer's input, for the gate.
+        redraw_interval: training steps between draws of the random sketch; None keeps the first. Needs learned=False.
+            What decodes from a state of before a draw would mix features: start a new state.
 
     Raises:
         TypeError: an option of another type.
@@ -72,13 +75,17 @@ class PolysketchPaperAttention(LinearizedAttention):
         prefix_gain: float | tuple[float, ...] | None = None,
         decay_gate: bool = False,
         hidden_size: int | None = None,
+        redraw_interval: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
+        _check_redraws(redraw_interval, learned)
         _check_options(degree, learned, projection, local_chunk, prefix_gain, decay_gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
         sketch: type[LearnedSketch | RandomSketch] = LearnedSketch if learned else PROJECTIONS[projection]
+        self.redraw_interval = redraw_interval
+        seed = {} if redraw_interval is None else {"seed": seed_or_default(None)}
         self.feature_map = sketch(
-            head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share
+            head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=self.num_kv_heads, share=share, **seed
         )
         needs_norm = local_chunk is not None or not learned
         self.query_norm = head_norm(head_dim) if needs_norm else None
@@ -95,7 +102,7 @@ class PolysketchPaperAttention(LinearizedAttention):
             "projection": projection,
         }
         self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain}
-        self._options |= {"decay_gate": decay_gate}
+        self._options |= {"decay_gate": decay_gate, "redraw_interval": redraw_interval}
 
     def why_not_blocks(self, block_size: int) -> str | None:
         """As `Mechanism.why_not_blocks`: not with a gate, and blocks and local chunks must not cut one another."""
@@ -232,6 +239,14 @@ def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
         return norm(x)
     variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
     return torch.addcmul(norm.bias, (x - mean).mul_(torch.rsqrt(variance + norm.eps)), norm.weight)
+
+
+def _check_redraws(redraw_interval: int | None, learned: bool) -> None:
+    """Refuse draws of what is not drawn."""
+    if redraw_interval is not None:
+        check_at_least_one(redraw_interval=redraw_interval)
+        if learned:
+            raise ValueError(f"redraw_interval={redraw_interval} is for the random sketch: it needs learned=False")
 
 
 def _check_options(

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from polysketch.feature_maps.random_sketch import RandomSketch, draw_normal_
+from polysketch.feature_maps.draws import draw_normal_
+from polysketch.feature_maps.random_sketch import RandomSketch
 
 
 class GaussianSketch(RandomSketch):
@@ -16,8 +17,8 @@ class GaussianSketch(RandomSketch):
     At degree 2 phi is x itself and the weight exact. Published code divides by r where the paper has sqrt(r): its
     weights are r^2 too small; here the paper holds.
 
-    The matrices are buffers: fixed, saved with the model, drawn from PyTorch's default generator. Arguments and errors
-    are those of `RandomSketch`.
+    The matrices are buffers: fixed, saved with the model, drawn from PyTorch's default generator or from a seed.
+    Arguments and errors are those of `RandomSketch`.
 
     Cost: (degree / 2) head_dim r + (degree / 2 - 2) r^2 multiply-adds a token and head.
     """
@@ -27,8 +28,8 @@ class GaussianSketch(RandomSketch):
         sketch_size = self.feature_dim
         self.register_buffer(f"matrices_{level}", torch.empty(self.num_maps, nodes, width, sketch_size))
 
-    def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw all matrices anew: from `generator`, on its device, or from the default one."""
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Fill all matrices."""
         for level in range(self.num_levels):
             draw_normal_(self.matrices(level), generator)
 

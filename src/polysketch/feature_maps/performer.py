@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polysketch.feature_maps.base import FeatureMap
+from polysketch.feature_maps.draws import begin_draw, seed_or_default
 from polysketch.ops.arguments import check_at_least_one
 
 _SOFTMAX_EPSILON = 1e-6
@@ -15,7 +16,6 @@ _RELU_EPSILON = 1e-3
 _LARGEST_EXPONENT = 40.0
 # With more, 1e-6 exp(-c) and the features of typical keys would be below the smallest float32, exp(-87).
 _LARGEST_CONSTANT = 60.0
-_SEEDS = 2**63 - 1
 
 
 class PerformerFeatures(FeatureMap):
@@ -81,7 +81,7 @@ class PerformerFeatures(FeatureMap):
         self.register_buffer("weight", torch.empty(num_features, head_dim))
         self.register_buffer("key_constant", torch.empty(()))
         self.register_buffer("next_seed", torch.empty((), dtype=torch.int64))
-        self._draw_from_seed(_default_seed() if seed is None else _checked_seed(seed))
+        self._draw(begin_draw(seed_or_default(seed), self.next_seed))
 
     def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw W anew: from `generator`, or, without one, the next draw of the map's own seed.
@@ -89,10 +89,7 @@ class PerformerFeatures(FeatureMap):
         Called every so many steps without a generator it is a schedule: the k-th draw depends on the seed and k alone,
         and continues after a reload. A decoding state of before has sums of other features: start a new one.
         """
-        if generator is None:
-            self._draw_from_seed(int(self.next_seed))
-        else:
-            self._draw(generator)
+        self._draw(begin_draw(int(self.next_seed), self.next_seed) if generator is None else generator)
 
     def map_queries(self, x: Tensor) -> Tensor:
         """phi with each query's own constant."""
@@ -140,11 +137,6 @@ class PerformerFeatures(FeatureMap):
             scaled = x.to(dtype) * self.head_dim**-0.25
             return scaled @ self.weight.to(dtype).mT, scaled
 
-    def _draw_from_seed(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.next_seed.copy_(torch.randint(_SEEDS, (), generator=generator))
-        self._draw(generator)
-
     @torch.no_grad()
     def _draw(self, generator: torch.Generator) -> None:
         draw = orthogonal_rows if self.orthogonal else gaussian_rows
@@ -187,15 +179,3 @@ PERFORMER_KINDS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = 
     "softmax": _softmax_features,
     "relu": _relu_features,
 }
-
-
-def _default_seed() -> int:
-    return int(torch.randint(_SEEDS, (), device="cpu"))
-
-
-def _checked_seed(seed: int) -> int:
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise TypeError(f"seed must be an integer or None, got {seed!r}")
-    if not 0 <= seed <= _SEEDS:
-        raise ValueError(f"seed must be from 0 to {_SEEDS}, got {seed}")
-    return seed

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.feature_maps.base import FeatureMap
-from polysketch.feature_maps.random_sketch import draw_normal_
+from polysketch.feature_maps.draws import draw_normal_
 from polysketch.ops.arguments import check_at_least_one
 
 

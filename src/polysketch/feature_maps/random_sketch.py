@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.feature_maps.base import FeatureMap, check_sketch_degree
+from polysketch.feature_maps.draws import begin_draw, seed_or_default
 from polysketch.ops.arguments import check_at_least_one
 
 
@@ -11,7 +12,7 @@ class RandomSketch(FeatureMap):
     """S(A, 1) = A,  S(A, p) = sqrt(1/r) (S(A, p/2) G1) * (S'(A, p/2) G2),  phi(x) = S(x, degree / 2), * entrywise.
 
     A subclass says what the random projections G are: `allocate` makes the buffers of one level of the recursion,
-    `resample` fills them, `project` multiplies with them. phi is x itself at degree 2.
+    `draw` fills them, `project` multiplies with them. phi is x itself at degree 2.
 
     Args:
         head_dim: width of one head.
@@ -19,15 +20,19 @@ class RandomSketch(FeatureMap):
         sketch_size: r, the number of features (head_dim at degree 2).
         num_kv_heads: key and value heads.
         share: "layer", one sketch for all heads, or "head", one for every key/value head.
+        seed: of the first draw and all after it. The seed of the next draw is a buffer then, saved with the rest, so
+            that a reloaded sketch is drawn anew alike. None takes each draw from PyTorch's default generator.
 
     Attributes:
         num_levels: of the recursion; 0 at degree 2.
 
     Raises:
-        ValueError: a degree that is no power of two, or a size below one.
+        TypeError: a seed that is no integer.
+        ValueError: a degree that is no power of two, a size below one, or a seed below 0.
     """
 
     power = 2
+    next_seed: Tensor | None
 
     def __init__(
         self,
@@ -37,6 +42,7 @@ class RandomSketch(FeatureMap):
         sketch_size: int = 32,
         num_kv_heads: int = 1,
         share: str = "layer",
+        seed: int | None = None,
     ) -> None:
         super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
         check_sketch_degree(degree, smallest=2)
@@ -49,10 +55,26 @@ class RandomSketch(FeatureMap):
             self.allocate(self.num_levels, nodes, width)
             self.num_levels += 1
             nodes, width = nodes // 2, sketch_size
+        first = None if seed is None else torch.tensor(seed_or_default(seed), device="cpu")
+        self.register_buffer("next_seed", first)
         self.resample()
+
+    @torch.no_grad()
+    def resample(self, generator: torch.Generator | None = None) -> None:
+        """Draw all projections anew: from `generator`, on its device, or the next draw of the sketch's own seed.
+
+        Without either, from PyTorch's default generator. A decoding state of before has sums of other features.
+        """
+        if generator is None and self.next_seed is not None:
+            generator = begin_draw(int(self.next_seed), self.next_seed)
+        self.draw(generator)
 
     def allocate(self, level: int, nodes: int, width: int) -> None:
         """Register the buffers of the projections, width -> sketch_size, of `nodes` nodes; leaves are level 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no projections")
+
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Fill the buffers of all levels: from `generator`, or from PyTorch's default one."""
         raise NotImplementedError(f"{type(self).__name__} has no projections")
 
     def project(self, values: list[Tensor], level: int) -> list[Tensor]:
@@ -70,17 +92,3 @@ class RandomSketch(FeatureMap):
             projected = self.project(values, level)
             values = [left * right for left, right in zip(projected[::2], projected[1::2], strict=True)]
         return values[0].flatten(1, 2)
-
-
-def draw_normal_(buffer: Tensor, generator: torch.Generator | None) -> None:
-    """Fill with unit normals: from `generator`, on its device, or from the default one."""
-    if generator is None:
-        buffer.normal_()
-        return
-    buffer.copy_(torch.randn(buffer.shape, generator=generator, device=generator.device))
-
-
-def draw_below_(buffer: Tensor, bound: int, generator: torch.Generator | None) -> None:
-    """Fill with uniform whole numbers from 0 to bound - 1: from `generator`, on its device, or from the default one."""
-    device = buffer.device if generator is None else generator.device
-    buffer.copy_(torch.randint(bound, buffer.shape, generator=generator, device=device))

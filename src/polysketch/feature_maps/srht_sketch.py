@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from polysketch.feature_maps.random_sketch import RandomSketch, draw_below_
+from polysketch.feature_maps.draws import draw_below_
+from polysketch.feature_maps.random_sketch import RandomSketch
 from polysketch.ops import hadamard_transform
 
 
@@ -19,8 +20,8 @@ class SRHTSketch(RandomSketch):
     degree 4 a smaller one than of Gaussian matrices; its square is biased up by the variance. The paper's first version
     also samples the leaves once more by r^(-1/2) D Had P; here, as in Algorithm 1, they are the vectors themselves.
 
-    Signs and columns are buffers: fixed, saved with the model, drawn from PyTorch's default generator. Arguments and
-    errors are those of `RandomSketch`.
+    Signs and columns are buffers: fixed, saved with the model, drawn from PyTorch's default generator or from a seed.
+    Arguments and errors are those of `RandomSketch`.
 
     Cost: (degree / 2) h log2(h) + (degree / 2 - 2) r log2(r) additions a token and head, h and r padded.
     """
@@ -32,8 +33,8 @@ class SRHTSketch(RandomSketch):
         columns = torch.empty(self.num_maps, nodes, self.feature_dim, dtype=torch.int64)
         self.register_buffer(f"columns_{level}", columns)
 
-    def resample(self, generator: torch.Generator | None = None) -> None:
-        """Draw all signs and columns anew: from `generator`, on its device, or from the default one."""
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Fill all signs and columns."""
         for level in range(self.num_levels):
             signs = self.signs(level)
             draw_below_(signs, 2, generator)
