@@ -180,6 +180,8 @@ def _become(words: Mapping[str, Any]) -> NoReturn:
     except BaseException:  # noqa: BLE001  (as Python does at the end of a process)
         sys.excepthook(*sys.exc_info())
     finally:
+        with contextlib.suppress(KeyboardInterrupt):  # of a second Ctrl-C, which comes when all is done
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -63,3 +63,45 @@ def test_the_leftover_of_a_killed_process_makes_way(tmp_path):
         write_into(temporary)
     assert sorted(os.listdir(tmp_path)) == ["out"]
     assert sorted(os.listdir(tmp_path / "out")) == ["deep", "file"]
+
+
+def test_what_is_left_of_a_clean_up_that_is_killed_makes_way(tmp_path, monkeypatch):
+    """Ctrl-C, then a kill before each deletion that comes of it: the same command can be given again."""
+
+    class Killed(BaseException):
+        pass
+
+    left = 0
+
+    def counted(delete):
+        def deleting(*arguments, **options):
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left -= 1
+            return delete(*arguments, **options)
+
+        return deleting
+
+    def interrupted() -> None:
+        with whole_folder(tmp_path / "out") as temporary:
+            write_into(temporary)
+            for number in range(9):
+                (temporary / f"{number}").write_text("content")
+            raise KeyboardInterrupt
+
+    kills = 0
+    while True:
+        with monkeypatch.context() as patched:
+            left = kills
+            for name in ("unlink", "rmdir"):
+                patched.setattr(os, name, counted(getattr(os, name)))
+            with pytest.raises((KeyboardInterrupt, Killed)) as ended:
+                interrupted()
+        if ended.type is KeyboardInterrupt:
+            break
+        kills += 1
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert list(tmp_path.iterdir()) == [], f"killed before deletion {kills}"
+    assert kills >= 14, "eleven files, a lock and three folders"

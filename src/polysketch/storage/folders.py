@@ -53,7 +53,7 @@ def whole_folder(out: Path, *, record: str | None = None, sums: bool = False) ->
         except BaseException as error:
             kept = _is_recorded(temporary, record)
             if not kept:
-                shutil.rmtree(temporary, ignore_errors=True)
+                _remove(temporary)
             if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise OSError(error.errno, _disk_full(out, temporary if kept else None)) from error
             raise
@@ -86,10 +86,25 @@ def _claimed(temporary: Path, record: str | None) -> Iterator[None]:
         except RuntimeError as error:
             raise FileExistsError(f"expected no other process at work on the same folder: {error}") from error
         if not _is_recorded(temporary, record):
-            for path in temporary.iterdir():
-                if path.name != LOCK_FILE:
-                    disk.delete_tree(path)
+            for path in _contents(temporary):
+                disk.delete_tree(path)
         yield
+
+
+def _contents(temporary: Path) -> list[Path]:
+    """All but the lock, by which a temporary folder is known as ours."""
+    return [path for path in temporary.iterdir() if path.name != LOCK_FILE]
+
+
+def _remove(temporary: Path) -> None:
+    """Delete the folder as far as can be: the lock last, so that a kill meanwhile leaves what the next one may take."""
+    if not temporary.exists():  # it has its name, and what failed came after
+        return
+    for path in _contents(temporary):
+        with contextlib.suppress(OSError):
+            disk.delete_tree(path)
+    if not _contents(temporary):
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_recorded(temporary: Path, record: str | None) -> bool:
