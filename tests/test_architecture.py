@@ -7,11 +7,10 @@ import ast
 import keyword
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 from polysketch.extras import EXTRA_OF
 
@@ -160,6 +159,22 @@ def our_packages() -> set[str]:
     return {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
 
+def of_every_file(check: Callable[[Path], None]) -> Callable[[], None]:
+    """One test of all files, which names each that fails: a test of its own for each costs more than it computes."""
+
+    def test() -> None:
+        failed = {}
+        for file in source_files():
+            try:
+                check(file)
+            except AssertionError as error:
+                failed[name_of(file)] = str(error)
+        assert failed == {}
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
+
+
 def test_every_module_can_be_imported_by_statement():
     """No file has the name of a word of Python's."""
     parts = {part for file in source_files() for part in file.relative_to(SOURCE).with_suffix("").parts}
@@ -184,7 +199,7 @@ def test_the_table_has_an_order():
         earlier.add(package)
 
 
-@pytest.mark.parametrize("file", source_files(), ids=name_of)
+@of_every_file
 def test_imports_follow_the_table_of_the_design(file):
     """Downwards only; files of polysketch itself may import the packages for re-export, but not the command line."""
     package = package_of(file)
@@ -200,7 +215,7 @@ def test_the_parts_of_the_command_line_import_each_other_in_an_order():
     TopologicalSorter({module: found & imports.keys() - {module} for module, found in imports.items()}).prepare()
 
 
-@pytest.mark.parametrize("file", source_files(), ids=name_of)
+@of_every_file
 def test_third_party_libraries_are_imported_by_their_owners_only(file):
     """Whatever is not of the standard library, not torch and not numpy needs an owner."""
     roots = {module.partition(".")[0] for module in imported_modules(file)}
@@ -209,7 +224,7 @@ def test_third_party_libraries_are_imported_by_their_owners_only(file):
         assert package_of(file) in OWNERS[root], f"{root} belongs to {OWNERS[root]}"
 
 
-@pytest.mark.parametrize("file", source_files(), ids=name_of)
+@of_every_file
 def test_nothing_is_ever_unpickled(file):
     """No pickle, no torch.load, no numpy.load with pickles: a checkpoint from a stranger must not run code."""
     assert not {module.partition(".")[0] for module in imported_modules(file)} & UNPICKLERS
@@ -238,7 +253,7 @@ def modules_of_the_base_installation() -> list[str]:
     return modules
 
 
-@pytest.mark.parametrize("file", source_files(), ids=name_of)
+@of_every_file
 def test_only_programs_import_triton_at_module_level(file):
     """They lie in folders of that name beside their launchers, which import them where they launch."""
     body = syntax_of(file).body

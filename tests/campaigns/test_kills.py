@@ -61,7 +61,7 @@ def test_a_run_of_four_of_which_one_or_all_are_stopped_ends_as_one_left_alone(at
     ("planted", "how", "message"),
     [
         ("no_sync", "POWER", "no config.json"),
-        ("early_name", "KILL", "manifest.json"),
+        pytest.param("early_name", "KILL", "manifest.json", marks=pytest.mark.full),
         pytest.param("metrics_twice", "KILL", "metrics of steps", marks=pytest.mark.full),
     ],
 )

@@ -51,7 +51,9 @@ LONG = (
     "huggingface.md",
     "own-loop.md",
     "vision.md",
-)  # two minutes together; the README prepares, trains, evaluates and generates
+    "training.md",
+    "generation.md",
+)  # three minutes together; the README prepares, trains, evaluates and generates
 
 
 # PyTorch's own, as it reads its formulas of forward mode for the first time.
