@@ -139,7 +139,7 @@ CASES = [
     polysketch(norm_scale=0.17),
     polysketch(prefix_gain=0.5, kv_heads=2),
     polysketch(prefix_gain=0.5, learned=False),
-    polysketch(prefix_gain=0.5, share="head", kv_heads=2),
+    polysketch(prefix_gain=0.5, share="head", kv_heads=2, sketch_expansion=3),
     polysketch(prefix_gain=0.5, learned=False, share="head", degree=8, kv_heads=2),
     polysketch(local_chunk=None),
     polysketch(local_chunk=None, learned=False, kv_heads=2),

@@ -16,7 +16,11 @@ def test_the_options_of_a_mechanism_are_its_constructors_own():
     assert attention.option_names("softmax") == ()
     assert attention.option_names("polynomial") == ("degree",)
     expected = {"degree", "sketch_size", "learned", "projection", "local_chunk", "share", "prefix_gain", "decay_gate"}
-    assert set(attention.option_names("polysketch-paper")) == expected | {"hidden_size", "redraw_interval"}
+    assert set(attention.option_names("polysketch-paper")) == expected | {
+        "hidden_size",
+        "sketch_expansion",
+        "redraw_interval",
+    }
 
 
 @pytest.mark.parametrize(("name", "meant"), [("polysketch-paper", "decay_gate"), ("polarity", "output_gate")])

@@ -76,3 +76,8 @@ def test_an_interval_is_a_positive_integer(interval, error):
 def test_a_learned_sketch_is_not_drawn():
     with pytest.raises(ValueError, match="redraw_interval=5 is for the random sketch: it needs learned=False"):
         build(redraw_interval=5, learned=True)
+
+
+def test_networks_of_a_sketch_that_is_not_learned_are_refused():
+    with pytest.raises(ValueError, match="sketch_expansion=4 is for the learned sketch: it needs learned=True"):
+        build(sketch_expansion=4)

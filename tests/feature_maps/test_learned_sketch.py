@@ -17,19 +17,24 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sketch_networks.chunked._PIECE_ROWS, "cpu", 7)
 
 
-def build(degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim: int = 6) -> LearnedSketch:
+def build(
+    degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim: int = 6, expansion: int = 8
+) -> LearnedSketch:
     torch.manual_seed(0)
-    sketch = LearnedSketch(head_dim, degree=degree, sketch_size=sketch_size, num_kv_heads=2, share=share).double()
+    sizes = {"degree": degree, "sketch_size": sketch_size, "num_kv_heads": 2, "expansion": expansion}
+    sketch = LearnedSketch(head_dim, **sizes, share=share).double()
     for parameter in sketch.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     return sketch
 
 
-@pytest.mark.parametrize("share", ["layer", "head"])
-@pytest.mark.parametrize("degree", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("degree", "share", "expansion"),
+    [(4, "layer", 8), (4, "head", 1), (8, "layer", 3), (8, "head", 8), (16, "layer", 8), (16, "head", 13)],
+)
 @pytest.mark.usefixtures("small_pieces")
-def test_features_and_gradients_are_those_of_the_formula(degree: int, share: str):
-    sketch = build(degree, share)
+def test_features_and_gradients_are_those_of_the_formula(degree: int, share: str, expansion: int):
+    sketch = build(degree, share, expansion=expansion)
     x = torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(3, 4, 5, 5, dtype=torch.float64)
     of_networks = [weight for network in sketch.networks for weight in network.weights()]
@@ -57,9 +62,9 @@ def test_the_definition_multiplies_two_networks_and_bounds_them_at_degree_4():
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
-@pytest.mark.parametrize(("leaves", "maps"), [(2, 1), (2, 2), (4, 1)])
-def test_the_native_backend_is_the_definition_with_its_gradients(leaves: int, maps: int):
-    sketch = build(2 * leaves, "head" if maps == 2 else "layer").float()
+@pytest.mark.parametrize(("leaves", "maps", "expansion"), [(2, 1, 8), (2, 2, 8), (4, 1, 8), (2, 1, 1), (4, 2, 13)])
+def test_the_native_backend_is_the_definition_with_its_gradients(leaves: int, maps: int, expansion: int):
+    sketch = build(2 * leaves, "head" if maps == 2 else "layer", expansion=expansion).float()
     weights = [weight for network in sketch.networks for weight in network.weights()]
     x = torch.randn(3, 4, 45, 6, requires_grad=True)
     results = []
@@ -106,6 +111,23 @@ def test_degree_four_has_the_parameters_of_the_paper(head_dim: int, sketch_size:
     norms = 2 * (2 * head_dim + 2 * sketch_size)
     assert sum(parameter.numel() for parameter in sketch.parameters()) == linears + norms
     assert sum(parameter.numel() for parameter in sketch.parameters() if parameter.dim() == 2) == linears
+
+
+@pytest.mark.parametrize("expansion", [1, 4, 8])
+def test_parameters_and_operations_are_in_proportion_to_the_expansion(expansion: int):
+    sketch, x = build(expansion=expansion), torch.randn(2, 2, 7, 6, dtype=torch.float64)
+    products = expansion * (2 * 6 * 5 + 6 * 5**2)
+    assert sum(parameter.numel() for parameter in sketch.parameters() if parameter.dim() == 2) == products
+    with FlopCounterMode(display=False) as counted:
+        sketch.map(x)
+    assert counted.get_total_flops() == 2 * products * (2 * 2 * 7)
+
+
+def test_an_expansion_is_a_positive_integer():
+    with pytest.raises(ValueError, match="expansion must be"):
+        LearnedSketch(8, expansion=0)
+    with pytest.raises(TypeError, match="expansion must be"):
+        LearnedSketch(8, expansion=2.0)
 
 
 @pytest.mark.parametrize("degree", [4, 8, 16])

@@ -40,6 +40,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
     Args:
         num_heads, head_dim, num_kv_heads, degree, sketch_size, learned, projection, share, prefix_gain: as for
             `PolysketchPaperAttention`. There is no gate: heavy entries would need the decay of every pair.
+        sketch_expansion: as there.
         local_chunk: tokens of a chunk with exact weights; candidates lie outside it, so it cannot be None.
         heavy_size: candidates of a query; 2 heavy_size without `causal`.
         hash_bits: hyperplanes, 1 to 16. More make buckets more selective, and the state larger.
@@ -78,6 +79,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         local_chunk: int = 1024,
         share: Literal["layer", "head"] = "layer",
         prefix_gain: float | tuple[float, ...] | None = None,
+        sketch_expansion: int = 8,
         heavy_size: int = 64,
         hash_bits: int = 6,
     ) -> None:
@@ -93,6 +95,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
             local_chunk=local_chunk,
             share=share,
             prefix_gain=prefix_gain,
+            sketch_expansion=sketch_expansion,
         )
         self.heavy_size = heavy_size
         self.register_buffer("hyperplanes", torch.empty(head_dim, hash_bits))

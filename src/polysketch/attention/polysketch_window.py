@@ -16,7 +16,7 @@ from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch, S
 from polysketch.ops.arguments import check_at_least_one
 
 _TINY = 1e-30  # beside a mass of float32: what no token has
-_SKETCHES = {"learned": LearnedSketch, "random": GaussianSketch}
+_SKETCHES: dict[str, type[LearnedSketch] | type[GaussianSketch]] = {"learned": LearnedSketch, "random": GaussianSketch}
 FEATURES = ("codes", *_SKETCHES)
 
 

@@ -10,24 +10,24 @@ from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.learned_sketch import learned_sketch
 
-_EXPANSION = 8
 _FEW_ROWS = 256
 _NORM_EPSILON = 1e-5  # also in ops.learned_sketch
 
 
 class SketchNetwork(nn.Module):
-    """f: LN -> Linear(8 r) -> tanh-GELU -> Linear(r) -> LN -> Linear(8 r) -> tanh-GELU -> Linear(r); no linear biases.
+    """f: LN -> Linear(e r) -> tanh-GELU -> Linear(r) -> LN -> Linear(e r) -> tanh-GELU -> Linear(r); no linear biases.
 
     It holds the parameters; `ops.learned_sketch` computes with them.
 
     Args:
         inputs: width of the input.
         sketch_size: r.
+        expansion: e, hidden units for each feature.
     """
 
-    def __init__(self, inputs: int, sketch_size: int) -> None:
+    def __init__(self, inputs: int, sketch_size: int, expansion: int = 8) -> None:
         super().__init__()
-        hidden = _EXPANSION * sketch_size
+        hidden = expansion * sketch_size
         self.input_norm = nn.LayerNorm(inputs, eps=_NORM_EPSILON)
         self.input_up = nn.Linear(inputs, hidden, bias=False)
         self.input_down = nn.Linear(hidden, sketch_size, bias=False)
@@ -54,8 +54,8 @@ class LearnedSketch(FeatureMap):
         L(A, 1) = A,    L(A, p) = sqrt(r) tanh(sqrt(1/r) f1(L(A, p/2)) * f2(L'(A, p/2))),    phi(x) = L(x, degree / 2)
 
     with f as in `SketchNetwork`, `degree - 2` networks in all. |phi_i| <= sqrt(r), so a weight is at most r^4. It
-    takes queries and keys before any layer norm, for each network begins with its own. Hidden activations, 8 r wide,
-    are made for some rows at a time and recomputed in backward.
+    takes queries and keys before any layer norm, for each network begins with its own. Hidden activations, 8 r wide
+    as the paper has them, are made for some rows at a time and recomputed in backward.
 
     Args:
         head_dim: width of one head.
@@ -63,11 +63,12 @@ class LearnedSketch(FeatureMap):
         sketch_size: r, the number of features.
         num_kv_heads: key and value heads.
         share: "layer", as in the paper, or "head", networks for every key/value head.
+        expansion: e, hidden units of a network for each feature; 8 in the paper. Time and parameters are in proportion.
 
     Raises:
         ValueError: a degree that is no power of two from 4 on (at 2 there is nothing to learn), or a size below one.
 
-    Cost: at degree 4, 16 head_dim r + 48 r^2 multiply-adds a token and head, as many parameters, and norms.
+    Cost: at degree 4, e (2 head_dim r + 6 r^2) multiply-adds a token and head, as many parameters, and norms.
     """
 
     power = 2
@@ -80,15 +81,16 @@ class LearnedSketch(FeatureMap):
         sketch_size: int = 32,
         num_kv_heads: int = 1,
         share: str = "layer",
+        expansion: int = 8,
     ) -> None:
         super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
         check_sketch_degree(degree, smallest=4)
-        check_at_least_one(sketch_size=sketch_size)
+        check_at_least_one(sketch_size=sketch_size, expansion=expansion)
         self.degree = degree
         self.feature_dim = sketch_size
         leaves = degree // 2
         inputs = [head_dim] * leaves + [sketch_size] * (leaves - 2)
-        self.networks = nn.ModuleList(SketchNetwork(width, sketch_size) for width in inputs * self.num_maps)
+        self.networks = nn.ModuleList(SketchNetwork(width, sketch_size, expansion) for width in inputs * self.num_maps)
 
     def map_both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Both in one call where they are few, as in decoding: then calls cost more than they compute."""

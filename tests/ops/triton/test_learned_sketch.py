@@ -41,10 +41,11 @@ def resident(small_blocks, monkeypatch):
         yield
 
 
-def case(degree, share, shape, size, seed=0):
+def case(degree, share, shape, size, seed=0, expansion=8):
     """x, weights none of which is zero or one, the number of leaves, a gradient of the features."""
     torch.manual_seed(seed)
-    sketch = LearnedSketch(shape[3], degree=degree, sketch_size=size, num_kv_heads=2, share=share)
+    sizes = {"degree": degree, "sketch_size": size, "expansion": expansion}
+    sketch = LearnedSketch(shape[3], **sizes, num_kv_heads=2, share=share)
     weights = [weight.detach() + 0.1 * torch.randn_like(weight) for one in sketch.networks for weight in one.weights()]
     return torch.randn(shape), weights, degree // 2, torch.randn(*shape[:3], size)
 
@@ -81,12 +82,20 @@ def test_features_and_gradients_agree_with_the_formula_in_float64(degree, share,
     assert max(relative_errors(*case(degree, share, shape, size))) < 1e-5 * degree
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("expansion", "size"), [(1, 3), (3, 7)])
+def test_networks_may_have_any_number_of_hidden_units(expansion, size):
+    assert max(relative_errors(*case(4, "layer", (1, 2, 9, 12), size, expansion=expansion))) < 4e-5
+
+
 @pytest.mark.usefixtures("resident")
 @pytest.mark.parametrize(
     ("degree", "share", "shape", "size"), [(4, "head", (1, 2, 37, 20), 6), (8, "layer", (1, 1, 33, 16), 4)]
 )
 def test_resident_weights_change_nothing(degree, share, shape, size):
-    assert max(relative_errors(*case(degree, share, shape, size))) < 1e-5 * degree
+    assert (
+        max(relative_errors(*case(degree, share, shape, size, expansion=7 if share == "head" else 8))) < 1e-5 * degree
+    )
 
 
 def test_the_shipped_configurations_agree_with_the_formula():
