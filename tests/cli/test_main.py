@@ -6,12 +6,15 @@ import subprocess
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import polysketch
 from polysketch import cli
 from polysketch.cli import main
+from polysketch.studies.finished import Stopped, require_finished
+from polysketch.training import TrainingResult
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,21 @@ def test_an_interrupt_is_status_130(capsys, stand_in_verb):
     assert capsys.readouterr().err == "polysketch: interrupted\n"
 
 
+@pytest.mark.parametrize(("number", "status"), [(None, 130), (2, 130), (15, 143)])
+def test_work_of_several_runs_ends_with_the_status_of_the_signal_that_stopped_one(
+    capsys, stand_in_verb, number, status
+):
+    result = TrainingResult(Path("run"), 3, "time" if number is None else "signal", number)
+    with pytest.raises(Stopped) as stopped:
+        require_finished(result)
+    assert main(stand_in_verb(stopped.value)) == status
+    assert capsys.readouterr().err == "polysketch: interrupted\n"
+
+
+def test_what_is_finished_is_gone_on_with():
+    require_finished(TrainingResult(Path("run"), 3, "finished"))
+
+
 NO_EXTRAS = """
 import sys
 class Blocker:
@@ -156,6 +174,8 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocker())
 from polysketch.cli import main
+from polysketch.studies.finished import Stopped, require_finished
+from polysketch.training import TrainingResult
 sys.exit(main(sys.argv[1:]))
 """
 

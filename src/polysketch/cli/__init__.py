@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polysketch import __version__
+from polysketch.cli import exit_status
 from polysketch.cli.bounds import check_numbers
 from polysketch.cli.help import asks_for_help, help_of
 from polysketch.cli.memory_message import memory_message
@@ -95,8 +96,8 @@ def _run_reporting(verb: str, arguments: list[str], *, traceback: bool) -> int:
     """Run a verb; turn a known failure into one line and an exit status, unless the whole traceback is wanted."""
     try:
         return _run_verb(verb, arguments)
-    except KeyboardInterrupt:
-        return _fail("interrupted", status=130)
+    except KeyboardInterrupt as stop:  # Ctrl-C, or a signal that work of several runs was asked to stop by
+        return _fail("interrupted", status=exit_status.of_signal(getattr(stop, "signal_number", None)))
     except BrokenPipeError:
         return _leave_broken_pipe()
     except ToldByAnother:

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from polysketch.cli import exit_status
 from polysketch.cli.attention_options import parse_attention_options
 from polysketch.cli.next_command import next_command
 from polysketch.conversion import ConversionConfig
 
 __all__ = ["ConvertFlags", "run"]
-
-_SIGNAL_STATUS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ def run(flags: ConvertFlags) -> int:
         )
     if flags.json:
         print(json.dumps(result.report))
-    return 0 if result.stopped_by != "signal" else _SIGNAL_STATUS + (result.signal_number or 0)
+    return exit_status.of_result(result)
 
 
 def configuration(flags: ConvertFlags) -> ConversionConfig:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polysketch.cli import exit_status
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
 from polysketch.cli.first_run import is_first_run, longer_run, opening, sizes_where_none_are_given
 from polysketch.cli.next_command import next_command
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from polysketch.training import TrainingResult
 
 __all__ = ["TrainFlags", "defaults", "run"]
-
-_SIGNAL_STATUS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +133,7 @@ def run(flags: TrainFlags) -> int:
         print(longer_run(config, time.monotonic() - began), file=sys.stderr)
     if launch.rank == 0 and result.stopped_by == "finished":
         print(next_command("evaluate", result.folder), file=sys.stderr)
-    return 0 if result.stopped_by != "signal" else _SIGNAL_STATUS + (result.signal_number or 0)
+    return exit_status.of_result(result)
 
 
 def _out(flags: TrainFlags) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from polysketch.data import PreparedData, prepare
 from polysketch.plotting import loss_by_position, picture
 from polysketch.studies import kept
+from polysketch.studies.finished import require_finished
 from polysketch.studies.passages import SPLITS, passage_recall, recall_passages
 from polysketch.studies.presentation import number
 from polysketch.studies.study import Record, Study, Verdict
@@ -211,8 +212,7 @@ class LineariseStudy(Study):
         source = with_fresh_attention(model, folder / "fresh") if CONVERSIONS[row].fresh else model
         config = _conversion(row, seed, settings, data, source, folder / "conversion")
         result = convert(config)
-        if result.stopped_by != "finished":
-            raise KeyboardInterrupt
+        require_finished(result)
         original = read_model(model)
         return {
             "text": data.sha256,

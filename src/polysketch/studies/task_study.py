@@ -14,6 +14,7 @@ import torch
 
 from polysketch import attention
 from polysketch.evaluation import measure_answers
+from polysketch.studies.finished import require_finished
 from polysketch.studies.presentation import Line, number, plot_lines
 from polysketch.studies.rows import parsed
 from polysketch.studies.study import Record, Study, Verdict
@@ -283,10 +284,9 @@ def _run(config: TrainingConfig) -> tuple[list[dict[str, Any]], list[dict[str, A
     """Train to the end; returns what its metrics say of steps and of evaluations.
 
     Raises:
-        KeyboardInterrupt: it was stopped, and can be gone on with.
+        Stopped: before its end; it can be gone on with.
     """
-    if train(config).stopped_by != "finished":
-        raise KeyboardInterrupt
+    require_finished(train(config))
     lines = RunFolder(config.out).open_metrics().read()
     trained, evaluated = ([line for line in lines if line["kind"] == kind] for kind in ("train", "evaluation"))
     return trained, evaluated

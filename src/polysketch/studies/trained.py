@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polysketch.studies.finished import require_finished
 from polysketch.training import TrainingConfig, train
 from polysketch.training.run_folder import RunFolder
 
@@ -21,11 +22,9 @@ def trained(config: TrainingConfig) -> dict[str, Any]:
         name) and `validation`, the lines of its evaluations; JSON values.
 
     Raises:
-        KeyboardInterrupt: it was asked to stop, and saved.
+        Stopped: it was asked to stop, and saved.
     """
-    result = train(config)
-    if result.stopped_by != "finished":
-        raise KeyboardInterrupt
+    require_finished(train(config))
     lines = RunFolder(config.out).open_metrics().read()
     steps = [line for line in lines if line["kind"] == "train"]
     last = steps[-1]
