@@ -6,11 +6,11 @@ is a disk that forgets: `polysketch verify` reads everything.
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
 from polysketch.storage import disk
 from polysketch.storage.outside import read_object
+from polysketch.user_cache import user_cache
 
 _MOST = 10_000  # files that are remembered: the newest
 
@@ -37,8 +37,7 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _file() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "polysketch" / "compared.json"
+    return user_cache() / "compared.json"
 
 
 def _read() -> dict[str, list[int | str]]:

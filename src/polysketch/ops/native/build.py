@@ -20,6 +20,7 @@ from polysketch.ops.compiling import asked_once
 from polysketch.ops.native.compiler import FLAGS, SECONDS, VECTOR_FLAGS, compile_programs, digest_of, find_compiler
 from polysketch.ops.native.shipped import find_shipped
 from polysketch.ops.native.trusted import find_trusted, why_folder_untrusted
+from polysketch.user_cache import user_cache
 
 _SOURCE = Path(__file__).parent / "source"
 
@@ -101,8 +102,7 @@ def _has_compiler() -> bool:
 
 def _folder() -> Path:
     """Where compiled files are kept: the user's cache, or a temporary folder where that cannot be used."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "polysketch" / "native"
+    folder = user_cache() / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.lstat().st_uid == _user():

@@ -25,7 +25,7 @@ from torch import Tensor
 from polysketch.ops.compiling import asked_once
 from polysketch.ops.triton import provenance
 from polysketch.ops.triton.launch import precision
-from polysketch.ops.triton.tuned import cache_folder
+from polysketch.user_cache import user_cache
 
 TOLERANCES = {"ieee": 1e-3, "tf32": 2e-2, "bfloat16": 5e-2}
 """Largest relative error of an output by what products are made of; gradients may have four times as much.
@@ -198,7 +198,7 @@ def _number(error: float) -> float | str:
 
 
 def _file() -> Path:
-    return cache_folder() / "self_check.json"
+    return user_cache() / "triton" / "self_check.json"
 
 
 @cache

@@ -6,7 +6,6 @@ the check at tuning found right may be wrong.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from functools import cache
@@ -16,19 +15,14 @@ from typing import Any
 import torch
 
 from polysketch.ops.triton.provenance import provenance
+from polysketch.user_cache import user_cache
 
 FOUND_WITH = "found_with"
 
 
-def cache_folder() -> Path:
-    """The user's, for what is found out about programs on this machine."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "polysketch" / "triton"
-
-
 def tuned_file(program: str) -> Path:
     """Where `polysketch benchmark tune` keeps what it found for a program."""
-    return cache_folder() / f"{program}.json"
+    return user_cache() / "triton" / f"{program}.json"
 
 
 def tuned_entries(program: str, generation: str, device: torch.device) -> list[dict[str, Any]]:
