@@ -25,7 +25,6 @@ class PolysketchAttention(BesideWindow):
         e_ij = exp(c q^_i . k^_j / sqrt(head_dim))
         S_j = S_{j-1} + s_j phi(k_j) (v_j - S_{j-1}^T phi(k_j))^T,  r_i = S_{i-window}^T phi(q_i)
         l_i = u . hidden_i + b + g m_i
-        l_i = u . hidden_i + b + g m_i
 
     near are the last `window` tokens, the token itself included. q^ and k^ are queries and keys of root mean square
     one, and c is a learned scale. A token that leaves the window is written into the sums S by the delta rule: the sums
