@@ -35,7 +35,7 @@ def swallowed() -> None:
 
 def half_names() -> None:
     """Records are written where the earlier ones stand."""
-    disk.replace_file = lambda path, data: disk.write(path, data)
+    disk.replace_file = lambda path, data: path.write_bytes(data)
 
 
 def unexplained() -> None:

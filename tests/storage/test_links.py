@@ -49,6 +49,18 @@ def test_a_file_is_replaced_beside_a_planted_link(tmp_path, others, name):
     assert untouched(others)
 
 
+def test_what_is_another_name_of_a_file_elsewhere_is_not_written(tmp_path, others):
+    """A hard link: nothing tells it from a file of this folder."""
+    (tmp_path / ".config.tmp").hardlink_to(others / "thesis")
+    disk.replace_file(tmp_path / "config", b"new")
+    assert (tmp_path / "config").read_bytes() == b"new"
+    assert untouched(others)
+    (tmp_path / "piece").hardlink_to(others / "thesis")
+    with pytest.raises(OSError, match="expected a new file to write, found a file of that name"):
+        disk.write(tmp_path / "piece", b"new")
+    assert untouched(others)
+
+
 def test_a_link_in_the_place_of_a_temporary_folder_is_refused(tmp_path, others):
     (tmp_path / "empty").mkdir()
     (tmp_path / "out.partial").symlink_to(tmp_path / "empty")

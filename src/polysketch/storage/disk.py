@@ -34,8 +34,11 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Create or replace the file `path` with `data`; not yet safe from a power cut, see `sync`."""
-    with _naming(path), open(path, "wb", opener=_open) as file:
+    """Create the file `path` with `data`; not yet safe from a power cut, see `sync`.
+
+    A file of that name is refused: whoever may write in the folder could have made it another name of a file elsewhere.
+    """
+    with _naming(path), open(path, "xb", opener=_open) as file:
         file.write(data)
 
 
@@ -52,6 +55,8 @@ def _open(path: str, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | _NO_LINKS | _NO_WAITING, 0o666)
     except OSError as error:
+        if error.errno == errno.EEXIST:
+            raise OSError(errno.EEXIST, f"expected a new file to write, found {_kind_of(path)}", path) from error
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "expected a file to write, found a symbolic link", path) from error
         if error.errno == errno.ENXIO:
@@ -61,6 +66,12 @@ def _open(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.ENXIO, "expected a file to write, found a pipe or a device", path)
     return descriptor
+
+
+def _kind_of(path: str) -> str:
+    if os.path.islink(path):
+        return "a symbolic link"
+    return "a file of that name" if os.path.isfile(path) else "a pipe, a device or a folder"
 
 
 def sync(path: Path) -> None:
@@ -108,8 +119,8 @@ def is_temporary(path: Path) -> bool:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace `path` by `data` so that a reader, or a restart after a power cut, sees the old or the new content."""
     temporary = temporary_name(path)
-    if temporary.is_symlink() or (temporary.exists() and not temporary.is_file()):
-        delete(temporary)  # a link or a pipe, which somebody put there
+    if temporary.is_symlink() or temporary.exists():
+        delete(temporary)  # of a killed process; or a link or a pipe, which somebody put there
     write(temporary, data)
     sync(temporary)
     rename(temporary, path)
