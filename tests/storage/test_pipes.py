@@ -16,7 +16,7 @@ def test_nothing_is_written_into_a_pipe(write, is_read, tmp_path):
     path = tmp_path / "metrics"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
-    with pytest.raises(OSError, match="expected a (new )?file to write, found a pipe"):
+    with pytest.raises(OSError, match=r"expected a (new )?file to write, found a pipe"):
         write(path, b"line")
     if reader is not None:
         assert os.read(reader, 10) == b""
