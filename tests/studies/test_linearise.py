@@ -1,13 +1,18 @@
 """The conversion experiment: passages ask for what is far back, and the whole of it runs at its smallest size."""
 
+import dataclasses
 import json
+import os
+import signal
 
 import pytest
 
 from polysketch.cli import main
 from polysketch.data import TOKENIZERS
-from polysketch.studies.linearise import CONVERSIONS, LINEARISE
+from polysketch.studies.finished import Stopped
+from polysketch.studies.linearise import CONVERSIONS, LINEARISE, books_and_passages
 from polysketch.studies.passages import FIRST_WORDS, SECOND_WORDS, passage_recall, recall_passages
+from polysketch.training.reporting import Progress
 
 
 def test_passages_list_the_same_pairs_twice_in_another_order():
@@ -113,3 +118,34 @@ def test_the_claim_wants_both_the_loss_and_the_recall(loss, recall, holds):
     assert LINEARISE.judge(records).holds is holds
     assert LINEARISE.judge(records).ours.startswith(f"polysketch {loss - 4:.3f} nats behind")
     assert LINEARISE.judge(records[:1]).holds is None
+
+
+def test_a_model_that_was_stopped_while_it_learned_goes_on_as_if_nothing_had_happened(folder, books, monkeypatch):
+    """Stopped by TERM after two steps, then killed after the next one, and given again."""
+    pytest.importorskip("transformers")
+    from polysketch.studies import teacher as learning
+
+    settings = dataclasses.replace(LINEARISE.sizes["smoke"], model_steps=6)
+    data = books_and_passages(settings, folder / "texts")
+    alone = learning.teacher(settings, data, folder / "alone")
+    made, update, steps = folder / "stopped", Progress.update, []
+
+    def stopping(self, step, *figures):
+        update(self, step, *figures)
+        steps.append(step)
+        if steps == [1, 2]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if steps == [1, 2, 3]:
+            raise ConnectionAbortedError
+
+    monkeypatch.setattr(Progress, "update", stopping)
+    with pytest.raises(Stopped) as stopped:
+        learning.teacher(settings, data, made)
+    assert stopped.value.signal_number == signal.SIGTERM
+    with pytest.raises(ConnectionAbortedError):
+        learning.teacher(settings, data, made)
+    learning.teacher(settings, data, made)
+    assert steps == [1, 2, 3, 3, 4, 5, 6]
+    found, expected = ((path / "model.safetensors").read_bytes() for path in (made, alone))
+    assert found == expected
+    assert not list(folder.glob("*-checkpoints"))
