@@ -16,7 +16,8 @@ numbers; no decay, a slow one, a strong one. `--only drawn` or `--only long` run
 
 The bounds, `BOUNDS` and `BOUNDS_OF_GRADIENTS`: the norm of the difference is at most so many times the norm of what is
 expected. A small gradient may be a difference of large numbers, so the norm counts for as much as a share of the
-largest gradient's at least, `_LEAST`.
+largest gradient's at least, `_LEAST`. What is beyond a bound is no fault where numbers of this precision do not say
+more: where float64 itself, for inputs and parameters that are rounded once more, changes by half of the error or more.
 """
 
 import sys
@@ -37,6 +38,8 @@ BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.03, torch
 BOUNDS_OF_GRADIENTS = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 _TOKENS = 300_000
 _DRAWN_FOR_EACH_LONG = 400
+_ROUNDINGS = 6
+_TIMES_A_ROUNDING = 2.0
 _LEAST = {torch.float64: 1e-3, torch.float32: 0.1, torch.bfloat16: 1.0, torch.float16: 1.0}
 
 
@@ -216,20 +219,61 @@ def _faults(case: Drawn, found: Found) -> list[str]:
     if not is_resolved(case):
         found.outcomes["below the resolution at power 2"] += 1
         return []
+    faults = _compared(case, found, wanted, wanted_gradients)
+    if not faults:
+        return []
+    resolved = _compared(case, Found(), wanted, wanted_gradients, changed_by_roundings(case, wanted, wanted_gradients))
+    if not resolved:
+        found.outcomes["beyond a bound, as by a rounding of the inputs"] += 1
+    return resolved
+
+
+def changed_by_roundings(case: Drawn, wanted: Tensor, gradients: list[Tensor]) -> list[float]:
+    """How far float64's output and gradients move, as errors are measured, where all it is given is rounded anew."""
+    generator, size = torch.Generator().manual_seed(0), torch.finfo(case.dtype).eps / 2
+
+    def rounded(x: Tensor) -> Tensor:
+        return x * (1 + size * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
+
+    changes = []
+    for _ in range(_ROUNDINGS):
+        module = deepcopy(case.module)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(rounded(parameter))
+        output, found = expected(replace(case, inputs=[rounded(x) for x in case.inputs], module=module))
+        changes.append([*_errors([output], [wanted], case.dtype), *_errors(found, gradients, case.dtype)])
+    return [max(each) for each in zip(*changes, strict=True)]
+
+
+def _compared(
+    case: Drawn, found: Found, wanted: Tensor, wanted_gradients: list[Tensor], changed: Sequence[float] = ()
+) -> list[str]:
+    """What is wrong, in words; `changed` is what roundings change, of the output and of every gradient."""
+
+    def differ(what: str, one: Tensor, gradients: list[Tensor] | None = None) -> list[str]:
+        bounds = [BOUNDS[case.dtype], *[BOUNDS_OF_GRADIENTS[case.dtype]] * len(wanted_gradients)]
+        if changed:
+            bounds = [max(bound, _TIMES_A_ROUNDING * moved) for bound, moved in zip(bounds, changed, strict=True)]
+        name = f"{what}, forward" if what else "forward"
+        faults = _beyond(name if gradients is not None else what, _errors([one], [wanted], case.dtype), bounds[:1])
+        if gradients is not None:
+            name = f"{what}, gradient" if what else "gradient"
+            faults += _beyond(name, _errors(gradients, wanted_gradients, case.dtype), bounds[1:])
+        return faults
+
     output, gradients = forward(case)
-    faults = _differences("forward", [output], [wanted], case.dtype)
-    faults += _differences("gradient", gradients, wanted_gradients, case.dtype, BOUNDS_OF_GRADIENTS)
+    faults = differ("", output, gradients)
     if not _same(forward(case), (output, gradients)):
         faults.append("a second run has other bits")
     for name, other in _other_ways(case):
         if not _same(other, (output, gradients)):
             found.outcomes[f"other last bits, {name}: {case.name}"] += 1
-            faults += _differences(f"{name}, forward", [other[0]], [wanted], case.dtype)
-            faults += _differences(f"{name}, gradient", other[1], wanted_gradients, case.dtype, BOUNDS_OF_GRADIENTS)
+            faults += differ(name, *other)
     if case.name != OP and _can_be_compared(case):
         if case.causal:
-            faults += _differences("decoding", [decoded(case)], [wanted], case.dtype)
-        faults += _differences("packed", [packed(case)], [wanted], case.dtype)
+            faults += differ("decoding", decoded(case))
+        faults += differ("packed", packed(case))
     return faults
 
 
@@ -266,14 +310,23 @@ def _differences(
     what: str, found: list[Tensor], wanted: list[Tensor], dtype: torch.dtype, bounds: dict[torch.dtype, float] = BOUNDS
 ) -> list[str]:
     """Those beyond the bound."""
-    bound = bounds[dtype]
+    return _beyond(what, _errors(found, wanted, dtype), [bounds[dtype]] * len(wanted))
+
+
+def _errors(found: list[Tensor], wanted: list[Tensor], dtype: torch.dtype) -> list[float]:
+    """Each as a share of the norm of what is expected."""
     least = max(1e-3, _LEAST[dtype] * max(float(x.norm()) for x in wanted))
-    faults = []
-    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        error = float((one.double() - other).norm() / (other.norm() + least))
-        if not error <= bound:
-            faults.append(f"{what} {number}: error {error:.1e}")
-    return faults
+    return [
+        float((one.double() - other).norm() / (other.norm() + least)) for one, other in zip(found, wanted, strict=True)
+    ]
+
+
+def _beyond(what: str, errors: Sequence[float], bounds: Sequence[float]) -> list[str]:
+    return [
+        f"{what} {number}: error {error:.1e}"
+        for number, (error, bound) in enumerate(zip(errors, bounds, strict=True))
+        if not error <= bound
+    ]
 
 
 def _same(one: tuple[Tensor, list[Tensor]], other: tuple[Tensor, list[Tensor]]) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attention.cases import HIDDEN
+from polysketch import attention
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.prefix_gain import PrefixGain
 from polysketch.feature_maps import SRHTSketch
@@ -44,3 +45,16 @@ def test_a_sketch_of_hadamard_transforms_keeps_the_scale_of_its_weights(dtype: t
         each.square().sum(-1).square() for each in (sketch.map(x).double(), sketch.double().map(x.double()))
     )
     assert abs((weight / exact).mean() - 1) < 5e-3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_features_that_cancel_in_a_weight_are_not_rounded_to_half_precision(causal):
+    """Long queries and keys, most of them nearly orthogonal: s^2 is what is left of products 50 times as large."""
+    torch.manual_seed(0)
+    mechanism = attention.build("based", num_heads=2, head_dim=64).to(torch.bfloat16)
+    query, key = (10 * torch.randn(2, 2, 40, 64).to(torch.bfloat16) for _ in range(2))
+    value = torch.randn(2, 2, 40, 8).to(torch.bfloat16)
+    found = mechanism(query, key, value, causal=causal).double()
+    expected = deepcopy(mechanism).double()(query.double(), key.double(), value.double(), causal=causal)
+    assert found.dtype == torch.float64
+    assert (found - expected).norm() < 0.02 * expected.norm()  # features in bfloat16: 0.11 causal

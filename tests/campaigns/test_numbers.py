@@ -6,6 +6,7 @@ from campaigns.harness import Found
 
 from campaigns import drawn, numbers
 from polysketch import attention
+from polysketch.attention.local import LocalAttention
 from polysketch.attention.softmax import SoftmaxAttention
 from polysketch.ops.native import why_unavailable
 
@@ -111,3 +112,21 @@ def test_what_is_wrong_at_length_is_found(change, words, monkeypatch, own_thread
 @pytest.mark.full
 def test_hundreds_of_cases_find_nothing(tmp_path):
     assert faults(400, 1_000_000, tmp_path) == []
+
+
+def test_what_a_rounding_of_the_inputs_changes_as_much_is_no_fault_and_an_error_there_is(monkeypatch):
+    """Seed 236963: a key's gradient through the norm of three large numbers, in bfloat16."""
+    found = Found()
+    numbers.attack(236963, found)
+    assert found.faults == []
+    assert found.outcomes["beyond a bound, as by a rounding of the inputs"] == 1
+    attend = LocalAttention.forward
+    monkeypatch.setattr(
+        LocalAttention,
+        "forward",
+        lambda self, query, *given, **options: (
+            attend(self, query, *given, **options) * (1.1 if query.dtype == torch.bfloat16 else 1.0)
+        ),
+    )
+    numbers.attack(236963, found)
+    assert any("forward 0: error" in fault for fault in found.faults)

@@ -22,10 +22,12 @@ class BasedAttention(LinearizedAttention):
         ValueError: a feature_dim below one.
 
     Cost: with m = 1 + d + d (d + 1) / 2, 4 m (value_dim + 1) operations a token and head; a state of m (value_dim + 1)
-    numbers for each key/value head.
+    numbers for each key/value head. Features and values are float32 inside, whatever the inputs: s^2 is a sum of d^2
+    products of either sign, of which little is left where a long query and key are nearly orthogonal.
     """
 
     offset = 1e-12
+    is_wide = True
 
     def __init__(
         self, num_heads: int, head_dim: int, num_kv_heads: int | None = None, *, feature_dim: int = 16

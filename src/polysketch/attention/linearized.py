@@ -31,6 +31,8 @@ class LinearizedAttention(Mechanism):
         offset: added to the denominator.
         normalize: false leaves out the denominator.
         local_chunk: tokens of a chunk with exact weights, if there are any.
+        is_wide: whether features and values are float32 inside, whatever the inputs: for maps whose features cancel in
+            a weight, which half precision would not survive.
         redraw_interval: training steps between draws of the feature map's random weights; None for never. Only for maps
             whose `resample` draws from a seed of their own, saved with them.
     """
@@ -40,6 +42,7 @@ class LinearizedAttention(Mechanism):
     offset: float = 0.0
     normalize: bool = True
     local_chunk: int | None = None
+    is_wide: bool = False
     redraw_interval: int | None = None
 
     def operands(
@@ -50,6 +53,10 @@ class LinearizedAttention(Mechanism):
         powers = {"power": self.feature_map.power, "factors": self.feature_map.factors}
         options = {**powers, "offset": self.offset, "normalize": self.normalize}
         return (query_features.to(dtype), key_features.to(dtype)), options
+
+    def wide(self, value: Tensor) -> Tensor:
+        """Values in the dtype that the op takes, which features have too."""
+        return widened(value) if self.is_wide else in_range(value)
 
     def redraw(self, step: int) -> None:
         """As `Mechanism.redraw`: the next draw of the feature map, at every multiple of `redraw_interval` but 0."""
@@ -71,7 +78,7 @@ class LinearizedAttention(Mechanism):
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         if causal and block_size is None and (span := in_spans.length_of_a_span(self, query, key, value, hidden)):
             return in_spans.attended(self, query, key, value, span, key_mask=key_mask, hidden=hidden)
-        wide = in_range(value)
+        wide = self.wide(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         options |= self.block_options(block_size)
         output = ops.linear_attention(*features, wide, causal=causal, key_mask=key_mask, **options).output
@@ -127,7 +134,7 @@ class LinearizedAttention(Mechanism):
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
-        wide = in_range(value)
+        wide = self.wide(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         options |= self.block_options(block_size)
         output = ops.linear_attention_extend_(*features, wide, state, key_mask=key_mask, **options).output
@@ -155,7 +162,7 @@ class LinearizedAttention(Mechanism):
     ) -> tuple[Tensor, SpanState]:
         """As `Mechanism.forward_span`."""
         self.check_inputs(query, key, value)
-        wide, sums = in_range(value), self.following(state)
+        wide, sums = self.wide(value), self.following(state)
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = causal_linear_attention(*features, wide, sums, **options).output
         return output.to(value.dtype), SpanState(state.position + value.shape[2], sums.tensors())
@@ -177,7 +184,7 @@ class LinearizedAttention(Mechanism):
     ) -> dict[str, Tensor]:
         """As `Mechanism.span_sums`."""
         self.check_inputs(query, key, value)
-        wide = in_range(value)
+        wide = self.wide(value)
         (_, key_features), options = self.operands(query, key, wide.dtype, hidden)
         options = {name: options[name] for name in ("power", "factors", "log_decay") if name in options}
         return dict(zip(SUMMED, ops.linear_attention_sums(key_features, wide, **options), strict=True))
@@ -199,7 +206,7 @@ class LinearizedAttention(Mechanism):
             key, value, key_mask: as there.
         """
         self._require_cross()
-        key, wide = without_masked(key, key_mask), in_range(without_masked(value, key_mask))
+        key, wide = without_masked(key, key_mask), self.wide(without_masked(value, key_mask))
         nobody = key.new_zeros(key.shape[0], self.num_heads, *key.shape[2:])
         (query_features, key_features), options = self.operands(nobody, key, wide.dtype, None)
         state = self.init_state(key.shape[0], key.device, value.dtype, value_dim=value.shape[3])

@@ -56,5 +56,6 @@ class Taylor(FeatureMap):
 
 def _expand(x: Tensor) -> Tensor:
     """[1, y, packed y (x) y / sqrt(2)], y = x / d^(1/4)."""
-    y = (x.float() if x.dtype == torch.float16 else x) * x.shape[-1] ** -0.25  # squares leave the range of float16
+    # Squares leave the range of float16, and cancel in a product of features.
+    y = x.to(torch.promote_types(x.dtype, torch.float32)) * x.shape[-1] ** -0.25
     return torch.cat([torch.ones_like(y[..., :1]), y, pack_square(y) * 0.5**0.5], -1)
