@@ -5,8 +5,8 @@
     python -m benchmarks.compiled --match "r=32, h=64"              calls whose names contain that
 
 A line for each program as it was launched: registers, spills, shared memory and tensor-core instructions. Exit status 1
-where a program spills, or takes more shared memory than its devices have, or does not compile. Compiling takes a second
-or so a program; what was compiled before comes out of Triton's cache.
+where a program spills, takes more shared memory than its devices have, reads a register that nothing wrote, or does not
+compile. Compiling takes a second or so a program; what was compiled before comes out of Triton's cache.
 """
 
 import argparse

@@ -8,9 +8,8 @@ from typing import Any
 
 from benchmarks.gpu.targets import figures
 from benchmarks.journal import Journal
-from polysketch.benchmarking.tables import Row, print_table
+from polysketch.benchmarking.tables import Row, megabytes, print_table
 from polysketch.benchmarking.way_names import FUSED
-from polysketch.cli.benchmark.common import megabytes
 
 _OUTPUT = " output_ratio"
 _COLUMNS = (

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,6 +25,32 @@ def run(verb: str, out: Path, *options: str) -> tuple[int, list[dict]]:
     """Exit status and records of the script on this CPU."""
     status = gpu_check.main([verb, "--device", "cpu", "--quick", "--out", str(out), *options])
     return status, [json.loads(line) for line in out.read_text().splitlines()]
+
+
+IMPORT_ALONE = """
+import importlib.abc, re, sys
+from importlib import metadata
+needed = {"torch", "numpy"}
+
+class Bare(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in extra:
+            raise ModuleNotFoundError(name)
+
+named = {re.match(r"[\\w.-]+", one)[0].lower() for one in metadata.requires("polysketch")}
+extra = {module for module, owners in metadata.packages_distributions().items() for owner in owners
+         if owner.lower() in named - needed}
+assert {"tyro", "safetensors"} <= extra, extra
+sys.meta_path.insert(0, Bare())
+import benchmarks.gpu_check
+"""
+
+
+def test_the_script_needs_torch_and_numpy_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALONE], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

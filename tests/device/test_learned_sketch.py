@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.yardstick import DTYPES, Device, Named, assert_as_good_as_plain, refusal
+from device.yardstick import DTYPES, Device, Named, assert_as_good_as_plain, named, refusal
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch.api import BACKENDS
@@ -42,7 +42,8 @@ def test_every_backend_errs_like_the_plain_formula(size, dtype, device, record_p
     why_not = lambda name: refusal(lambda: learned_sketch_backend(like, name))  # noqa: E731
     for backend in device.backends(BACKENDS, why_not) or pytest.skip(f"no backend computes {dtype} here"):
         record = lambda name, value: record_property(f"{backend} {name}", value)  # noqa: B023, E731
-        assert_as_good_as_plain(partial(sketch, backend), formula, given, dtype, device.where, record)
+        with named(backend):
+            assert_as_good_as_plain(partial(sketch, backend), formula, given, dtype, device.where, record)
 
 
 def test_the_plain_formula_in_float64_is_the_chunked_backend():

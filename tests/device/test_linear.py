@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from device import plain
-from device.yardstick import DTYPES, Device, assert_as_good_as_plain, assert_within, refusal
+from device.yardstick import DTYPES, Device, assert_as_good_as_plain, assert_within, named, refusal
 from ops.linear_cases import Case, Tensors, arguments, assert_precision_agrees, empty_state, make, on, run
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from polysketch import ops
@@ -82,14 +82,15 @@ def test_every_backend_errs_like_the_plain_formula(case, dtype, device, record_p
     tensors = make(case)
     mask = None if tensors.key_mask is None else tensors.key_mask.to(device.where)
     for backend in backends(device, dtype):
-        assert_as_good_as_plain(
-            lambda **leaves: attend(case, mask, backend, **leaves),  # noqa: B023
-            lambda **leaves: formula(case, mask, **leaves),
-            tensors.leaves(),
-            dtype,
-            device.where,
-            lambda name, value: record_property(f"{backend} {name}", value),  # noqa: B023
-        )
+        with named(backend):
+            assert_as_good_as_plain(
+                lambda **leaves: attend(case, mask, backend, **leaves),  # noqa: B023
+                lambda **leaves: formula(case, mask, **leaves),
+                tensors.leaves(),
+                dtype,
+                device.where,
+                lambda name, value: record_property(f"{backend} {name}", value),  # noqa: B023
+            )
 
 
 @pytest.mark.parametrize("case", [case for case in SIZED if case.length > 1], ids=str)
@@ -105,7 +106,8 @@ def test_the_plain_formula_in_float64_is_the_reference(case):
 def test_states_masks_and_every_gradient_agree_with_the_reference(case, dtype, device):
     case = fitting(case, device) if case.length > 100 else case
     for backend in backends(device, dtype):
-        assert_precision_agrees(case, backend, TOLERANCES[dtype], dtype=dtype, device=device.where)
+        with named(backend):
+            assert_precision_agrees(case, backend, TOLERANCES[dtype], dtype=dtype, device=device.where)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,7 +5,8 @@ device, by the norm of the error and by its largest entry; and the same call twi
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,16 @@ class Device:
         """Those to compare with the reference: the interpreter's is the triton backend; else all that run here."""
         wanted = ["triton"] if self.name == "interpreter" else [name for name in names if name != "reference"]
         return [name for name in wanted if why_not(name) is None]
+
+
+@contextmanager
+def named(backend: str) -> Iterator[None]:
+    """What is raised within this block says which backend it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"by the backend {backend}")
+        raise
 
 
 def refusal(ask: Callable[[], object]) -> str | None:

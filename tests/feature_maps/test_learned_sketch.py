@@ -13,8 +13,9 @@ from polysketch.ops.native import why_unavailable
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch):
-    """Seven rows at a time: pieces that end inside sequences and heads."""
+    """Seven rows at a time, of which three are summed at once: pieces that end inside sequences and heads."""
     monkeypatch.setitem(sketch_networks.chunked._PIECE_ROWS, "cpu", 7)
+    monkeypatch.setattr(sketch_networks.chunked, "_SUMMED_ROWS", 3)
 
 
 def build(

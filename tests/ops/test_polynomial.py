@@ -365,7 +365,7 @@ def test_auto_is_the_reference_on_short_sequences_and_blockwise_beyond():
 
 
 def test_auto_is_triton_on_cuda_where_its_programs_take_the_tensors(monkeypatch):
-    monkeypatch.setattr(availability, "_too_old", lambda index: None)
+    monkeypatch.setattr(availability, "_why_not_on", lambda index: None)
     monkeypatch.setattr(availability, "_INSTALLED", True)
     with FakeTensorMode():
         x = torch.empty(1, 2, 3, 64, device="cuda", dtype=torch.bfloat16)
@@ -375,7 +375,7 @@ def test_auto_is_triton_on_cuda_where_its_programs_take_the_tensors(monkeypatch)
         assert polynomial_attention_backend(x, x, wide) == "reference"
         with pytest.raises(RuntimeError, match="vectors of up to 128, got one of 256"):
             polynomial_attention_backend(x, x, wide, backend="triton")
-        monkeypatch.setattr(availability, "_too_old", lambda index: "too old")
+        monkeypatch.setattr(availability, "_why_not_on", lambda index: "too old")
         assert polynomial_attention_backend(x, x) == "reference"
 
 

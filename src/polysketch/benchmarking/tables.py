@@ -56,3 +56,8 @@ def _heads(names: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
 
 def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
     return _BETWEEN.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def megabytes(size: int | None) -> str:
+    """For a table; empty where there is none."""
+    return "" if size is None else f"{size / 1e6:,.1f}"

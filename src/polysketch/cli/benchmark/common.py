@@ -180,11 +180,6 @@ def time_columns(one: dict[str, Any], baseline: str) -> Row:
     }
 
 
-def megabytes(size: int | None) -> str:
-    """For a table; empty where there is none."""
-    return "" if size is None else f"{size / 1e6:,.1f}"
-
-
 def write_record(found: dict[str, Any], flags: Any) -> None:
     """Into the file of `--out`, and as the last line with `--json`."""
     if flags.out is not None:

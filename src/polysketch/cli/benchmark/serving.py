@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.benchmarking.settings import ServingSettings, check_positive
-from polysketch.benchmarking.tables import Row, print_table, print_text
+from polysketch.benchmarking.tables import Row, megabytes, print_table, print_text
 from polysketch.cli.benchmark.common import (
     Steps,
     machine_line,
-    megabytes,
     picture_title,
     print_busy,
     write_record,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polysketch.benchmarking import AttentionSettings, DecodingSettings, PicturesSettings, TrainingSettings
-from polysketch.benchmarking.tables import Row
-from polysketch.cli.benchmark.common import CommonFlags, megabytes, run_benchmark, time_columns
+from polysketch.benchmarking.tables import Row, megabytes
+from polysketch.cli.benchmark.common import CommonFlags, run_benchmark, time_columns
 
 __all__ = [
     "AttentionFlags",

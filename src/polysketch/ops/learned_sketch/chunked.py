@@ -17,6 +17,7 @@ from polysketch.ops.workspace import Workspace
 _NORM_EPSILON = 1e-5
 _PIECE_ROWS = {"cpu": 1024}  # tokens x heads at a time: 2 MB of hidden activations at r = 32
 _PIECE_ROWS_ELSEWHERE = 65536  # enough to fill a GPU
+_SUMMED_ROWS = 1024  # of one product in a gradient of weights
 
 _Part = tuple[int, tuple[slice, slice, slice]]  # which map; slices of batch, heads and length
 
@@ -265,8 +266,9 @@ def _half_backward(grad: Tensor, half: _Half, total: _Half, kept: _Passed) -> Te
 
 
 def _add(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right."""
-    if total.dtype == left.dtype:
-        total.baddbmm_(left, right)
-    else:
-        total.add_(torch.bmm(left, right))
+    """Add left @ right, of few rows at a time: a device adds them up one after the other, and rounds each time."""
+    for some, others in zip(left.split(_SUMMED_ROWS, 2), right.split(_SUMMED_ROWS, 1), strict=True):
+        if total.dtype == left.dtype:
+            total.baddbmm_(some, others)
+        else:
+            total.add_(torch.bmm(some, others))

@@ -1,6 +1,6 @@
 """Programs in Triton for CUDA devices: how they are launched, configured and compiled. The programs lie beside.
 
-Nothing here imports Triton until a program is launched: it is large, and absent on many machines.
+Nothing here imports Triton until programs are asked about on a CUDA device: it is large, and absent on many machines.
 """
 
 from polysketch.ops.triton.availability import why_not

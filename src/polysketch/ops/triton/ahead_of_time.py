@@ -17,8 +17,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polysketch.ops.custom_op import OPERATORS
+from polysketch.ops.triton import assembler
 from polysketch.ops.triton.configurations import as_if_on
 from polysketch.ops.triton.launch import launching
+from polysketch.ops.triton.machine_code import Listing
 
 SHARED_MEMORY = {(8, 0): 166_912, (8, 6): 101_376, (8, 9): 101_376, (9, 0): 232_448, (10, 0): 232_448}
 """Bytes that one program may have, by compute capability (CUDA C++ Programming Guide, technical specifications)."""
@@ -35,6 +37,7 @@ class Compiled(NamedTuple):
         spills: bytes of a thread's registers that went to memory.
         shared: bytes of shared memory.
         opcodes: how often each instruction stands in the listing, by its first word.
+        unset: what reads a uniform register that nothing wrote before.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Compiled(NamedTuple):
     spills: int
     shared: int
     opcodes: Counter[str]
+    unset: list[str]
 
     @property
     def tensor_core(self) -> int:
@@ -55,12 +59,15 @@ def compiling(capability: tuple[int, int]) -> Iterator[list[Compiled]]:
     """Within this block launches are compiled, not run; the list fills with what came out.
 
     Raises:
-        RuntimeError: Triton's interpreter is on, which compiles nothing.
+        RuntimeError: Triton's interpreter is on, which compiles nothing; or no assembler is there that is right.
     """
     from polysketch.ops.triton.availability import interpreting
 
     if interpreting():
         raise RuntimeError("nothing is compiled under Triton's interpreter; unset TRITON_INTERPRET")
+    why_not = assembler.prepare(capability)
+    if why_not is not None:
+        raise RuntimeError(why_not)
     found: list[Compiled] = []
 
     def compile_launch(kernel: Any, programs: int, arguments: tuple, options: dict) -> None:
@@ -94,7 +101,8 @@ def complaints(program: Compiled, capability: tuple[int, int]) -> list[str]:
     kin = [one for one in SHARED_MEMORY if one == capability or (one[0], 0) == capability == (8, 0)]
     limit = min(SHARED_MEMORY[one] for one in kin)
     found = [f"spills {program.spills} bytes"] if program.spills else []
-    return found + ([f"shared memory {program.shared} over {limit}"] if program.shared > limit else [])
+    found += [f"shared memory {program.shared} over {limit}"] if program.shared > limit else []
+    return found + program.unset
 
 
 @contextmanager
@@ -164,10 +172,10 @@ def _read(name: str, constants: dict[str, Any], made: Any) -> Compiled:
         path = Path(folder) / "program.cubin"
         path.write_bytes(made.asm["cubin"])
         usage = _cuobjdump("-res-usage", path)
-        listing = _cuobjdump("-sass", path)
+        listing = Listing(_cuobjdump("-sass", path))
     registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
-    opcodes = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", listing, re.MULTILINE))
-    return Compiled(name, constants, registers, stack, made.metadata.shared, opcodes)
+    opcodes = Counter(instruction.word for instruction in listing.instructions)
+    return Compiled(name, constants, registers, stack, made.metadata.shared, opcodes, listing.unset_reads)
 
 
 def _cuobjdump(option: str, path: Path) -> str:

@@ -6,6 +6,8 @@ import os
 import torch
 from torch import Tensor
 
+from polysketch.ops.triton import assembler
+
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability from which devices multiply bfloat16 matrices."""
 AUTO_DEVICES = {"cuda"}
@@ -24,7 +26,7 @@ def why_not(tensor: Tensor) -> str | None:
     if not _INSTALLED:
         return "the triton backend needs Triton: pip install triton"
     if tensor.device.type == "cuda":
-        return _too_old(tensor.device.index or 0)
+        return _why_not_on(tensor.device.index or 0)
     if tensor.device.type == "meta":
         return None
     if not interpreting():
@@ -39,8 +41,8 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _too_old(index: int) -> str | None:
+def _why_not_on(index: int) -> str | None:
     found = torch.cuda.get_device_capability(index)
     if found >= OLDEST_CAPABILITY:
-        return None
+        return assembler.prepare(found)
     return f"the triton backend needs compute capability {OLDEST_CAPABILITY}, device {index} has {found}"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.compiling import asked_once
-from polysketch.ops.triton import provenance
+from polysketch.ops.triton import assembler, provenance
 from polysketch.ops.triton.launch import precision
 from polysketch.user_cache import user_cache
 
@@ -206,8 +206,13 @@ def _here(device: torch.device) -> str:
     """What an answer holds for."""
     modules = [path for path in provenance.OPS.rglob("*.py") if "triton" in path.relative_to(provenance.OPS).as_posix()]
     parts = (provenance.device_name(device), provenance.capability(device), _driver(), torch.version.cuda)
-    versions = (provenance.triton_version(), torch.__version__, provenance.digest(modules))
+    versions = (provenance.triton_version(), _assembler(device), torch.__version__, provenance.digest(modules))
     return " | ".join(map(str, (*parts, *versions)))
+
+
+def _assembler(device: torch.device) -> str:
+    """Release of CUDA whose ptxas is used; "" where nothing is compiled, as under the interpreter."""
+    return assembler.version(torch.cuda.get_device_capability(device)) if device.type == "cuda" else ""
 
 
 def _driver() -> str:
