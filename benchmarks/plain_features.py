@@ -5,7 +5,8 @@
 The checkouts take turns, a process for each round. Milliseconds are of the process's own time, medians over
 its calls, then over the rounds. The floor is 4 n m (h + 1) operations a head forward, with backward two and a half
 times as many more, over the rate of a product of two matrices of 1024 rows in the same process: operations alone, no
-bytes. Writes benchmarks/results/plain-features-TIME.json.
+bytes. Where onnx and onnxruntime are installed, ONNX Runtime's operator LinearAttention runs beside it on the same
+numbers, forward, with one thread; its output is compared first. Writes benchmarks/results/plain-features-TIME.json.
 """
 
 import argparse
@@ -33,6 +34,7 @@ HEADS, TOKENS, VALUE_WIDTH, BACKWARD = 4, 4096, 64, 2.5
 ROUND = """
 import json, statistics, sys, time
 import torch
+from benchmarks import onnx_linear_attention
 from polysketch.ops import linear_attention
 torch.set_num_threads(1)
 heads, tokens, width, calls, *widths = map(int, sys.argv[1:])
@@ -48,6 +50,14 @@ def median(call):
 
 matrix = torch.randn(1024, 1024)
 
+def by_onnx_runtime(query, key, value):
+    if not onnx_linear_attention.installed():
+        return {}
+    other = onnx_linear_attention.OnnxLinearAttention(query, key, value)
+    expected = linear_attention(query, key, value, power=1, causal=True, normalize=False).output
+    torch.testing.assert_close(other.output(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    return {"onnx_runtime": median(other)}
+
 def measured(features):
     query, key = (torch.rand(1, heads, tokens, features, requires_grad=True) for _ in range(2))
     value = torch.randn(1, heads, tokens, width, requires_grad=True)
@@ -61,6 +71,7 @@ def measured(features):
 
     with torch.no_grad():
         found = {"rate": 2 * 1024**3 / median(lambda: matrix @ matrix), "forward": median(forward)}
+        found |= by_onnx_runtime(query, key, value)
     return {"features": features, **found, "with_backward": median(forward_and_backward)}
 
 print(json.dumps([measured(features) for features in widths]))
@@ -92,16 +103,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def once(source: Path, features: Sequence[int], calls: int) -> list[dict[str, float]]:
-    """Of each width: seconds of a call `forward` and `with_backward`, `rate` of a product in operations a second."""
+    """Of each width: seconds of a call `forward` and `with_backward`, `rate` of a product in operations a second.
+
+    Where ONNX Runtime is installed, its seconds forward are `onnx_runtime`.
+    """
     sizes = map(str, (HEADS, TOKENS, VALUE_WIDTH, calls, *features))
-    inherited = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(map(str, (source.resolve(), Path(__file__).parents[1])))
+    inherited = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", ROUND, *sizes]
     done = subprocess.run(command, env=inherited, capture_output=True, text=True, check=True)
     return list(json.loads(done.stdout))
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each width and source: milliseconds, those of the floor, and the floor's share of them in percent."""
+    """A row for each width and source: milliseconds, those of the floor, and the floor's share of them in percent.
+
+    With ONNX Runtime its milliseconds forward, and how many times as fast ours is.
+    """
     rows = []
     for features, name in dict.fromkeys((entry["features"], entry["source"]) for entry in rounds):
         own = [entry for entry in rounds if (entry["features"], entry["source"]) == (features, name)]
@@ -111,6 +129,11 @@ def medians(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for way, least in (("forward", floor), ("with_backward", floor * (1 + BACKWARD))):
             row |= {way: round(of[way] * 1e3, 1), f"{way}_floor": round(least * 1e3, 1)}
             row[f"{way}_share"] = round(100 * least / of[way])
+        if all("onnx_runtime" in entry for entry in own):
+            other = statistics.median(entry["onnx_runtime"] for entry in own)
+            # Of each round, for the two took turns there.
+            ratios = [entry["onnx_runtime"] / entry["forward"] for entry in own]
+            row |= {"onnx_runtime": round(other * 1e3, 1), "times_as_fast": round(statistics.median(ratios), 2)}
         rows.append(row)
     return rows
 

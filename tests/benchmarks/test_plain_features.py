@@ -13,7 +13,9 @@ def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(t
     monkeypatch.setattr(
         plain_features,
         "once",
-        lambda *_: [{"features": 8, "rate": operations, "forward": next(seconds), "with_backward": 7.0}],
+        lambda *_: [
+            {"features": 8, "rate": operations, "forward": next(seconds), "with_backward": 7.0, "onnx_runtime": 6.0}
+        ],
     )
     out = tmp_path / "record.json"
     plain_features.main(["--before", str(tmp_path), "--features", "8", "--repeats", "3", "--out", str(out)])
@@ -21,6 +23,7 @@ def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(t
     assert (after["forward"], before["forward"]) == (2000.0, 20000.0)
     assert (after["forward_floor"], after["forward_share"], before["forward_share"]) == (1000.0, 50, 5)
     assert (after["with_backward_floor"], after["with_backward_share"]) == (3500.0, 50)
+    assert (after["onnx_runtime"], after["times_as_fast"]) == (6000.0, 3.0)
 
 
 @pytest.mark.full
@@ -29,6 +32,6 @@ def test_a_round_measures_the_package_of_its_checkout(monkeypatch):
         monkeypatch.setattr(plain_features, name, size)
     narrow, wide = plain_features.once(plain_features.HERE, [5, 6], calls=1)
     assert (narrow["features"], wide["features"]) == (5, 6)
-    assert all(narrow[name] > 0 for name in ("rate", "forward", "with_backward"))
+    assert all(narrow[name] > 0 for name in ("rate", "forward", "with_backward", "onnx_runtime"))
     with pytest.raises(Exception, match="non-zero exit status"):
         plain_features.once(plain_features.HERE, [-1], calls=1)
