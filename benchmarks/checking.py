@@ -22,7 +22,9 @@ def why_not() -> str | None:
     return None if _installed("pytest") else "gpu_check check runs the tests: expected pytest, which is not installed"
 
 
-def run_tests(device: str, section: Budget, journal: Journal, *, processes: int | None, quick: bool) -> None:
+def run_tests(
+    device: str, section: Budget, journal: Journal, *, processes: int | None, quick: bool, match: str | None = None
+) -> None:
     """Run the tests of a device until they or the section end; each one's record is in the journal.
 
     Args:
@@ -30,8 +32,9 @@ def run_tests(device: str, section: Budget, journal: Journal, *, processes: int 
         processes: at once, where pytest-xdist is installed; one that crashes fails its test, and another takes its
             place. Default: on a GPU one for each core but two, at most 12.
         quick: some of the tests alone.
+        match: an expression of pytest's -k; the tests that it picks alone.
     """
-    command = [*_command(device, processes, quick=quick), f"--records={journal.path.resolve()}"]
+    command = [*_command(device, processes, quick=quick, match=match), f"--records={journal.path.resolve()}"]
     command.append(f"--deadline={time.time() + section.left}")
     ending = Process(command, shown=True).watch(section.deadline + _GRACE)
     journal.read_again()
@@ -39,9 +42,10 @@ def run_tests(device: str, section: Budget, journal: Journal, *, processes: int 
         journal.write("crashed", part="checks", error=f"pytest {ending.why}")
 
 
-def _command(device: str, processes: int | None, *, quick: bool) -> list[str]:
+def _command(device: str, processes: int | None, *, quick: bool, match: str | None) -> list[str]:
     """What runs the tests, with the plugins that are here; warnings of other versions are no errors."""
-    command = [sys.executable, "-m", "pytest", *FOLDERS, "-m", "device", "-k", device, "--tb=short", "-q"]
+    wanted = f"{device} and ({match})" if match else device
+    command = [sys.executable, "-m", "pytest", *FOLDERS, "-m", "device", "-k", wanted, "--tb=short", "-q"]
     command += ["-o", "addopts=--import-mode=importlib", "-W", "ignore", "-p", "no:cacheprovider"]
     command += ["-p", "benchmarks.recording", *([f"--every={_QUICK}"] if quick else [])]
     count = _processes(device) if processes is None else processes

@@ -1,6 +1,7 @@
 """Everything on a GPU in two calls of under 8 minutes each: is it right, and how fast beside the fused kernels.
 
     python benchmarks/gpu_check.py check                        results in benchmarks/results/gpu-check-TIME.jsonl
+    python benchmarks/gpu_check.py check --match linear         the tests of which pytest's -k says so
     python benchmarks/gpu_check.py bench                        results in benchmarks/results/gpu-bench-TIME.jsonl, .png
     python benchmarks/gpu_check.py bench --only attention       or several of attention, training, decoding
     python benchmarks/gpu_check.py check --device cpu --quick   the script with tiny sizes, without a GPU; bench too
@@ -73,6 +74,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True)
     check = verbs.add_parser("check", help="is everything right?")
     check.add_argument("--processes", type=int, help="at once; default: on a GPU one for each core but two, at most 12")
+    check.add_argument("--match", metavar="EXPRESSION", help="tests that pytest's -k picks, as 'linear and bfloat16'")
     bench = verbs.add_parser("bench", help="how fast is it?")
     sections = [name for name in _SECTIONS if name != "rates"]
     bench.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=", ".join(sections))
@@ -128,7 +130,7 @@ def _guarded(name: str, journal: Journal, part: Callable[[], None]) -> None:
 def _check(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
     """Run the tests that fit."""
     looking_on = sanitizer.start() if device.type == "cuda" else "there is no GPU"
-    how: dict[str, Any] = {"processes": arguments.processes, "quick": arguments.quick}
+    how: dict[str, Any] = {name: getattr(arguments, name) for name in ("processes", "quick", "match")}
     checking.run_tests(device.type, budget.section(_CHECKING), journal, **how)
     journal.write("sanitizer", **sanitizer.finish(looking_on, budget.left))
 

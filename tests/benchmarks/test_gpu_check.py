@@ -71,6 +71,14 @@ def test_every_check_passes_and_is_recorded(every, checks, tmp_path, capsys, mon
     assert re.search(r"linear +bfloat16 +chunked +\d+ +0\.\d\d", shown)
 
 
+def test_tests_are_picked_by_an_expression(tmp_path):
+    status, records = run("check", tmp_path / "gpu.jsonl", "--match", "learned_sketch and float32")
+    names = [one["name"] for one in records if one["kind"] in {"check", "skipped"}]
+    assert status == 0
+    assert names
+    assert all("learned_sketch" in name and "float32" in name for name in names)
+
+
 TESTS = """
 import os, time
 import pytest
@@ -135,7 +143,7 @@ def test_without_pytest_the_checks_are_refused_in_one_line(capsys, monkeypatch):
 
 def test_plugins_that_are_not_installed_are_not_asked_for(monkeypatch):
     monkeypatch.setattr(checking, "_installed", lambda name: name == "pytest")
-    command = checking._command("cuda", 4, quick=False)
+    command = checking._command("cuda", 4, quick=False, match=None)
     assert "-n" not in command
     assert not any("timeout" in part for part in command)
 
