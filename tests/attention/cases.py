@@ -140,6 +140,8 @@ CASES = [
     polysketch(prefix_gain=0.5, kv_heads=2),
     polysketch(prefix_gain=0.5, learned=False),
     polysketch(prefix_gain=0.5, share="head", kv_heads=2, sketch_expansion=3),
+    polysketch(prefix_gain=0.5, kv_heads=2, degree=8, sketch_depth=1, sketch_activation="relu"),
+    polysketch(prefix_gain=0.5, sketch_depth=3, sketch_activation="silu"),
     polysketch(prefix_gain=0.5, learned=False, share="head", degree=8, kv_heads=2),
     polysketch(local_chunk=None),
     polysketch(local_chunk=None, learned=False, kv_heads=2),

@@ -19,6 +19,8 @@ def test_the_options_of_a_mechanism_are_its_constructors_own():
     assert set(attention.option_names("polysketch-paper")) == expected | {
         "hidden_size",
         "sketch_expansion",
+        "sketch_depth",
+        "sketch_activation",
         "redraw_interval",
     }
 

@@ -1,5 +1,6 @@
 """Random sketches of `polysketch-paper` that are drawn anew while a model learns."""
 
+import ast
 import itertools
 
 import pytest
@@ -78,6 +79,22 @@ def test_a_learned_sketch_is_not_drawn():
         build(redraw_interval=5, learned=True)
 
 
-def test_networks_of_a_sketch_that_is_not_learned_are_refused():
-    with pytest.raises(ValueError, match="sketch_expansion=4 is for the learned sketch: it needs learned=True"):
-        build(sketch_expansion=4)
+@pytest.mark.parametrize("option", ["sketch_expansion=4", "sketch_depth=3", "sketch_activation='relu'"])
+def test_networks_of_a_sketch_that_is_not_learned_are_refused(option):
+    name, value = option.split("=")
+    with pytest.raises(ValueError, match=f"{option} is for the learned sketch: it needs learned=True"):
+        build(**{name: ast.literal_eval(value)})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sketch_depth": 0}, ValueError, "sketch_depth must be at least 1, got 0"),
+        ({"sketch_depth": True}, TypeError, "sketch_depth must be an integer, got True"),
+        ({"sketch_activation": "GELU"}, ValueError, "unknown activation 'GELU'; known activations: gelu, relu, silu"),
+        ({"sketch_activation": None}, ValueError, "unknown activation None"),
+    ],
+)
+def test_networks_that_do_not_exist_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        build(learned=True, **options)

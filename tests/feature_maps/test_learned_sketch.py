@@ -1,5 +1,7 @@
 """The learned sketch: its formula, its gradients, its parameters, and the memory of its pieces."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,8 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops import learned_sketch as sketch_networks
-from polysketch.ops.learned_sketch.reference import learned_sketch
+from polysketch.ops.learned_sketch import ACTIVATIONS
+from polysketch.ops.learned_sketch.native import _ACTIVATIONS
 from polysketch.ops.native import why_unavailable
+
+needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 
 
 @pytest.fixture
@@ -19,11 +24,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch):
 
 
 def build(
-    degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim: int = 6, expansion: int = 8
+    degree: int = 4, share: str = "layer", sketch_size: int = 5, head_dim: int = 6, **networks: Any
 ) -> LearnedSketch:
     torch.manual_seed(0)
-    sizes = {"degree": degree, "sketch_size": sketch_size, "num_kv_heads": 2, "expansion": expansion}
-    sketch = LearnedSketch(head_dim, **sizes, share=share).double()
+    sizes = {"degree": degree, "sketch_size": sketch_size, "num_kv_heads": 2}
+    sketch = LearnedSketch(head_dim, **sizes, share=share, **networks).double()
     for parameter in sketch.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     return sketch
@@ -59,10 +64,95 @@ def test_the_definition_multiplies_two_networks_and_bounds_them_at_degree_4():
         return f.middle_down(torch.nn.GELU(approximate="tanh")(f.middle_up(f.middle_norm(f.input_down(hidden)))))
 
     expected = size**0.5 * torch.tanh(size**-0.5 * network(one) * network(other))
-    torch.testing.assert_close(learned_sketch(x, [*one.weights(), *other.weights()], 2), expected)
+    found = sketch_networks.learned_sketch(x, [*one.weights(), *other.weights()], 2, backend="reference")
+    torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_network_is_its_stages_one_after_another(activation: str):
+    """Three by hand, with modules of PyTorch's."""
+    one, other = build(depth=3, activation=activation).networks
+    x, size = torch.randn(2, 3, 5, 6, dtype=torch.float64), 5
+    function = {"gelu": torch.nn.GELU(approximate="tanh"), "relu": torch.nn.ReLU(), "silu": torch.nn.SiLU()}[activation]
+
+    def network(f: torch.nn.Module) -> Tensor:
+        first = f.input_down(function(f.input_up(f.input_norm(x))))
+        second = f.middle_down(function(f.middle_up(f.middle_norm(first))))
+        return f.middle_2_down(function(f.middle_2_up(f.middle_2_norm(second))))
+
+    expected = size**0.5 * torch.tanh(size**-0.5 * network(one) * network(other))
+    options = {"depth": 3, "activation": activation}
+    found = sketch_networks.learned_sketch(x, [*one.weights(), *other.weights()], 2, **options, backend="reference")
+    torch.testing.assert_close(found, expected)
+
+
+EVERY_NETWORK = [
+    pytest.param((depth, activation, degree, share), id=f"{depth}-{activation}-{degree}-{share}")
+    for depth in (1, 2, 3, 4)
+    for activation in ACTIVATIONS
+    for degree, share in ((4, "layer"), (8, "head"))
+]
+
+
+def of_networks(dtype: torch.dtype, backend: str, depth: int, activation: str, degree: int, share: str) -> list[Tensor]:
+    """Features and the gradients of x and of all weights, of the same numbers in any dtype."""
+    sketch = build(degree, share, expansion=3, depth=depth, activation=activation).float()
+    given = [torch.randn(3, 4, 45, 6), *(weight for one in sketch.networks for weight in one.weights())]
+    cotangent = torch.randn(3, 4, 45, 5).to(dtype)
+    x, *weights = tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in given]
+    options = {"depth": depth, "activation": activation, "backend": backend}
+    features = sketch_networks.learned_sketch(x, weights, degree // 2, **options)
+    return [features.detach(), *torch.autograd.grad(features, tensors, cotangent)]
+
+
+def largest_error(found: list[Tensor], expected: list[Tensor]) -> float:
+    return max(((a - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("network", EVERY_NETWORK)
+@pytest.mark.usefixtures("small_pieces")
+def test_the_chunked_backend_computes_networks_of_any_depth_and_activation(network: tuple):
+    found, expected = (of_networks(torch.float64, backend, *network) for backend in ("chunked", "reference"))
+    assert largest_error(found, expected) < 1e-11
+
+
+@needs_compiler
+@pytest.mark.parametrize("network", EVERY_NETWORK)
+def test_the_native_backend_errs_as_the_definition_does_in_float32(network: tuple):
+    expected = of_networks(torch.float64, "reference", *network)
+    found, plain = (of_networks(torch.float32, backend, *network) for backend in ("native", "reference"))
+    assert largest_error(found, expected) < 5 * largest_error(plain, expected)  # measured: at most 2.4 times
+
+
+def test_the_names_of_the_programs_activations_are_those_of_the_table():
+    assert tuple(ACTIVATIONS) == _ACTIVATIONS
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_in_place_and_its_derivative_are_its_formulas(activation: str):
+    formula, apply, apply_, backward = ACTIVATIONS[activation]
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4])]).requires_grad_()
+    grad = torch.linspace(-1, 2, x.numel())
+    expected = formula(x)
+    (expected_grad,) = torch.autograd.grad(expected, x, grad)
+    found, place = apply(x.detach()), x.detach().clone()
+    assert apply_(place, torch.empty_like(x)) is place
+    for result in (found[0], place):
+        torch.testing.assert_close(result, expected.detach(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(backward(grad, x.detach(), found), expected_grad, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["chunked", pytest.param("native", marks=needs_compiler), "reference"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_is_not_a_number_stays_so(activation: str, backend: str):
+    sketch, x = build(activation=activation).float(), torch.randn(1, 2, 40, 6)
+    x[0, 1, 7, 3] = torch.nan
+    weights = [weight for one in sketch.networks for weight in one.weights()]
+    features = sketch_networks.learned_sketch(x, weights, 2, activation=activation, backend=backend)
+    assert features.isnan().nonzero()[:, :3].unique(dim=0).tolist() == [[0, 1, 7]]
+
+
+@needs_compiler
 @pytest.mark.parametrize(("leaves", "maps", "expansion"), [(2, 1, 8), (2, 2, 8), (4, 1, 8), (2, 1, 1), (4, 2, 13)])
 def test_the_native_backend_is_the_definition_with_its_gradients(leaves: int, maps: int, expansion: int):
     sketch = build(2 * leaves, "head" if maps == 2 else "layer", expansion=expansion).float()
@@ -93,7 +183,7 @@ def test_the_operator_passes_opcheck(backend):
     dtype = torch.float32 if backend == "native" else torch.float64
     x = torch.randn(1, 2, 5, 6, dtype=dtype, requires_grad=True)
     weights = [weight.detach().to(dtype).requires_grad_() for one in build().networks for weight in one.weights()]
-    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, (x, weights, 2, backend))
+    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, (x, weights, 2, 2, "gelu", backend))
 
 
 @pytest.mark.parametrize("degree", [4, 8])
@@ -129,6 +219,41 @@ def test_an_expansion_is_a_positive_integer():
         LearnedSketch(8, expansion=0)
     with pytest.raises(TypeError, match="expansion must be"):
         LearnedSketch(8, expansion=2.0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_stage_more_costs_its_matrices(depth: int):
+    sketch, x = build(depth=depth), torch.randn(2, 2, 7, 6, dtype=torch.float64)
+    products = 8 * (2 * 6 * 5 + (4 * depth - 2) * 5**2)
+    assert sum(parameter.numel() for parameter in sketch.parameters() if parameter.dim() == 2) == products
+    with FlopCounterMode(display=False) as counted:
+        sketch.map(x)
+    assert counted.get_total_flops() == 2 * products * (2 * 2 * 7)
+
+
+def test_a_depth_is_a_positive_integer_and_an_activation_has_a_name_that_is_known():
+    with pytest.raises(ValueError, match="depth must be"):
+        LearnedSketch(8, depth=0)
+    with pytest.raises(TypeError, match="depth must be"):
+        LearnedSketch(8, depth=1.5)
+    with pytest.raises(ValueError, match="unknown activation 'swish'; known activations: gelu, relu, silu"):
+        LearnedSketch(8, activation="swish")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"depth": 3}, ValueError, "expected 24 weights for every map, of 2 networks of depth 3, got 16"),
+        ({"depth": 0}, ValueError, "depth must be at least 1"),
+        ({"activation": "tanh"}, ValueError, "unknown activation 'tanh'"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_weights_of_other_networks_are_refused(options: dict, error: type[Exception], message: str, backend: str):
+    """A program that took them would read past the end."""
+    weights = [weight for one in build().networks for weight in one.weights()]
+    with pytest.raises(error, match=message):
+        sketch_networks.learned_sketch(torch.randn(1, 2, 5, 6), weights, 2, **options, backend=backend)
 
 
 @pytest.mark.parametrize("degree", [4, 8, 16])

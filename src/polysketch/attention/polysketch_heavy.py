@@ -40,7 +40,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
     Args:
         num_heads, head_dim, num_kv_heads, degree, sketch_size, learned, projection, share, prefix_gain: as for
             `PolysketchPaperAttention`. There is no gate: heavy entries would need the decay of every pair.
-        sketch_expansion: as there.
+        sketch_expansion, sketch_depth, sketch_activation: as there.
         local_chunk: tokens of a chunk with exact weights; candidates lie outside it, so it cannot be None.
         heavy_size: candidates of a query; 2 heavy_size without `causal`.
         hash_bits: hyperplanes, 1 to 16. More make buckets more selective, and the state larger.
@@ -80,6 +80,8 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         share: Literal["layer", "head"] = "layer",
         prefix_gain: float | tuple[float, ...] | None = None,
         sketch_expansion: int = 8,
+        sketch_depth: int = 2,
+        sketch_activation: Literal["gelu", "relu", "silu"] = "gelu",
         heavy_size: int = 64,
         hash_bits: int = 6,
     ) -> None:
@@ -96,6 +98,8 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
             share=share,
             prefix_gain=prefix_gain,
             sketch_expansion=sketch_expansion,
+            sketch_depth=sketch_depth,
+            sketch_activation=sketch_activation,
         )
         self.heavy_size = heavy_size
         self.register_buffer("hyperplanes", torch.empty(head_dim, hash_bits))

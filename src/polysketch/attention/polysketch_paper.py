@@ -15,7 +15,7 @@ from polysketch.feature_maps.draws import seed_or_default
 from polysketch.ops.arguments import check_at_least_one
 
 _FEW_NUMBERS = 4096
-_PAPER_EXPANSION = 8
+_PAPER_NETWORKS = {"expansion": 8, "depth": 2, "activation": "gelu"}
 PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
 
 
@@ -47,6 +47,9 @@ class PolysketchPaperAttention(LinearizedAttention):
             local part it brings gains spread over the heads.
         hidden_size: width of the layer's input, for the gate.
         sketch_expansion: e, hidden units of the learned sketch's networks for each feature; 8 in the paper.
+        sketch_depth: stages of such a network, each a norm, a matrix to hidden units, the activation, a matrix back; 2
+            in the paper.
+        sketch_activation: "gelu" (the tanh form) as in the paper, "relu" or "silu".
         redraw_interval: training steps between draws of the random sketch; None keeps the first. Needs learned=False.
             What decodes from a state of before a draw would mix features: start a new state.
 
@@ -55,9 +58,9 @@ class PolysketchPaperAttention(LinearizedAttention):
         ValueError: an option out of range, or options that do not go together.
 
     Cost, a token and head, r = sketch_size: 2 r (r + 1) (value_dim + 1) operations for the sums, (head_dim + value_dim)
-    local_chunk for the exact part, and at degree 4 the sketch of a query or key, e (2 head_dim r + 6 r^2)
-    multiply-adds where learned and 2 head_dim r where Gaussian. The state is about r^2 / 2 (value_dim + 1) numbers a
-    key/value head, and local_chunk (r + head_dim + value_dim) of the open chunk.
+    local_chunk for the exact part, and at degree 4 the sketch of a query or key, e (2 head_dim r + (4 sketch_depth - 2)
+    r^2) multiply-adds where learned and 2 head_dim r where Gaussian. The state is about r^2 / 2 (value_dim + 1) numbers
+    a key/value head, and local_chunk (r + head_dim + value_dim) of the open chunk.
     """
 
     offset = 1.0
@@ -77,18 +80,25 @@ class PolysketchPaperAttention(LinearizedAttention):
         prefix_gain: float | tuple[float, ...] | None = None,
         decay_gate: bool = False,
         hidden_size: int | None = None,
-        sketch_expansion: int = _PAPER_EXPANSION,
+        sketch_expansion: int = 8,
+        sketch_depth: int = 2,
+        sketch_activation: Literal["gelu", "relu", "silu"] = "gelu",
         redraw_interval: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        _check_sketch(learned, sketch_expansion, redraw_interval)
+        networks: dict[str, Any] = {
+            "expansion": sketch_expansion,
+            "depth": sketch_depth,
+            "activation": sketch_activation,
+        }
+        _check_sketch(learned, networks, redraw_interval)
         _check_options(degree, learned, projection, local_chunk, prefix_gain, decay_gate, hidden_size)
         self.degree, self.local_chunk, self.learned = degree, local_chunk, learned
         self.redraw_interval = redraw_interval
         sizes: dict[str, Any] = {"degree": degree, "sketch_size": sketch_size, "share": share}
         sizes["num_kv_heads"] = self.num_kv_heads
         if learned:
-            self.feature_map = LearnedSketch(head_dim, **sizes, expansion=sketch_expansion)
+            self.feature_map = LearnedSketch(head_dim, **sizes, **networks)
         else:
             seed = None if redraw_interval is None else seed_or_default(None)
             self.feature_map = PROJECTIONS[projection](head_dim, **sizes, seed=seed)
@@ -107,7 +117,7 @@ class PolysketchPaperAttention(LinearizedAttention):
             "projection": projection,
         }
         self._options |= {"local_chunk": local_chunk, "share": share, "prefix_gain": prefix_gain}
-        self._options |= {"decay_gate": decay_gate, "sketch_expansion": sketch_expansion}
+        self._options |= {"decay_gate": decay_gate, **{f"sketch_{name}": value for name, value in networks.items()}}
         self._options |= {"redraw_interval": redraw_interval}
 
     def why_not_blocks(self, block_size: int) -> str | None:
@@ -247,11 +257,12 @@ def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     return torch.addcmul(norm.bias, (x - mean).mul_(torch.rsqrt(variance + norm.eps)), norm.weight)
 
 
-def _check_sketch(learned: bool, sketch_expansion: int, redraw_interval: int | None) -> None:
+def _check_sketch(learned: bool, networks: dict[str, Any], redraw_interval: int | None) -> None:
     """Refuse networks of what is not learned, and draws of what is not drawn."""
-    check_at_least_one(sketch_expansion=sketch_expansion)
-    if sketch_expansion != _PAPER_EXPANSION and not learned:
-        raise ValueError(f"sketch_expansion={sketch_expansion} is for the learned sketch: it needs learned=True")
+    check_at_least_one(sketch_expansion=networks["expansion"], sketch_depth=networks["depth"])
+    for name, value in networks.items():
+        if value != _PAPER_NETWORKS[name] and not learned:
+            raise ValueError(f"sketch_{name}={value!r} is for the learned sketch: it needs learned=True")
     if redraw_interval is not None:
         check_at_least_one(redraw_interval=redraw_interval)
         if learned:

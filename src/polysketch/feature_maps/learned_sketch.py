@@ -8,44 +8,43 @@ from torch import Tensor, nn
 from polysketch.feature_maps.base import FeatureMap, check_sketch_degree
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.ops.arguments import check_at_least_one
-from polysketch.ops.learned_sketch import learned_sketch
+from polysketch.ops.learned_sketch import PAPER_ACTIVATION, PAPER_DEPTH, check_activation, learned_sketch
 
 _FEW_ROWS = 256
 _NORM_EPSILON = 1e-5  # also in ops.learned_sketch
 
 
 class SketchNetwork(nn.Module):
-    """f: LN -> Linear(e r) -> tanh-GELU -> Linear(r) -> LN -> Linear(e r) -> tanh-GELU -> Linear(r); no linear biases.
+    """f: LN -> Linear(e r) -> activation -> Linear(r), `depth` such stages in turn, without biases in the linears.
 
-    It holds the parameters; `ops.learned_sketch` computes with them.
+    It holds the parameters; `ops.learned_sketch` computes with them, and knows the activation.
 
     Args:
         inputs: width of the input.
         sketch_size: r.
         expansion: e, hidden units for each feature.
+        depth: number of stages; in the paper 2, which makes hidden layers of e r, r and e r.
     """
 
-    def __init__(self, inputs: int, sketch_size: int, expansion: int = 8) -> None:
+    def __init__(self, inputs: int, sketch_size: int, expansion: int = 8, depth: int = PAPER_DEPTH) -> None:
         super().__init__()
         hidden = expansion * sketch_size
-        self.input_norm = nn.LayerNorm(inputs, eps=_NORM_EPSILON)
-        self.input_up = nn.Linear(inputs, hidden, bias=False)
-        self.input_down = nn.Linear(hidden, sketch_size, bias=False)
-        self.middle_norm = nn.LayerNorm(sketch_size, eps=_NORM_EPSILON)
-        self.middle_up = nn.Linear(sketch_size, hidden, bias=False)
-        self.middle_down = nn.Linear(hidden, sketch_size, bias=False)
-        for linear in (self.input_up, self.input_down, self.middle_up, self.middle_down):
-            lecun_normal_(linear.weight, linear.in_features)
+        self.stages = ["input", "middle", *(f"middle_{index}" for index in range(2, depth))][:depth]
+        for name, width in zip(self.stages, [inputs, *[sketch_size] * (depth - 1)], strict=True):
+            setattr(self, f"{name}_norm", nn.LayerNorm(width, eps=_NORM_EPSILON))
+            setattr(self, f"{name}_up", nn.Linear(width, hidden, bias=False))
+            setattr(self, f"{name}_down", nn.Linear(hidden, sketch_size, bias=False))
+        for name in self.stages:
+            for linear in (getattr(self, f"{name}_up"), getattr(self, f"{name}_down")):
+                lecun_normal_(linear.weight, linear.in_features)
 
     def weights(self) -> list[Tensor]:
-        """Its eight parameters, in the order `learned_sketch` takes them."""
-        norms, ups = (self.input_norm, self.middle_norm), (self.input_up, self.middle_up)
-        downs = (self.input_down, self.middle_down)
-        return [
-            weight
-            for norm, up, down in zip(norms, ups, downs, strict=True)
-            for weight in (norm.weight, norm.bias, up.weight, down.weight)
-        ]
+        """Its parameters, four of each stage, in the order `learned_sketch` takes them."""
+        found: list[Tensor] = []
+        for name in self.stages:
+            norm, up, down = (getattr(self, f"{name}_{part}") for part in ("norm", "up", "down"))
+            found += [norm.weight, norm.bias, up.weight, down.weight]
+        return found
 
 
 class LearnedSketch(FeatureMap):
@@ -55,7 +54,8 @@ class LearnedSketch(FeatureMap):
 
     with f as in `SketchNetwork`, `degree - 2` networks in all. |phi_i| <= sqrt(r), so a weight is at most r^4. It
     takes queries and keys before any layer norm, for each network begins with its own. Hidden activations, 8 r wide
-    as the paper has them, are made for some rows at a time and recomputed in backward.
+    as the paper has them, are made for some rows at a time and recomputed in backward. The paper expects that better
+    networks exist: `expansion`, `depth` and `activation` are for those who look for them.
 
     Args:
         head_dim: width of one head.
@@ -64,11 +64,15 @@ class LearnedSketch(FeatureMap):
         num_kv_heads: key and value heads.
         share: "layer", as in the paper, or "head", networks for every key/value head.
         expansion: e, hidden units of a network for each feature; 8 in the paper. Time and parameters are in proportion.
+        depth: stages of a network, each LN -> Linear(e r) -> activation -> Linear(r); 2 in the paper.
+        activation: "gelu" (the tanh form) as in the paper, "relu" or "silu".
 
     Raises:
-        ValueError: a degree that is no power of two from 4 on (at 2 there is nothing to learn), or a size below one.
+        ValueError: a degree that is no power of two from 4 on (at 2 there is nothing to learn), a size below one, or an
+            unknown activation.
 
-    Cost: at degree 4, e (2 head_dim r + 6 r^2) multiply-adds a token and head, as many parameters, and norms.
+    Cost: at degree 4, e (2 head_dim r + (4 depth - 2) r^2) multiply-adds a token and head, as many parameters, and
+    norms.
     """
 
     power = 2
@@ -82,15 +86,20 @@ class LearnedSketch(FeatureMap):
         num_kv_heads: int = 1,
         share: str = "layer",
         expansion: int = 8,
+        depth: int = PAPER_DEPTH,
+        activation: str = PAPER_ACTIVATION,
     ) -> None:
         super().__init__(head_dim, num_kv_heads=num_kv_heads, share=share)
         check_sketch_degree(degree, smallest=4)
-        check_at_least_one(sketch_size=sketch_size, expansion=expansion)
-        self.degree = degree
+        check_at_least_one(sketch_size=sketch_size, expansion=expansion, depth=depth)
+        check_activation(activation)
+        self.degree, self.depth, self.activation = degree, depth, activation
         self.feature_dim = sketch_size
         leaves = degree // 2
         inputs = [head_dim] * leaves + [sketch_size] * (leaves - 2)
-        self.networks = nn.ModuleList(SketchNetwork(width, sketch_size, expansion) for width in inputs * self.num_maps)
+        self.networks = nn.ModuleList(
+            SketchNetwork(width, sketch_size, expansion, depth) for width in inputs * self.num_maps
+        )
 
     def map_both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Both in one call where they are few, as in decoding: then calls cost more than they compute."""
@@ -109,4 +118,6 @@ class LearnedSketch(FeatureMap):
         weights = [weight for network in self.networks for weight in cast(SketchNetwork, network).weights()]
         # Graphs that leave this library have PyTorch's operators alone.
         backend = "reference" if torch.compiler.is_exporting() else "auto"
-        return learned_sketch(x.to(dtype), weights, self.degree // 2, backend=backend)
+        return learned_sketch(
+            x.to(dtype), weights, self.degree // 2, depth=self.depth, activation=self.activation, backend=backend
+        )

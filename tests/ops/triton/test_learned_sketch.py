@@ -9,7 +9,7 @@ import triton as compiler
 import triton.language as tl  # noqa: F401 - the interpreter looks for it where a function is defined
 
 from polysketch.feature_maps import LearnedSketch
-from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
+from polysketch.ops.learned_sketch import ACTIVATIONS, learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch.triton import launcher
 from polysketch.ops.learned_sketch.triton.programs import networks as programs
 from polysketch.ops.triton import forced
@@ -41,27 +41,27 @@ def resident(small_blocks, monkeypatch):
         yield
 
 
-def case(degree, share, shape, size, seed=0, expansion=8):
+def case(degree, share, shape, size, seed=0, expansion=8, depth=2):
     """x, weights none of which is zero or one, the number of leaves, a gradient of the features."""
     torch.manual_seed(seed)
-    sizes = {"degree": degree, "sketch_size": size, "expansion": expansion}
+    sizes = {"degree": degree, "sketch_size": size, "expansion": expansion, "depth": depth}
     sketch = LearnedSketch(shape[3], **sizes, num_kv_heads=2, share=share)
     weights = [weight.detach() + 0.1 * torch.randn_like(weight) for one in sketch.networks for weight in one.weights()]
     return torch.randn(shape), weights, degree // 2, torch.randn(*shape[:3], size)
 
 
-def features_and_gradients(x, weights, leaves, cotangent, backend):
+def features_and_gradients(x, weights, leaves, cotangent, backend, **options):
     """Features and the gradients of x and all weights."""
     tensors = [tensor.clone(memory_format=torch.preserve_format).requires_grad_() for tensor in (x, *weights)]
-    features = learned_sketch(tensors[0], tensors[1:], leaves, backend=backend)
+    features = learned_sketch(tensors[0], tensors[1:], leaves, backend=backend, **options)
     return [features.detach(), *torch.autograd.grad(features, tensors, cotangent)]
 
 
-def relative_errors(x, weights, leaves, cotangent, dtype=torch.float32):
+def relative_errors(x, weights, leaves, cotangent, dtype=torch.float32, **options):
     """Of the features and every gradient, the triton backend's in `dtype` against the formula in float64."""
     rounded = [tensor.to(dtype) for tensor in (x, *weights, cotangent)]
     found, expected = (
-        features_and_gradients(one[0], one[1:-1], leaves, one[-1], backend)
+        features_and_gradients(one[0], one[1:-1], leaves, one[-1], backend, **options)
         for one, backend in ((rounded, "triton"), ([tensor.double() for tensor in rounded], "chunked"))
     )
     assert [a.dtype for a in found] == [dtype] * len(found)
@@ -88,6 +88,44 @@ def test_networks_may_have_any_number_of_hidden_units(expansion, size):
     assert max(relative_errors(*case(4, "layer", (1, 2, 9, 12), size, expansion=expansion))) < 4e-5
 
 
+NETWORKS = pytest.mark.parametrize(
+    ("depth", "activation", "degree", "share"),
+    [
+        (1, "relu", 8, "head"),
+        (1, "gelu", 4, "layer"),
+        (2, "silu", 4, "head"),
+        (2, "relu", 4, "layer"),
+        (3, "gelu", 4, "head"),
+        (3, "silu", 8, "layer"),
+        (4, "relu", 4, "layer"),
+    ],
+)
+
+
+def errors_of_networks(depth, activation, degree, share, dtype=torch.float32):
+    """Of networks with 3 hidden units a feature."""
+    inputs = case(degree, share, (1, 2, 9, 12), 5, expansion=3, depth=depth)
+    return relative_errors(*inputs, dtype, depth=depth, activation=activation)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@NETWORKS
+def test_networks_may_have_any_depth_and_activation(depth, activation, degree, share):
+    assert max(errors_of_networks(depth, activation, degree, share)) < 1e-5 * degree
+
+
+@pytest.mark.usefixtures("resident")
+@NETWORKS
+def test_so_may_networks_whose_weights_stay_in_shared_memory(depth, activation, degree, share):
+    assert max(errors_of_networks(depth, activation, degree, share)) < 1e-5 * degree
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("depth", "activation"), [(1, "silu"), (2, "relu"), (3, "gelu")])
+def test_half_precision_of_any_network_differs_by_its_rounding(depth, activation):
+    assert max(errors_of_networks(depth, activation, 4, "layer", torch.float16)) < 4e-3
+
+
 @pytest.mark.usefixtures("resident")
 @pytest.mark.parametrize(
     ("degree", "share", "shape", "size"), [(4, "head", (1, 2, 37, 20), 6), (8, "layer", (1, 1, 33, 16), 4)]
@@ -108,12 +146,13 @@ def exact_tanh(x):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_formulas_of_bfloat16_are_the_same_but_for_their_tanh(monkeypatch):
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_formulas_of_bfloat16_are_the_same_but_for_their_tanh(monkeypatch, activation):
     """They are written around an instruction that the interpreter does not have."""
     constants = launcher._constants
-    monkeypatch.setattr(launcher, "_constants", lambda call, half: {**constants(call, half), "FAST": True})
+    monkeypatch.setattr(launcher, "_constants", lambda call, stage: {**constants(call, stage), "FAST": True})
     monkeypatch.setattr(programs, "_fast_tanh", exact_tanh)
-    assert max(relative_errors(*case(4, "layer", (1, 2, 9, 16), 6))) < 1e-5
+    assert max(relative_errors(*case(4, "layer", (1, 2, 9, 16), 6), activation=activation)) < 1e-5
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -201,4 +240,4 @@ def test_it_is_an_operator_whose_fake_says_where_numbers_lie(transposed):
     x, weights, leaves, grad = case(4, "layer", (1, 2, 5, 6), 4)
     x = x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x
     operator = torch.ops.polysketch.learned_sketch_backward.default
-    torch.library.opcheck(operator, (grad, x, weights, leaves, "triton"))
+    torch.library.opcheck(operator, (grad, x, weights, leaves, 2, "silu", "triton"))

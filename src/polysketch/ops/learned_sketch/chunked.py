@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polysketch.ops.gelu import gelu, gelu_, gelu_backward
-from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+from polysketch.ops.learned_sketch.activations import ACTIVATIONS, Activation
+from polysketch.ops.learned_sketch.networks import TENSORS, Networks
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 from polysketch.ops.workspace import Workspace
 
@@ -22,55 +22,45 @@ _SUMMED_ROWS = 1024  # of one product in a gradient of weights
 _Part = tuple[int, tuple[slice, slice, slice]]  # which map; slices of batch, heads and length
 
 
-def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
+def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     """phi(x); arguments as in `learned_sketch`."""
     features = x.new_empty(*x.shape[:-1], weights[-1].shape[0])
-    maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
+    maps, activation = _maps(weights, networks, x.dtype), ACTIVATIONS[networks.activation]
 
     def work(share: Sequence[_Part]) -> None:
         workspace = Workspace()
         for index, part in share:
             rows = x[part]
-            found = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], workspace)
+            found = _sketch(rows.reshape(-1, rows.shape[-1]), maps[index], activation, workspace)
             features[part] = found.view(*rows.shape[:-1], -1)
 
     run_in_parallel(work, _shares(x, len(maps)))
     return features
 
 
-def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> list[Tensor]:
     """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    maps = [_levels(networks, leaves, x.dtype) for networks in _networks(weights, leaves)]
+    maps, activation = _maps(weights, networks, x.dtype), ACTIVATIONS[networks.activation]
     shares = _shares(x, len(maps))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
     totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
 
     def work(share: Sequence[tuple[int, _Part]]) -> None:
         for thread, (index, part) in share:
-            rows = x[part]
-            tape = _sketch_kept(rows.reshape(-1, rows.shape[-1]), maps[index])
+            rows, levels = x[part], maps[index]
+            tape = _sketch_kept(rows.reshape(-1, rows.shape[-1]), levels, activation)
             grad_rows = grad[part].reshape(1, -1, grad.shape[-1])
-            grad_x[part] = _sketch_backward(grad_rows, maps[index], totals[thread][index], tape).view(rows.shape)
+            found = _sketch_backward(grad_rows, levels, activation, totals[thread][index], tape)
+            grad_x[part] = found.view(rows.shape)
 
     run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
     summed = [_summed([total[index] for total in totals]) for index in range(len(maps))]
     return [grad_x, *(grad for levels in summed for grad in _weight_gradients(levels))]
 
 
-class _Network(NamedTuple):
-    input_scale: Tensor
-    input_bias: Tensor
-    input_up: Tensor
-    input_down: Tensor
-    middle_scale: Tensor
-    middle_bias: Tensor
-    middle_up: Tensor
-    middle_down: Tensor
-
-
-class _Half(NamedTuple):
-    """One half of the k networks of a level: scale and bias of the norm (k, 1, in), up and down (k, out, in)."""
+class _Stage(NamedTuple):
+    """A stage of the k networks of a level: scale and bias of the norm (k, 1, in), up and down (k, out, in)."""
 
     scale: Tensor
     bias: Tensor
@@ -78,15 +68,11 @@ class _Half(NamedTuple):
     down: Tensor
 
 
-class _Level(NamedTuple):
-    """The networks of one level: both halves, each a norm, up, GELU, down."""
-
-    first: _Half
-    second: _Half
+_Level = list[_Stage]  # the networks of a level, side by side
 
 
 class _Passed(NamedTuple):
-    """What the backward pass of a half needs."""
+    """What the backward pass of a stage needs."""
 
     inputs: Tensor
     statistics: tuple[Tensor, Tensor]
@@ -99,48 +85,34 @@ class _Passed(NamedTuple):
 class _Activations(NamedTuple):
     """What the backward pass of a level needs."""
 
-    first: _Passed
-    second: _Passed
+    stages: list[_Passed]
     outputs: Tensor
     combined: Tensor
 
 
-def _networks(weights: list[Tensor], leaves: int) -> list[list[_Network]]:
-    """The flat list as networks of each map."""
-    networks = [_Network(*weights[i : i + TENSORS]) for i in range(0, len(weights), TENSORS)]
-    size = networks_of_a_map(leaves)
-    return [networks[i : i + size] for i in range(0, len(networks), size)]
+def _maps(weights: list[Tensor], networks: Networks, dtype: torch.dtype) -> list[list[_Level]]:
+    """The flat list as the levels of each map."""
+    size = networks.tensors
+    return [list(_levels(weights[start : start + size], networks, dtype)) for start in range(0, len(weights), size)]
 
 
-def _sizes(leaves: int) -> list[int]:
-    """Networks of each level: every level has half of the one before, down to two."""
-    return [leaves] if leaves == 2 else [leaves, *_sizes(leaves // 2)]
-
-
-def _by_level(networks: list[_Network], leaves: int) -> Iterator[list[_Network]]:
-    start = 0
-    for size in _sizes(leaves):
-        yield networks[start : start + size]
-        start += size
-
-
-def _levels(networks: list[_Network], leaves: int, dtype: torch.dtype) -> list[_Level]:
+def _levels(weights: list[Tensor], networks: Networks, dtype: torch.dtype) -> Iterator[_Level]:
     """The networks of one map side by side, level by level."""
-    return [
-        _Level(_stack([n[:4] for n in level], dtype), _stack([n[4:] for n in level], dtype))
-        for level in _by_level(networks, leaves)
-    ]
+    size = networks.depth * TENSORS
+    of_networks = iter([weights[start : start + size] for start in range(0, len(weights), size)])
+    for count in networks.levels:
+        level = [next(of_networks) for _ in range(count)]
+        yield [_stack([one[first : first + TENSORS] for one in level], dtype) for first in range(0, size, TENSORS)]
 
 
-def _stack(halves: list[tuple[Tensor, ...]], dtype: torch.dtype) -> _Half:
-    scale, bias, up, down = (torch.stack(tensors).to(dtype) for tensors in zip(*halves, strict=True))
-    return _Half(scale[:, None], bias[:, None], up, down)
+def _stack(stages: list[list[Tensor]], dtype: torch.dtype) -> _Stage:
+    scale, bias, up, down = (torch.stack(tensors).to(dtype) for tensors in zip(*stages, strict=True))
+    return _Stage(scale[:, None], bias[:, None], up, down)
 
 
 def _zeros(levels: list[_Level], dtype: torch.dtype) -> list[_Level]:
     return [
-        _Level(*(_Half(*(torch.zeros_like(tensor, dtype=dtype) for tensor in half)) for half in level))
-        for level in levels
+        [_Stage(*(torch.zeros_like(tensor, dtype=dtype) for tensor in stage)) for stage in level] for level in levels
     ]
 
 
@@ -149,20 +121,20 @@ def _summed(totals: list[list[_Level]]) -> list[_Level]:
     result = totals[0]
     for other in totals[1:]:
         for level, more in zip(result, other, strict=True):
-            for half, part in zip(level, more, strict=True):
-                for tensor, summand in zip(half, part, strict=True):
+            for stage, part in zip(level, more, strict=True):
+                for tensor, summand in zip(stage, part, strict=True):
                     tensor.add_(summand)
     return result
 
 
 def _weight_gradients(levels: list[_Level]) -> Iterator[Tensor]:
     """The flat list of gradients, in the order of the weights."""
-    for first, second in levels:
-        for index in range(len(first.up)):
-            for half in (first, second):
+    for level in levels:
+        for index in range(len(level[0].up)):
+            for stage in level:
                 # Results of an operator may not share memory.
-                yield from (half.scale[index, 0].clone(), half.bias[index, 0].clone())
-                yield from (half.up[index].clone(), half.down[index].clone())
+                yield from (stage.scale[index, 0].clone(), stage.bias[index, 0].clone())
+                yield from (stage.up[index].clone(), stage.down[index].clone())
 
 
 def _shares(x: Tensor, num_maps: int) -> list[Sequence[_Part]]:
@@ -184,32 +156,37 @@ def _pieces(x: Tensor, num_maps: int) -> Iterator[_Part]:
                 yield index, (slice(item, item + items), of_map, slice(start, start + tokens))
 
 
-def _sketch(rows: Tensor, levels: list[_Level], workspace: Workspace) -> Tensor:
+def _sketch(rows: Tensor, levels: list[_Level], activation: Activation, workspace: Workspace) -> Tensor:
     """(m, head_dim) -> (m, r), by the recursion of Algorithm 2 from its leaves up, with one piece of scratch memory."""
     values = rows[None]
     for level in levels:
-        outputs = _half(_half(values, level.first, workspace), level.second, workspace)
-        values = _combine(outputs[::2], outputs[1::2])
+        for stage in level:
+            values = _pass(values, stage, activation, workspace)
+        values = _combine(values[::2], values[1::2])
     return values[0]
 
 
-def _sketch_kept(rows: Tensor, levels: list[_Level]) -> list[_Activations]:
+def _sketch_kept(rows: Tensor, levels: list[_Level], activation: Activation) -> list[_Activations]:
     """What the backward pass needs of each level."""
     values, tape = rows[None], []
     for level in levels:
-        middle, first = _half_kept(values, level.first)
-        outputs, second = _half_kept(middle, level.second)
-        values = _combine(outputs[::2], outputs[1::2])
-        tape.append(_Activations(first, second, outputs, values))
+        stages = []
+        for stage in level:
+            values, kept = _pass_kept(values, stage, activation)
+            stages.append(kept)
+        outputs, values = values, _combine(values[::2], values[1::2])
+        tape.append(_Activations(stages, outputs, values))
     return tape
 
 
-def _sketch_backward(grad: Tensor, levels: list[_Level], totals: list[_Level], tape: list[_Activations]) -> Tensor:
+def _sketch_backward(
+    grad: Tensor, levels: list[_Level], activation: Activation, totals: list[_Level], tape: list[_Activations]
+) -> Tensor:
     """The gradient of the rows, given that of the features (1, m, r); adds those of the weights to `totals`."""
     for level, total, kept in reversed(list(zip(levels, totals, tape, strict=True))):
         grad = _combine_backward(grad, kept.combined, kept.outputs)
-        grad = _half_backward(grad, level.second, total.second, kept.second)
-        grad = _half_backward(grad, level.first, total.first, kept.first)
+        for stage, sums, passed in reversed(list(zip(level, total, kept.stages, strict=True))):
+            grad = _pass_backward(grad, stage, activation, sums, passed)
     return grad[0]
 
 
@@ -229,34 +206,34 @@ def _combine_backward(grad: Tensor, combined: Tensor, outputs: Tensor) -> Tensor
     return result
 
 
-def _half(values: Tensor, half: _Half, workspace: Workspace) -> Tensor:
+def _pass(values: Tensor, stage: _Stage, activation: Activation, workspace: Workspace) -> Tensor:
     """values (k, m, w), or (1, m, w) for all k networks -> (k, m, r)."""
     standard, _, _ = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
-    normed = torch.addcmul(half.bias, standard, half.scale)
-    shape = (*normed.shape[:2], half.up.shape[1])
-    hidden = torch.bmm(normed, half.up.mT, out=workspace.take("hidden", shape, normed))
-    return torch.bmm(gelu_(hidden, workspace.take("scratch", shape, normed)), half.down.mT)
+    normed = torch.addcmul(stage.bias, standard, stage.scale)
+    shape = (*normed.shape[:2], stage.up.shape[1])
+    hidden = torch.bmm(normed, stage.up.mT, out=workspace.take("hidden", shape, normed))
+    return torch.bmm(activation.apply_(hidden, workspace.take("scratch", shape, normed)), stage.down.mT)
 
 
-def _half_kept(values: Tensor, half: _Half) -> tuple[Tensor, _Passed]:
-    """As `_half`, with what the backward pass needs."""
+def _pass_kept(values: Tensor, stage: _Stage, activation: Activation) -> tuple[Tensor, _Passed]:
+    """As `_pass`, with what the backward pass needs."""
     standard, mean, deviation = torch.native_layer_norm(values, values.shape[-1:], None, None, _NORM_EPSILON)
-    normed = torch.addcmul(half.bias, standard, half.scale)
-    hidden = torch.bmm(normed, half.up.mT)
-    active = gelu(hidden)
+    normed = torch.addcmul(stage.bias, standard, stage.scale)
+    hidden = torch.bmm(normed, stage.up.mT)
+    active = activation.apply(hidden)
     kept = _Passed(values, (mean, deviation), standard, normed, hidden, active)
-    return torch.bmm(active[0], half.down.mT), kept
+    return torch.bmm(active[0], stage.down.mT), kept
 
 
-def _half_backward(grad: Tensor, half: _Half, total: _Half, kept: _Passed) -> Tensor:
-    """The gradient of a half's inputs; adds those of its weights to `total`."""
+def _pass_backward(grad: Tensor, stage: _Stage, activation: Activation, total: _Stage, kept: _Passed) -> Tensor:
+    """The gradient of a stage's inputs; adds those of its weights to `total`."""
     _add(total.down, grad.mT, kept.active[0])
-    grad = gelu_backward(torch.bmm(grad, half.down), kept.hidden, kept.active)
+    grad = activation.backward(torch.bmm(grad, stage.down), kept.hidden, kept.active)
     _add(total.up, grad.mT, kept.normed)
-    grad = torch.bmm(grad, half.up)
+    grad = torch.bmm(grad, stage.up)
     total.scale.add_((grad * kept.standard).sum(1, keepdim=True))
     total.bias.add_(grad.sum(1, keepdim=True))
-    grad = grad.mul_(half.scale)
+    grad = grad.mul_(stage.scale)
     if len(grad) > len(kept.inputs):
         grad = grad.sum(0, keepdim=True)
     found = torch.ops.aten.native_layer_norm_backward(

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polysketch.ops.learned_sketch.weights import TENSORS, networks_of_a_map
+from polysketch.ops.learned_sketch.networks import Networks
 from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program, shares_of, why_not
 from polysketch.ops.parallel import run_in_parallel
 
 __all__ = ["backward", "forward", "why_not"]
 
 _BLOCK = 32  # kBlock of learned_sketch.h
-_SIZES = ("batch", "heads", "length", "inputs", "size", "hidden", "leaves", "maps")
+_SIZES = ("batch", "heads", "length", "inputs", "size", "hidden", "leaves", "depth", "maps", "activation")
+_ACTIVATIONS = ("gelu", "relu", "silu")  # kGelu, kRelu, kSilu of learned_sketch.h
 
 
 class _Call(ctypes.Structure):
@@ -31,11 +32,11 @@ class _Call(ctypes.Structure):
     )
 
 
-def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
+def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     """phi(x); arguments as in `learned_sketch`."""
     x, weights = _innermost_contiguous(x), _plain(weights)
     features = x.new_empty(*x.shape[:-1], weights[-1].shape[0])
-    call = _call(x, weights, leaves)
+    call = _call(x, weights, networks)
     call.features = TensorPointer.of(features)
     pointers = _pointers(weights)
     call.weights = ctypes.addressof(pointers)
@@ -43,18 +44,18 @@ def forward(x: Tensor, weights: list[Tensor], leaves: int) -> Tensor:
     return features
 
 
-def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> list[Tensor]:
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> list[Tensor]:
     """Gradients of x and of every weight."""
     x, grad, plain = _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
     grad_x = x.new_empty(x.shape)  # never of the default dtype or device: the program writes float32
-    shares = shares_of(_blocks(_call(x, plain, leaves)))
+    shares = shares_of(_blocks(_call(x, plain, networks)))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
     totals = [[torch.zeros_like(weight) for weight in plain] for _ in shares]
     pointers = _pointers(plain)
 
     def work(share: Sequence[tuple[int, Sequence[int]]]) -> None:
         for thread, blocks in share:
-            call, gradients = _call(x, plain, leaves), _pointers(totals[thread])
+            call, gradients = _call(x, plain, networks), _pointers(totals[thread])
             call.weights, call.weight_gradients = ctypes.addressof(pointers), ctypes.addressof(gradients)
             call.features_gradient, call.x_gradient = TensorPointer.of(grad), TensorPointer.of(grad_x)
             run_program(library().learned_sketch_backward, call, blocks)
@@ -67,11 +68,11 @@ def backward(grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int) -> lis
     return [grad_x, *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
 
 
-def _call(x: Tensor, weights: list[Tensor], leaves: int) -> _Call:
-    batch, heads, length, width = x.shape
+def _call(x: Tensor, weights: list[Tensor], networks: Networks) -> _Call:
     hidden, size = weights[2].shape[0], weights[-1].shape[0]
-    maps = len(weights) // (TENSORS * networks_of_a_map(leaves))
-    return _Call(batch, heads, length, width, size, hidden, leaves, maps, TensorPointer.of(x))
+    maps = len(weights) // networks.tensors
+    activation = _ACTIVATIONS.index(networks.activation)
+    return _Call(*x.shape, size, hidden, networks.leaves, networks.depth, maps, activation, TensorPointer.of(x))
 
 
 def _innermost_contiguous(x: Tensor) -> Tensor:

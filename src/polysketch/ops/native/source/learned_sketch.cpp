@@ -8,7 +8,7 @@ class Forward {
  public:
   explicit Forward(const LearnedSketchCall& call)
       : call_(call), x_(call.inputs * kBlock), normed_(std::max(call.inputs, call.size) * kBlock),
-        hidden_(kHidden * kBlock), middle_(call.size * kBlock), values_(call.leaves * call.size * kBlock) {}
+        hidden_(kHidden * kBlock), values_(call.leaves * call.size * kBlock) {}
 
   void run(const Networks& networks, const MapRows<kBlock>& rows, int64_t block) {
     const int64_t one = call_.size * kBlock;
@@ -18,8 +18,8 @@ class Forward {
       for (int64_t i = 0; i < level; i++, network++) {
         // The outputs of a level take the places of its inputs: network i needs none but the i-th.
         float* place = values_ + i * one;
-        half(networks.half(network, 0), level == call_.leaves ? x_ + 0 : place, middle_);
-        half(networks.half(network, 1), middle_, place);
+        stage(networks.stage(network, 0), level == call_.leaves ? x_ + 0 : place, place);
+        for (int64_t which = 1; which < call_.depth; which++) stage(networks.stage(network, which), place, place);
       }
       for (int64_t i = 0; i < level / 2; i++)
         combine<kBlock>(values_ + 2 * i * one, values_ + (2 * i + 1) * one, call_.size, values_ + i * one);
@@ -28,25 +28,28 @@ class Forward {
   }
 
  private:
-  void half(const Half& half, const float* inputs, float* outputs) {
+  // The inputs may lie where the outputs go.
+  void stage(const Stage& stage, const float* inputs, float* outputs) {
     float ignored[kBlock];
-    standardize<kBlock>(inputs, half.width, normed_, ignored);
-    scale_and_shift<kBlock>(half, normed_, normed_);
-    for (int64_t first = 0; first < half.hidden; first += kHidden) {
-      const int64_t count = std::min(kHidden, half.hidden - first);
-      product(count, kBlock, half.width, {half.up + first * half.width, half.width, 1}, {normed_, kBlock},
+    standardize<kBlock>(inputs, stage.width, normed_, ignored);
+    scale_and_shift<kBlock>(stage, normed_, normed_);
+    for (int64_t first = 0; first < stage.hidden; first += kHidden) {
+      const int64_t count = std::min(kHidden, stage.hidden - first);
+      product(count, kBlock, stage.width, {stage.up + first * stage.width, stage.width, 1}, {normed_, kBlock},
               {hidden_, kBlock}, false);
-      for (int64_t i = 0; i < count * kBlock; i += kLanes) {
-        const Vector x = load(hidden_ + i);
-        store(hidden_ + i, x * gelu_sigmoid(x));
-      }
-      product(half.size, kBlock, count, {half.down + first, half.hidden, 1}, {hidden_, kBlock}, {outputs, kBlock},
+      with_activation(call_, [&](auto activation) {
+        for (int64_t i = 0; i < count * kBlock; i += kLanes) {
+          const Vector x = load(hidden_ + i);
+          store(hidden_ + i, activation.of(x, activation.gate(x)));
+        }
+      });
+      product(stage.size, kBlock, count, {stage.down + first, stage.hidden, 1}, {hidden_, kBlock}, {outputs, kBlock},
               first > 0);
     }
   }
 
   const LearnedSketchCall& call_;
-  Buffer x_, normed_, hidden_, middle_, values_;
+  Buffer x_, normed_, hidden_, values_;
 };
 
 template <int64_t kBlock>

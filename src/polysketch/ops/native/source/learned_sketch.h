@@ -1,5 +1,5 @@
 // The networks of the learned sketch (PolySketchFormer, Algorithm 2 and appendix D) on a block of rows at a time, with
-// rows innermost: x[i][row]. The structures are mirrored in polysketch/ops/native_sketch.py.
+// rows innermost: x[i][row]. The structures are mirrored in polysketch/ops/learned_sketch/native.py.
 #pragma once
 
 #include "memory.h"
@@ -10,39 +10,45 @@
 constexpr int64_t kManyRows = 32, kFewRows = kLanes;  // rows worked on at once, kBlock below: few only in decoding
 constexpr int64_t kHidden = 64;  // hidden units worked on at once: they stay in the first cache
 constexpr float kNormEpsilon = 1e-5f;
-constexpr int kTensors = 8;  // of a network
+constexpr int kTensors = 4;  // of a stage
+
+enum { kGelu, kRelu, kSilu };  // activation of a call
 
 struct LearnedSketchCall {
-  int64_t batch, heads, length, inputs, size, hidden, leaves, maps;
+  int64_t batch, heads, length, inputs, size, hidden, leaves, depth, maps, activation;
   Tensor x, features;
-  const float* const* weights;  // for every map, for every network, its eight tensors
+  const float* const* weights;  // for every map, every network, every stage, its four tensors
   // Backward only.
   Tensor features_gradient, x_gradient;
   float* const* weight_gradients;  // in the order of the weights, written
 };
 
-// One half of a network: a norm, up, GELU, down.
-struct Half {
+// One stage of a network: a norm, up, activation, down.
+struct Stage {
   int64_t width, hidden, size;
   const float *scale, *bias, *up, *down;  // (width), (width), (hidden, width), (size, hidden)
 };
 
-// The networks of one map; network i's halves.
+// The networks of one map; network i's stages.
 class Networks {
  public:
   Networks(const LearnedSketchCall& call, int64_t map) : call_(call), first_(map * count(call.leaves)) {}
 
   static int64_t count(int64_t leaves) { return 2 * leaves - 2; }
-  Half half(int64_t network, int which) const {
-    const float* const* tensors = call_.weights + (first_ + network) * kTensors + which * 4;
+  Stage stage(int64_t network, int64_t which) const {
+    const float* const* tensors = call_.weights + place(network, which);
     const int64_t width = which == 0 && network < call_.leaves ? call_.inputs : call_.size;
     return {width, call_.hidden, call_.size, tensors[0], tensors[1], tensors[2], tensors[3]};
   }
-  float* const* gradients(int64_t network, int which) const {
-    return call_.weight_gradients + (first_ + network) * kTensors + which * 4;
+  float* const* gradients(int64_t network, int64_t which) const {
+    return call_.weight_gradients + place(network, which);
   }
 
  private:
+  int64_t place(int64_t network, int64_t which) const {
+    return ((first_ + network) * call_.depth + which) * kTensors;
+  }
+
   const LearnedSketchCall& call_;
   int64_t first_;
 };
@@ -111,18 +117,46 @@ static inline void standardize(const float* x, int64_t width, float* standard, f
 }
 
 template <int64_t kBlock>
-static inline void scale_and_shift(const Half& half, const float* standard, float* normed) {
-  for (int64_t i = 0; i < half.width; i++)
+static inline void scale_and_shift(const Stage& stage, const float* standard, float* normed) {
+  for (int64_t i = 0; i < stage.width; i++)
     for (int64_t t = 0; t < kBlock; t += kLanes)
-      store(normed + i * kBlock + t, load(standard + i * kBlock + t) * half.scale[i] + half.bias[i]);
+      store(normed + i * kBlock + t, load(standard + i * kBlock + t) * stage.scale[i] + stage.bias[i]);
 }
 
-// GELU, tanh form, is x sigmoid(z(x)), z = x (a + b x^2).
-constexpr float kGeluLinear = 1.5957691216f, kGeluCubic = 0.0713548162726f;
+// Activations: the result at x is of(x, gate(x)), the derivative slope(x, gate(x)).
 
-static inline Vector gelu_sigmoid(Vector x) {
-  const Vector z = x * (kGeluLinear + kGeluCubic * (x * x));
-  return reciprocal(1.0f + exponential(-z));
+// The tanh form, which is x sigmoid(z(x)), z = x (a + b x^2).
+struct Gelu {
+  static constexpr float kLinear = 1.5957691216f, kCubic = 0.0713548162726f;
+
+  static Vector gate(Vector x) {
+    const Vector z = x * (kLinear + kCubic * (x * x));
+    return reciprocal(1.0f + exponential(-z));
+  }
+  static Vector of(Vector x, Vector gate) { return x * gate; }
+  static Vector slope(Vector x, Vector gate) {
+    return gate + x * gate * (1.0f - gate) * (kLinear + 3.0f * kCubic * (x * x));
+  }
+};
+
+struct Relu {
+  static Vector gate(Vector x) { return x > 0.0f ? splat(1.0f) : splat(0.0f); }
+  static Vector of(Vector x, Vector) { return x < 0.0f ? splat(0.0f) : x; }  // what is not a number stays so
+  static Vector slope(Vector, Vector gate) { return gate; }
+};
+
+struct Silu {
+  static Vector gate(Vector x) { return reciprocal(1.0f + exponential(-x)); }
+  static Vector of(Vector x, Vector gate) { return x * gate; }
+  static Vector slope(Vector x, Vector gate) { return gate + x * gate * (1.0f - gate); }
+};
+
+// Calls work with the activation of a call.
+template <class Work>
+static inline void with_activation(const LearnedSketchCall& call, Work work) {
+  if (call.activation == kGelu) work(Gelu());
+  if (call.activation == kRelu) work(Relu());
+  if (call.activation == kSilu) work(Silu());
 }
 
 // sqrt(r) tanh(sqrt(1/r) left * right), all [size][kBlock].

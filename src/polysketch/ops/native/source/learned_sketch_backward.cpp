@@ -5,35 +5,35 @@ namespace {
 
 constexpr int64_t kBlock = kManyRows;
 
-// What the backward pass of one half needs of its forward pass, for one block.
+// What the backward pass of one stage needs of its forward pass, for one block.
 struct Tape {
-  explicit Tape(const Half& half)
-      : row(padded(half.width)), standard(half.width * kBlock), normed_rows(kBlock * row), before(half.hidden * kBlock),
-        sigmoid(half.hidden * kBlock) {}
+  explicit Tape(const Stage& stage)
+      : row(padded(stage.width)), standard(stage.width * kBlock), normed_rows(kBlock * row), before(stage.hidden * kBlock),
+        gate(stage.hidden * kBlock) {}
 
   int64_t row;
-  Buffer standard, normed_rows, before, sigmoid;  // [width][kBlock], [kBlock][row], [hidden][kBlock] twice
+  Buffer standard, normed_rows, before, gate;  // [width][kBlock], [kBlock][row], [hidden][kBlock] twice
   float inverse_deviation[kBlock];
 };
 
-// Gradients of one half's weights, summed over blocks; `down` lies transposed, and rows are padded.
+// Gradients of one stage's weights, summed over blocks; `down` lies transposed, and rows are padded.
 struct Totals {
-  explicit Totals(const Half& half)
-      : width(half.width), row(padded(half.width)), size_row(padded(half.size)), scale(half.width * kLanes),
-        bias(half.width * kLanes), up(half.hidden * row), down(half.hidden * size_row) {
-    zero(scale, half.width * kLanes);
-    zero(bias, half.width * kLanes);
-    zero(up, half.hidden * row);
-    zero(down, half.hidden * size_row);
+  explicit Totals(const Stage& stage)
+      : width(stage.width), row(padded(stage.width)), size_row(padded(stage.size)), scale(stage.width * kLanes),
+        bias(stage.width * kLanes), up(stage.hidden * row), down(stage.hidden * size_row) {
+    zero(scale, stage.width * kLanes);
+    zero(bias, stage.width * kLanes);
+    zero(up, stage.hidden * row);
+    zero(down, stage.hidden * size_row);
   }
 
-  void write(const Half& half, float* const* to) const {
+  void write(const Stage& stage, float* const* to) const {
     for (int64_t i = 0; i < width; i++) to[0][i] = sum_of(load(scale + i * kLanes));
     for (int64_t i = 0; i < width; i++) to[1][i] = sum_of(load(bias + i * kLanes));
-    for (int64_t o = 0; o < half.hidden; o++)
+    for (int64_t o = 0; o < stage.hidden; o++)
       for (int64_t i = 0; i < width; i++) to[2][o * width + i] = up[o * row + i];
-    for (int64_t j = 0; j < half.size; j++)
-      for (int64_t o = 0; o < half.hidden; o++) to[3][j * half.hidden + o] = down[o * size_row + j];
+    for (int64_t j = 0; j < stage.size; j++)
+      for (int64_t o = 0; o < stage.hidden; o++) to[3][j * stage.hidden + o] = down[o * size_row + j];
   }
 
   int64_t width, row, size_row;
@@ -48,9 +48,9 @@ class Backward {
         active_(kHidden * kBlock), active_gradient_(kHidden * kBlock), rows_(kBlock * padded(call.size)),
         middle_(one_), x_gradient_(call.inputs * kBlock) {
     for (int64_t network = 0; network < Networks::count(call.leaves); network++)
-      for (int which = 0; which < 2; which++) {
-        tapes_.emplace_back(networks.half(network, which));
-        totals_.emplace_back(networks.half(network, which));
+      for (int64_t which = 0; which < call_.depth; which++) {
+        tapes_.emplace_back(networks.stage(network, which));
+        totals_.emplace_back(networks.stage(network, which));
       }
     for (int64_t level = call.leaves; level >= 2; level /= 2) {
       outputs_.emplace_back(level * one_);
@@ -65,122 +65,134 @@ class Backward {
     zero(x_gradient_, call_.inputs * kBlock);
     std::copy(middle_ + 0, middle_ + one_, gradient_of_combined(outputs_.size() - 1));
     int64_t network = Networks::count(call_.leaves);
-    for (size_t depth = outputs_.size(); depth-- > 0;) {
-      const int64_t level = call_.leaves >> depth;
+    for (size_t step = outputs_.size(); step-- > 0;) {
+      const int64_t level = call_.leaves >> step;
       network -= level;
-      combine_backward(depth, level / 2);
-      for (int64_t i = 0; i < level; i++) network_backward(network + i, depth, i);
+      combine_backward(step, level / 2);
+      for (int64_t i = 0; i < level; i++) network_backward(network + i, step, i);
     }
     rows.write(x_gradient_, block, call_.inputs, call_.x_gradient);
   }
 
   void write_weight_gradients() const {
     for (int64_t network = 0; network < Networks::count(call_.leaves); network++)
-      for (int which = 0; which < 2; which++)
-        totals_[2 * network + which].write(networks_.half(network, which), networks_.gradients(network, which));
+      for (int64_t which = 0; which < call_.depth; which++)
+        totals_[network * call_.depth + which].write(networks_.stage(network, which), networks_.gradients(network, which));
   }
 
  private:
   void forward(const MapRows<kBlock>& rows, int64_t block) {
     rows.read(call_.x, block, call_.inputs, x_);
     int64_t network = 0;
-    for (size_t depth = 0; depth < outputs_.size(); depth++) {
-      const int64_t level = call_.leaves >> depth;
+    for (size_t step = 0; step < outputs_.size(); step++) {
+      const int64_t level = call_.leaves >> step;
       for (int64_t i = 0; i < level; i++, network++) {
-        half(network, 0, depth == 0 ? x_ + 0 : combined_[depth - 1] + i * one_, middle_);
-        half(network, 1, middle_, outputs_[depth] + i * one_);
+        float* place = outputs_[step] + i * one_;
+        stage(network, 0, step == 0 ? x_ + 0 : combined_[step - 1] + i * one_, place);
+        for (int64_t which = 1; which < call_.depth; which++) stage(network, which, place, place);
       }
       for (int64_t i = 0; i < level / 2; i++)
-        combine<kBlock>(outputs_[depth] + 2 * i * one_, outputs_[depth] + (2 * i + 1) * one_, call_.size,
-                combined_[depth] + i * one_);
+        combine<kBlock>(outputs_[step] + 2 * i * one_, outputs_[step] + (2 * i + 1) * one_, call_.size,
+                combined_[step] + i * one_);
     }
   }
 
-  void half(int64_t network, int which, const float* inputs, float* outputs) {
-    const Half half = networks_.half(network, which);
-    Tape& tape = tapes_[2 * network + which];
-    standardize<kBlock>(inputs, half.width, tape.standard, tape.inverse_deviation);
-    scale_and_shift<kBlock>(half, tape.standard, normed_);
-    transpose(normed_, half.width, tape.normed_rows, tape.row);
-    for (int64_t first = 0; first < half.hidden; first += kHidden) {
-      const int64_t count = std::min(kHidden, half.hidden - first);
-      float *before = tape.before + first * kBlock, *sigmoid = tape.sigmoid + first * kBlock;
-      product(count, kBlock, half.width, {half.up + first * half.width, half.width, 1}, {normed_, kBlock},
+  // The inputs may lie where the outputs go.
+  void stage(int64_t network, int64_t which, const float* inputs, float* outputs) {
+    const Stage stage = networks_.stage(network, which);
+    Tape& tape = tapes_[network * call_.depth + which];
+    standardize<kBlock>(inputs, stage.width, tape.standard, tape.inverse_deviation);
+    scale_and_shift<kBlock>(stage, tape.standard, normed_);
+    transpose(normed_, stage.width, tape.normed_rows, tape.row);
+    for (int64_t first = 0; first < stage.hidden; first += kHidden) {
+      const int64_t count = std::min(kHidden, stage.hidden - first);
+      float *before = tape.before + first * kBlock, *gate = tape.gate + first * kBlock;
+      product(count, kBlock, stage.width, {stage.up + first * stage.width, stage.width, 1}, {normed_, kBlock},
               {before, kBlock}, false);
-      for (int64_t i = 0; i < count * kBlock; i += kLanes) {
-        const Vector x = load(before + i), by = gelu_sigmoid(x);
-        store(sigmoid + i, by);
-        store(active_ + i, x * by);
-      }
-      product(half.size, kBlock, count, {half.down + first, half.hidden, 1}, {active_, kBlock}, {outputs, kBlock},
+      with_activation(call_, [&](auto activation) {
+        for (int64_t i = 0; i < count * kBlock; i += kLanes) {
+          const Vector x = load(before + i), by = activation.gate(x);
+          store(gate + i, by);
+          store(active_ + i, activation.of(x, by));
+        }
+      });
+      product(stage.size, kBlock, count, {stage.down + first, stage.hidden, 1}, {active_, kBlock}, {outputs, kBlock},
               first > 0);
     }
   }
 
-  void network_backward(int64_t network, size_t depth, int64_t place) {
-    half_backward(network, 1, gradients_[depth] + place * one_);
-    normed_to_inputs(network, 1, middle_, false);
-    half_backward(network, 0, middle_);
-    if (depth == 0) {
+  void network_backward(int64_t network, size_t step, int64_t place) {
+    const float* gradient = gradients_[step] + place * one_;
+    for (int64_t which = call_.depth - 1; which > 0; which--, gradient = middle_) {
+      stage_backward(network, which, gradient);
+      normed_to_inputs(network, which, middle_, false);
+    }
+    stage_backward(network, 0, gradient);
+    if (step == 0) {
       normed_to_inputs(network, 0, x_gradient_, true);
     } else {
-      normed_to_inputs(network, 0, gradient_of_combined(depth - 1) + place * one_, false);
+      normed_to_inputs(network, 0, gradient_of_combined(step - 1) + place * one_, false);
     }
   }
 
-  // From the gradient of a half's outputs to those of its weights and of its normed inputs (in normed_gradient_).
-  void half_backward(int64_t network, int which, const float* gradient) {
-    const Half half = networks_.half(network, which);
-    const Tape& tape = tapes_[2 * network + which];
-    Totals& totals = totals_[2 * network + which];
-    transpose(gradient, half.size, rows_, totals.size_row);
-    for (int64_t first = 0; first < half.hidden; first += kHidden) {
-      const int64_t count = std::min(kHidden, half.hidden - first);
-      const float *before = tape.before + first * kBlock, *sigmoid = tape.sigmoid + first * kBlock;
-      for (int64_t i = 0; i < count * kBlock; i += kLanes) store(active_ + i, load(before + i) * load(sigmoid + i));
+  // From the gradient of a stage's outputs to those of its weights and of its normed inputs (in normed_gradient_).
+  void stage_backward(int64_t network, int64_t which, const float* gradient) {
+    const Stage stage = networks_.stage(network, which);
+    const Tape& tape = tapes_[network * call_.depth + which];
+    Totals& totals = totals_[network * call_.depth + which];
+    transpose(gradient, stage.size, rows_, totals.size_row);
+    for (int64_t first = 0; first < stage.hidden; first += kHidden) {
+      const int64_t count = std::min(kHidden, stage.hidden - first);
+      const float *before = tape.before + first * kBlock, *gate = tape.gate + first * kBlock;
+      with_activation(call_, [&](auto activation) {
+        for (int64_t i = 0; i < count * kBlock; i += kLanes)
+          store(active_ + i, activation.of(load(before + i), load(gate + i)));
+      });
       product(count, totals.size_row, kBlock, {active_, kBlock, 1}, {rows_, totals.size_row},
               {totals.down + first * totals.size_row, totals.size_row}, true);
-      product(count, kBlock, half.size, {half.down + first, 1, half.hidden}, {gradient, kBlock},
+      product(count, kBlock, stage.size, {stage.down + first, 1, stage.hidden}, {gradient, kBlock},
               {active_gradient_, kBlock}, false);
-      for (int64_t i = 0; i < count * kBlock; i += kLanes)
-        store(active_gradient_ + i, load(active_gradient_ + i) * gelu_slope(load(before + i), load(sigmoid + i)));
+      with_activation(call_, [&](auto activation) {
+        for (int64_t i = 0; i < count * kBlock; i += kLanes)
+          store(active_gradient_ + i, load(active_gradient_ + i) * activation.slope(load(before + i), load(gate + i)));
+      });
       product(count, tape.row, kBlock, {active_gradient_, kBlock, 1}, {tape.normed_rows, tape.row},
               {totals.up + first * tape.row, tape.row}, true);
-      product(half.width, kBlock, count, {half.up + first * half.width, 1, half.width}, {active_gradient_, kBlock},
+      product(stage.width, kBlock, count, {stage.up + first * stage.width, 1, stage.width}, {active_gradient_, kBlock},
               {normed_gradient_, kBlock}, first > 0);
     }
   }
 
-  // Through the norm of a half, with the gradients of its scale and bias.
-  void normed_to_inputs(int64_t network, int which, float* to, bool add) {
-    const Half half = networks_.half(network, which);
-    const Tape& tape = tapes_[2 * network + which];
-    Totals& totals = totals_[2 * network + which];
-    const float width = static_cast<float>(half.width);
+  // Through the norm of a stage, with the gradients of its scale and bias.
+  void normed_to_inputs(int64_t network, int64_t which, float* to, bool add) {
+    const Stage stage = networks_.stage(network, which);
+    const Tape& tape = tapes_[network * call_.depth + which];
+    Totals& totals = totals_[network * call_.depth + which];
+    const float width = static_cast<float>(stage.width);
     for (int64_t t = 0; t < kBlock; t += kLanes) {
       Vector mean{}, along{};
-      for (int64_t i = 0; i < half.width; i++) {
+      for (int64_t i = 0; i < stage.width; i++) {
         const Vector g = load(normed_gradient_ + i * kBlock + t), standard = load(tape.standard + i * kBlock + t);
         store(totals.scale + i * kLanes, load(totals.scale + i * kLanes) + g * standard);
         store(totals.bias + i * kLanes, load(totals.bias + i * kLanes) + g);
-        mean += g * half.scale[i];
-        along += g * half.scale[i] * standard;
+        mean += g * stage.scale[i];
+        along += g * stage.scale[i] * standard;
       }
       const Vector inverse = load(tape.inverse_deviation + t);
-      for (int64_t i = 0; i < half.width; i++) {
+      for (int64_t i = 0; i < stage.width; i++) {
         const Vector g = load(normed_gradient_ + i * kBlock + t), standard = load(tape.standard + i * kBlock + t);
-        const Vector found = (g * half.scale[i] - mean / width - standard * (along / width)) * inverse;
+        const Vector found = (g * stage.scale[i] - mean / width - standard * (along / width)) * inverse;
         store(to + i * kBlock + t, add ? found + load(to + i * kBlock + t) : found);
       }
     }
   }
 
   // Gradients of the outputs of a level from those of the combined pairs, which are in the front half of the same place.
-  void combine_backward(size_t depth, int64_t pairs) {
-    const float* combined = combined_[depth];
+  void combine_backward(size_t step, int64_t pairs) {
+    const float* combined = combined_[step];
     for (int64_t i = pairs - 1; i >= 0; i--) {  // from the last, whose place no other gradient is in
-      const float *left = outputs_[depth] + 2 * i * one_, *right = left + one_;
-      float *from = gradient_of_combined(depth) + i * one_, *to = gradients_[depth] + 2 * i * one_;
+      const float *left = outputs_[step] + 2 * i * one_, *right = left + one_;
+      float *from = gradient_of_combined(step) + i * one_, *to = gradients_[step] + 2 * i * one_;
       for (int64_t j = 0; j < one_; j += kLanes) {
         const Vector y = load(combined + i * one_ + j);
         const Vector g = load(from + j) * (1.0f - y * y / static_cast<float>(call_.size));
@@ -191,11 +203,7 @@ class Backward {
     }
   }
 
-  float* gradient_of_combined(size_t depth) { return gradients_[depth]; }
-
-  static Vector gelu_slope(Vector x, Vector sigmoid) {
-    return sigmoid + x * sigmoid * (1.0f - sigmoid) * (kGeluLinear + 3.0f * kGeluCubic * (x * x));
-  }
+  float* gradient_of_combined(size_t step) { return gradients_[step]; }
 
   // x[width][kBlock] -> to[kBlock][row], zeros behind.
   static void transpose(const float* x, int64_t width, float* to, int64_t row) {

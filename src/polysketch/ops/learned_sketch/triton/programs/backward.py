@@ -1,4 +1,4 @@
-"""Gradients of one half (LN, up, GELU, down) of the networks of the learned sketch: of its inputs, of its weights.
+"""Gradients of a stage (LN, up, activation, down) of the networks of the learned sketch: of its inputs, of its weights.
 
 Both programs make the hidden activations again. The first goes through all hidden units for a tile of rows; the second
 holds the gradients of a slice of hidden units in registers and goes through a span of tiles.
@@ -10,6 +10,7 @@ import triton.language as tl
 from polysketch.ops.learned_sketch.triton.programs.networks import (
     CUBIC,
     LINEAR,
+    SILU,
     load_down,
     load_up,
     load_values,
@@ -17,7 +18,7 @@ from polysketch.ops.learned_sketch.triton.programs.networks import (
     scale_and_bias,
     standardize,
     store_rows,
-    twice_gelu,
+    twice_active,
 )
 
 
@@ -38,6 +39,7 @@ def learned_sketch_inputs_backward(
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     NETWORK_WEIGHTS: tl.constexpr,
     MAP_WEIGHTS: tl.constexpr,
     FAST: tl.constexpr,
@@ -50,8 +52,8 @@ def learned_sketch_inputs_backward(
 ):  # fmt: skip
     """One program: a tile of the rows of one map, and the SHARED networks that take the same input.
 
-    grad (NETWORKS, batch, HEADS, length, SIZE), of the half's outputs; grad_values the same with INPUTS, and
-    NETWORKS / SHARED; both contiguous. weights begin with this half of the level's first network.
+    grad (NETWORKS, batch, HEADS, length, SIZE), of the stage's outputs; grad_values the same with INPUTS, and
+    NETWORKS / SHARED; both contiguous. weights begin with this stage of the level's first network.
     """
     number = tl.program_id(0)
     tile = number % tiles
@@ -66,17 +68,17 @@ def learned_sketch_inputs_backward(
     standard, inverse = standardize(inputs, INPUTS, INPUT_LANES)
     grad_standard = tl.zeros((TOKENS, INPUT_LANES), tl.float32)
     for index in range(taken * SHARED, (taken + 1) * SHARED):
-        of_half = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
-        scale, bias = scale_and_bias(of_half, INPUTS, INPUT_LANES)
+        of_stage = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
+        scale, bias = scale_and_bias(of_stage, INPUTS, INPUT_LANES)
         normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
         grad_output = load_values(grad + index * every * SIZE, place * SIZE, seen, SIZE, LANES).to(DOT)
         grad_normed = tl.zeros((TOKENS, INPUT_LANES), tl.float32)
         for start in range(0, HIDDEN, BLOCK):
-            up = load_up(of_half, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
-            down = load_down(of_half, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
+            up = load_up(of_stage, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
+            down = load_down(of_stage, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
             hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
             grad_active = tl.dot(grad_output, down, input_precision=PRECISION)
-            _active, slope = twice_gelu_and_slope(hidden, FAST)
+            _active, slope = twice_active_and_slope(hidden, ACTIVATION, FAST)
             grad_normed = tl.dot((grad_active * slope).to(DOT), up, grad_normed, input_precision=PRECISION)
         grad_standard += grad_normed * (0.5 * scale)[None, :]
     mean = tl.sum(grad_standard, 1) * (1.0 / INPUTS)
@@ -106,6 +108,7 @@ def learned_sketch_weights_backward(
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     NETWORK_WEIGHTS: tl.constexpr,
     MAP_WEIGHTS: tl.constexpr,
     FAST: tl.constexpr,
@@ -131,12 +134,12 @@ def learned_sketch_weights_backward(
     owner = number // SLICES // NETWORKS // spans
     every = tl.cast(rows, tl.int64) * MAPS
 
-    of_half = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
-    scale, bias = scale_and_bias(of_half, INPUTS, INPUT_LANES)
-    raw = load_up(of_half, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(tl.float32)
+    of_stage = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
+    scale, bias = scale_and_bias(of_stage, INPUTS, INPUT_LANES)
+    raw = load_up(of_stage, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(tl.float32)
     up = (raw * scale[None, :]).to(DOT)
     constant = tl.sum(raw * bias[None, :], 1)
-    down = tl.trans(load_down(of_half, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK)).to(DOT)
+    down = tl.trans(load_down(of_stage, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK)).to(DOT)
     of_values = values + tl.cast(index // SHARED, tl.int64) * values_network
     of_grad = grad + index * every * SIZE
 
@@ -154,7 +157,7 @@ def learned_sketch_weights_backward(
         grad_output = load_values(of_grad, place * SIZE, seen, SIZE, LANES).to(DOT)
         hidden = tl.dot(up, tl.trans(standard), input_precision=PRECISION) + constant[:, None]
         grad_active = tl.dot(down, tl.trans(grad_output), input_precision=PRECISION)
-        active, slope = twice_gelu_and_slope(hidden, FAST)
+        active, slope = twice_active_and_slope(hidden, ACTIVATION, FAST)
         down_sum = tl.dot(active.to(DOT), grad_output, down_sum, input_precision=PRECISION)
         grad_hidden = grad_active * slope
         hidden_sum += tl.sum(grad_hidden, 1)
@@ -169,7 +172,11 @@ def learned_sketch_weights_backward(
 
 
 @triton.jit
-def twice_gelu_and_slope(x, FAST: tl.constexpr):
-    """2 gelu(x) = x (1 + t), t = tanh z, and its derivative: 1 + t + x (1 + t) (1 - t) z'."""
-    active, bounded = twice_gelu(x, FAST)
+def twice_active_and_slope(x, ACTIVATION: tl.constexpr, FAST: tl.constexpr):
+    """What `twice_active` has, x (1 + t), and its derivative: 1 + t + x (1 + t) (1 - t) z', without z for a sign t."""
+    active, bounded = twice_active(x, ACTIVATION, FAST)
+    if ACTIVATION == "relu":
+        return active, 1 + bounded
+    if ACTIVATION == "silu":
+        return active, 1 + bounded + (active - active * bounded) * SILU
     return active, 1 + bounded + (active - active * bounded) * (LINEAR + 3 * CUBIC * (x * x))

@@ -1,8 +1,8 @@
 """The networks of the learned sketch: a tile of rows through a pair of networks, their product, tanh.
 
-A half of a network is LN, up, GELU, down. Its hidden activations are made for a block of hidden units at a time and
-multiplied at once by their part of the second matrix, so that they never leave the registers. The weights of a network
-lie one after another in memory (norm scale, norm bias, up, down, norm scale, norm bias, up, down), networks too.
+A stage of a network is LN, up, activation, down. Its hidden activations are made for a block of hidden units at a time
+and multiplied at once by their part of the second matrix, so that they never leave the registers. The weights of a
+stage lie one after another in memory (norm scale, norm bias, up, down), stages and networks too.
 """
 
 import triton
@@ -13,6 +13,7 @@ from polysketch.ops.triton.programs.shared import as_float32
 EPSILON = tl.constexpr(1e-5)
 LINEAR = tl.constexpr(0.7978845608028654)  # of the argument of the tanh in GELU: sqrt(2 / pi)
 CUBIC = tl.constexpr(0.035677408136300125)  # 0.044715 sqrt(2 / pi)
+SILU = tl.constexpr(0.5)  # of the argument of the tanh in SiLU
 
 
 @triton.jit(do_not_specialize=["length", "rows", "tiles"])
@@ -33,6 +34,8 @@ def learned_sketch(
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     MAP_WEIGHTS: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -45,9 +48,10 @@ def learned_sketch(
     """One program: a tile of the rows of one map, one pair of networks.
 
     Rows of a map are those of its HEADS / MAPS heads, counted batch by batch, head by head. values of network n begin
-    at n values_network, with (batch, head, token) strides. combined, grad (PAIRS, batch, HEADS, length, SIZE) and
-    middles, output_grads (2 PAIRS, batch, HEADS, length, SIZE), contiguous. With grad, the gradient of combined, the
-    program writes what the backward pass of the halves needs: their middles, and the gradients of their outputs.
+    at n values_network, with (batch, head, token) strides. combined, grad (PAIRS, batch, HEADS, length, SIZE),
+    output_grads (2 PAIRS, batch, HEADS, length, SIZE) and middles (DEPTH - 1, ., ., ., ., SIZE), contiguous. With grad,
+    the gradient of combined, the program writes what the backward pass of the stages needs: what all but the last put
+    out, and the gradients of what the last puts out.
     """
     number = tl.program_id(0)
     tile = number % tiles
@@ -59,19 +63,17 @@ def learned_sketch(
     # Values and gradients of all heads and maps, before those of the next network.
     every = tl.cast(rows, tl.int64) * MAPS
 
-    of_network = weights + owner * MAP_WEIGHTS
-    left_middle, left = network(
-        values + 2 * tl.cast(pair, tl.int64) * values_network, of_network, 2 * pair, of_row, seen,
-        INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
+    of_networks = weights + owner * MAP_WEIGHTS
+    left = network(
+        values + 2 * tl.cast(pair, tl.int64) * values_network, of_networks, 2 * pair, of_row, seen,
+        middles, place, every,
+        2 * PAIRS, INPUTS, SIZE, HIDDEN, DEPTH, ACTIVATION, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
-    if grad is not None:
-        store_rows(middles + 2 * pair * every * SIZE, place, left_middle, seen, SIZE, LANES)
-    right_middle, right = network(
-        values + (2 * tl.cast(pair, tl.int64) + 1) * values_network, of_network, 2 * pair + 1, of_row, seen,
-        INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
+    right = network(
+        values + (2 * tl.cast(pair, tl.int64) + 1) * values_network, of_networks, 2 * pair + 1, of_row, seen,
+        middles, place, every,
+        2 * PAIRS, INPUTS, SIZE, HIDDEN, DEPTH, ACTIVATION, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK,
     )  # fmt: skip
-    if grad is not None:
-        store_rows(middles + (2 * pair + 1) * every * SIZE, place, right_middle, seen, SIZE, LANES)
     store_pair(left, right, combined, grad, output_grads, pair, every, place, seen, SIZE, FAST, LANES)
 
 
@@ -104,9 +106,15 @@ def network(
     index,
     of_row,
     seen,
+    middles,
+    place,
+    every,
+    NETWORKS: tl.constexpr,
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
@@ -115,23 +123,33 @@ def network(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Middle and output (TOKENS, LANES) of the network with this index; the output rounded, for it may have to wait."""
+    """Output (TOKENS, LANES) of the network with this index, rounded, for it may have to wait. Writes its middles."""
     FIRST: tl.constexpr = 2 * INPUTS + HIDDEN * (INPUTS + SIZE)
-    SECOND: tl.constexpr = 2 * SIZE + 2 * HIDDEN * SIZE
-    of_network = weights + index * (FIRST + SECOND)
+    LATER: tl.constexpr = 2 * SIZE + 2 * HIDDEN * SIZE
+    of_stage = weights + index * (FIRST + (DEPTH - 1) * LATER)
     rows = load_values(values, of_row, seen, INPUTS, INPUT_LANES)
-    middle = half(rows, of_network, INPUTS, SIZE, HIDDEN, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK)
-    output = half(middle, of_network + FIRST, SIZE, SIZE, HIDDEN, FAST, PRECISION, DOT, LANES, LANES, TOKENS, BLOCK)
-    return middle, output.to(DOT)
+    output = stage(
+        rows, of_stage, INPUTS, SIZE, HIDDEN, ACTIVATION, FAST, PRECISION, DOT, INPUT_LANES, LANES, TOKENS, BLOCK
+    )
+    of_stage += FIRST
+    for before in tl.static_range(DEPTH - 1):
+        if middles is not None:
+            store_rows(middles + (before * NETWORKS + index) * every * SIZE, place, output, seen, SIZE, LANES)
+        output = stage(
+            output, of_stage, SIZE, SIZE, HIDDEN, ACTIVATION, FAST, PRECISION, DOT, LANES, LANES, TOKENS, BLOCK
+        )
+        of_stage += LATER
+    return output.to(DOT)
 
 
 @triton.jit
-def half(
+def stage(
     values,
     weights,
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
@@ -149,7 +167,7 @@ def half(
         up = load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
         down = load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
         hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
-        active, _bounded = twice_gelu(hidden, FAST)
+        active, _bounded = twice_active(hidden, ACTIVATION, FAST)
         total = tl.dot(active.to(DOT), tl.trans(down), total, input_precision=PRECISION)
     return 0.5 * total
 
@@ -205,7 +223,7 @@ def standardize(values, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def scale_and_bias(weights, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """Of a half's norm, float32."""
+    """Of a stage's norm, float32."""
     columns = tl.arange(0, LANES)
     scale = tl.load(weights + columns, mask=columns < WIDTH, other=0.0)
     bias = tl.load(weights + WIDTH + columns, mask=columns < WIDTH, other=0.0)
@@ -214,7 +232,7 @@ def scale_and_bias(weights, WIDTH: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def load_up(weights, start, INPUTS: tl.constexpr, HIDDEN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """(BLOCK, LANES): rows of a half's first matrix from hidden unit `start` on."""
+    """(BLOCK, LANES): rows of a stage's first matrix from hidden unit `start` on."""
     units = start + tl.arange(0, BLOCK)
     columns = tl.arange(0, LANES)
     mask = (units < HIDDEN)[:, None] & (columns < INPUTS)[None, :]
@@ -231,7 +249,7 @@ def load_down(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """(LANES, BLOCK): columns of a half's second matrix from hidden unit `start` on."""
+    """(LANES, BLOCK): columns of a stage's second matrix from hidden unit `start` on."""
     units = start + tl.arange(0, BLOCK)
     rows = tl.arange(0, LANES)
     mask = (rows < SIZE)[:, None] & (units < HIDDEN)[None, :]
@@ -240,12 +258,17 @@ def load_down(
 
 
 @triton.jit
-def twice_gelu(x, FAST: tl.constexpr):
-    """2 gelu(x), tanh form: x (1 + tanh z), z = x (LINEAR + CUBIC x^2); and tanh z.
+def twice_active(x, ACTIVATION: tl.constexpr, FAST: tl.constexpr):
+    """Twice the activation, x (1 + t), and t = tanh z: z = x (LINEAR + CUBIC x^2) of GELU, x / 2 of SiLU; or a sign.
 
     Twice, for the halving is spared where a product follows, at whose end it is done on fewer numbers.
     """
-    argument = x * (LINEAR + CUBIC * (x * x))
+    if ACTIVATION == "relu":
+        return tl.where(x < 0, 0.0, x + x), tl.where(x > 0, 1.0, -1.0)
+    if ACTIVATION == "silu":
+        argument = x * SILU
+    else:
+        argument = x * (LINEAR + CUBIC * (x * x))
     if FAST:  # one instruction, to 2^-11, where activations are rounded to 2^-9 all the same
         bounded = _fast_tanh(argument)
         return x + x * bounded, bounded

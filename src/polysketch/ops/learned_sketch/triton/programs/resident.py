@@ -16,7 +16,7 @@ from polysketch.ops.learned_sketch.triton.programs.networks import (
     standardize,
     store_pair,
     store_rows,
-    twice_gelu,
+    twice_active,
 )
 
 
@@ -41,6 +41,8 @@ def learned_sketch_resident(
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     MAP_WEIGHTS: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -55,7 +57,7 @@ def learned_sketch_resident(
     With SHARED both networks take the same values, which are standardized once.
     """
     FIRST: tl.constexpr = 2 * INPUTS + HIDDEN * (INPUTS + SIZE)
-    NETWORK: tl.constexpr = FIRST + 2 * SIZE + 2 * HIDDEN * SIZE
+    NETWORK: tl.constexpr = FIRST + (DEPTH - 1) * (2 * SIZE + 2 * HIDDEN * SIZE)
     number = tl.program_id(0)
     part = number % programs
     pair = (number // programs) % PAIRS
@@ -66,10 +68,8 @@ def learned_sketch_resident(
     left_values = values + 2 * tl.cast(pair, tl.int64) * values_network
     right_values = left_values + values_network
 
-    left_first = load_half(of_left, INPUTS, SIZE, HIDDEN, DOT, INPUT_LANES, LANES, BLOCK)
-    left_second = load_half(of_left + FIRST, SIZE, SIZE, HIDDEN, DOT, LANES, LANES, BLOCK)
-    right_first = load_half(of_right, INPUTS, SIZE, HIDDEN, DOT, INPUT_LANES, LANES, BLOCK)
-    right_second = load_half(of_right + FIRST, SIZE, SIZE, HIDDEN, DOT, LANES, LANES, BLOCK)
+    left_held = load_network(of_left, INPUTS, SIZE, HIDDEN, DEPTH, DOT, INPUT_LANES, LANES, BLOCK)
+    right_held = load_network(of_right, INPUTS, SIZE, HIDDEN, DEPTH, DOT, INPUT_LANES, LANES, BLOCK)
     for tile in range(part * tiles_per_program, tl.minimum((part + 1) * tiles_per_program, tiles)):
         of_row, place, seen = row_places(
             tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
@@ -79,23 +79,40 @@ def learned_sketch_resident(
         if not SHARED:
             standard = load_standard(right_values, of_row, seen, INPUTS, INPUT_LANES)
         right_normed = affine(standard, of_right, INPUTS, DOT, INPUT_LANES)
-        left_middle, left = held_network(
-            left_normed, left_first, left_second, of_left + FIRST,
-            SIZE, FAST, PRECISION, DOT, LANES, TOKENS,
+        left = held_network(
+            left_normed, left_held, of_left + FIRST, middles, 2 * pair, place, every, seen,
+            2 * PAIRS, SIZE, HIDDEN, ACTIVATION, FAST, PRECISION, DOT, LANES, TOKENS,
         )  # fmt: skip
-        if grad is not None:
-            store_rows(middles + 2 * pair * every * SIZE, place, left_middle, seen, SIZE, LANES)
-        right_middle, right = held_network(
-            right_normed, right_first, right_second, of_right + FIRST,
-            SIZE, FAST, PRECISION, DOT, LANES, TOKENS,
+        right = held_network(
+            right_normed, right_held, of_right + FIRST, middles, 2 * pair + 1, place, every, seen,
+            2 * PAIRS, SIZE, HIDDEN, ACTIVATION, FAST, PRECISION, DOT, LANES, TOKENS,
         )  # fmt: skip
-        if grad is not None:
-            store_rows(middles + (2 * pair + 1) * every * SIZE, place, right_middle, seen, SIZE, LANES)
         store_pair(left, right, combined, grad, output_grads, pair, every, place, seen, SIZE, FAST, LANES)
 
 
 @triton.jit
-def load_half(
+def load_network(
+    weights,
+    INPUTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DOT: tl.constexpr,
+    INPUT_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What `load_stage` loads of every stage."""
+    FIRST: tl.constexpr = 2 * INPUTS + HIDDEN * (INPUTS + SIZE)
+    stages = (load_stage(weights, INPUTS, SIZE, HIDDEN, DOT, INPUT_LANES, LANES, BLOCK),)
+    for before in tl.static_range(DEPTH - 1):
+        of_stage = weights + FIRST + before * (2 * SIZE + 2 * HIDDEN * SIZE)
+        stages = stages + (load_stage(of_stage, SIZE, SIZE, HIDDEN, DOT, LANES, LANES, BLOCK),)  # type: ignore[assignment]  # noqa: RUF005
+    return stages
+
+
+@triton.jit
+def load_stage(
     weights,
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -105,7 +122,7 @@ def load_half(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Blocks of both matrices of a half."""
+    """Blocks of both matrices of a stage."""
     ups = ()  # Triton unpacks no tuples into tuples
     downs = ()
     for start in tl.static_range(0, HIDDEN, BLOCK):
@@ -123,7 +140,7 @@ def load_standard(values, of_row, seen, INPUTS: tl.constexpr, INPUT_LANES: tl.co
 
 @triton.jit
 def affine(standard, weights, INPUTS: tl.constexpr, DOT: tl.constexpr, INPUT_LANES: tl.constexpr):
-    """Standardized values by the scale and bias of a half, rounded for its product.
+    """Standardized values by the scale and bias of a stage, rounded for its product.
 
     Scale and bias are small, and in the first cache: they are not worth the registers that holding them takes.
     """
@@ -134,38 +151,51 @@ def affine(standard, weights, INPUTS: tl.constexpr, DOT: tl.constexpr, INPUT_LAN
 @triton.jit
 def held_network(
     normed,
-    first,
-    second,
-    second_weights,
+    held,
+    later_weights,
+    middles,
+    index,
+    place,
+    every,
+    seen,
+    NETWORKS: tl.constexpr,
     SIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
     LANES: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """`network` of `learned_sketch.py` of normed values, given what `load_half` loaded."""
-    middle = held_half(normed, first, FAST, PRECISION, DOT, LANES, TOKENS)
-    standard, _inverse = standardize(middle, SIZE, LANES)
-    output = held_half(affine(standard, second_weights, SIZE, DOT, LANES), second, FAST, PRECISION, DOT, LANES, TOKENS)
-    return middle, output.to(DOT)
+    """`network` of `networks.py` of normed values, given what `load_network` loaded."""
+    output = held_stage(normed, held[0], ACTIVATION, FAST, PRECISION, DOT, LANES, TOKENS)
+    for before in tl.static_range(len(held) - 1):
+        if middles is not None:
+            store_rows(middles + (before * NETWORKS + index) * every * SIZE, place, output, seen, SIZE, LANES)
+        standard, _inverse = standardize(output, SIZE, LANES)
+        of_stage = later_weights + before * (2 * SIZE + 2 * HIDDEN * SIZE)
+        later = affine(standard, of_stage, SIZE, DOT, LANES)
+        output = held_stage(later, held[before + 1], ACTIVATION, FAST, PRECISION, DOT, LANES, TOKENS)
+    return output.to(DOT)
 
 
 @triton.jit
-def held_half(
+def held_stage(
     normed,
     held,
+    ACTIVATION: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
     LANES: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """`half` of `learned_sketch.py` of normed values, given what `load_half` loaded."""
+    """`stage` of `networks.py` of normed values, given what `load_stage` loaded."""
     ups, downs = held
     total = tl.zeros((TOKENS, LANES), tl.float32)
     for block in tl.static_range(len(ups)):
         hidden = tl.dot(normed, tl.trans(ups[block]), input_precision=PRECISION)
-        active, _bounded = twice_gelu(hidden, FAST)
+        active, _bounded = twice_active(hidden, ACTIVATION, FAST)
         total = tl.dot(active.to(DOT), tl.trans(downs[block]), total, input_precision=PRECISION)
     return 0.5 * total
