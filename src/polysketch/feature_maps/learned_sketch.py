@@ -29,21 +29,22 @@ class SketchNetwork(nn.Module):
     def __init__(self, inputs: int, sketch_size: int, expansion: int = 8, depth: int = PAPER_DEPTH) -> None:
         super().__init__()
         hidden = expansion * sketch_size
-        self.stages = ["input", "middle", *(f"middle_{index}" for index in range(2, depth))][:depth]
-        for name, width in zip(self.stages, [inputs, *[sketch_size] * (depth - 1)], strict=True):
-            setattr(self, f"{name}_norm", nn.LayerNorm(width, eps=_NORM_EPSILON))
-            setattr(self, f"{name}_up", nn.Linear(width, hidden, bias=False))
-            setattr(self, f"{name}_down", nn.Linear(hidden, sketch_size, bias=False))
-        for name in self.stages:
-            for linear in (getattr(self, f"{name}_up"), getattr(self, f"{name}_down")):
+        names = ["input", "middle", *(f"middle_{index}" for index in range(2, depth))][:depth]
+        self._stages = [(f"{name}_norm", f"{name}_up", f"{name}_down") for name in names]
+        for (norm, up, down), width in zip(self._stages, [inputs, *[sketch_size] * (depth - 1)], strict=True):
+            setattr(self, norm, nn.LayerNorm(width, eps=_NORM_EPSILON))
+            setattr(self, up, nn.Linear(width, hidden, bias=False))
+            setattr(self, down, nn.Linear(hidden, sketch_size, bias=False))
+        for _, up, down in self._stages:
+            for linear in (getattr(self, up), getattr(self, down)):
                 lecun_normal_(linear.weight, linear.in_features)
 
     def weights(self) -> list[Tensor]:
         """Its parameters, four of each stage, in the order `learned_sketch` takes them."""
         found: list[Tensor] = []
-        for name in self.stages:
-            norm, up, down = (getattr(self, f"{name}_{part}") for part in ("norm", "up", "down"))
-            found += [norm.weight, norm.bias, up.weight, down.weight]
+        for norm_name, up, down in self._stages:
+            norm = getattr(self, norm_name)
+            found += (norm.weight, norm.bias, getattr(self, up).weight, getattr(self, down).weight)
         return found
 
 
