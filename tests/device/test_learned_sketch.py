@@ -12,40 +12,42 @@ from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch.api import BACKENDS
 
 SIZES = [(32, 64), (64, 64), (32, 128)]
+NETWORKS = [(1, "relu"), (2, "silu"), (3, "gelu")]
 
 
-def inputs(size: int, width: int, device: Device) -> Named:
+def inputs(size: int, width: int, device: Device, depth: int = 2) -> Named:
     """x and weights, none of which is zero or one."""
     torch.manual_seed(0)
-    module = LearnedSketch(width // 4 if device.small else width, sketch_size=size // 4 if device.small else size)
+    sizes = (width // 4, size // 4) if device.small else (width, size)
+    module = LearnedSketch(sizes[0], sketch_size=sizes[1], depth=depth)
     weights = [weight.detach().double() for network in module.networks for weight in network.weights()]
     weights = [weight + 0.1 * weight.std().nan_to_num(1.0) * torch.randn_like(weight) for weight in weights]
     x = torch.randn(2, 4, 21 if device.small else 1_501, module.head_dim, dtype=torch.float64)
     return {"x": x, **{f"weight_{index:02}": weight for index, weight in enumerate(weights)}}
 
 
-def formula(x: Tensor, **weights: Tensor) -> Tensor:
-    """The plain one."""
-    return sketch("reference", x, **weights)
-
-
-def sketch(backend: str, x: Tensor, **weights: Tensor) -> Tensor:
+def sketch(backend: str, x: Tensor, depth: int = 2, activation: str = "gelu", **weights: Tensor) -> Tensor:
     """The op."""
-    return learned_sketch(x, list(weights.values()), 2, backend=backend)
+    return learned_sketch(x, list(weights.values()), 2, depth=depth, activation=activation, backend=backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_every_backend_errs_like_the_plain_formula(size, dtype, device, record_property):
-    given = inputs(*size, device)
+@pytest.mark.parametrize(
+    ("size", "network"),
+    [*((size, (2, "gelu")) for size in SIZES), *((SIZES[0], network) for network in NETWORKS)],
+    ids=str,
+)
+def test_every_backend_errs_like_the_plain_formula(size, network, dtype, device, record_property):
+    options = dict(zip(("depth", "activation"), network, strict=True))
+    given, formula = inputs(*size, device, network[0]), partial(sketch, "reference", **options)
     like = given["x"].to(device.where, dtype)
     why_not = lambda name: refusal(lambda: learned_sketch_backend(like, name))  # noqa: E731
     for backend in device.backends(BACKENDS, why_not) or pytest.skip(f"no backend computes {dtype} here"):
         record = lambda name, value: record_property(f"{backend} {name}", value)  # noqa: B023, E731
         with named(backend):
-            assert_as_good_as_plain(partial(sketch, backend), formula, given, dtype, device.where, record)
+            assert_as_good_as_plain(partial(sketch, backend, **options), formula, given, dtype, device.where, record)
 
 
 def test_the_plain_formula_in_float64_is_the_chunked_backend():
     given = inputs(*SIZES[0], Device("cpu"))
-    torch.testing.assert_close(formula(**given), sketch("chunked", **given), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(sketch("reference", **given), sketch("chunked", **given), rtol=1e-9, atol=1e-12)

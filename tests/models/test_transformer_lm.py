@@ -1,5 +1,7 @@
 """The language model: causal, the same forward and by extension, and what calibration and checkpointing promise."""
 
+import json
+
 import pytest
 import torch
 from torch import Tensor
@@ -142,6 +144,21 @@ def test_a_reloaded_model_computes_the_same(model: TransformerLM):
     assert not torch.allclose(other(tokens()), model(tokens()))
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(tokens()), model(tokens()))
+
+
+@pytest.mark.parametrize("mechanism", ["polysketch-paper", "polysketch-heavy"])
+@pytest.mark.parametrize(("depth", "activation"), [(1, "silu"), (2, "relu"), (3, "gelu")])
+def test_a_reloaded_model_has_the_networks_of_its_sketch(mechanism: str, depth: int, activation: str):
+    options = {**CHUNKED, "sketch_depth": depth, "sketch_activation": activation, "sketch_expansion": 3}
+    model = build(attention=mechanism, attention_options=options)
+    other = TransformerLM(ModelConfig.from_dict(json.loads(json.dumps(model.config.to_dict())))).double()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(tokens()), model(tokens()))
+    for changed in ({"sketch_depth": 4}, {"sketch_activation": "silu" if activation == "relu" else "relu"}):
+        another = build(attention=mechanism, attention_options={**options, **changed})
+        if another.state_dict().keys() == model.state_dict().keys():
+            another.load_state_dict(model.state_dict())
+        assert not torch.allclose(another(tokens()), model(tokens()))
 
 
 def test_the_loss_is_plain_cross_entropy_and_its_gradient_reaches_every_parameter(model: TransformerLM):

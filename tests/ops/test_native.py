@@ -153,10 +153,11 @@ def test_learned_sketch_agrees_with_the_formula_in_float64(degree, share, shape,
         assert relative_error(a, b) < 5e-5 * degree / 4
 
 
-def sketch_and_gradients(x, weights, leaves, cotangent, backend):
+def sketch_and_gradients(x, weights, leaves, cotangent, backend, depth=2, activation="gelu"):
     """Features and the gradients of x and all weights."""
     leaf_tensors = [tensor.clone().requires_grad_() for tensor in (x, *weights)]
-    features = learned_sketch(leaf_tensors[0], leaf_tensors[1:], leaves, backend=backend)
+    options = {"depth": depth, "activation": activation, "backend": backend}
+    features = learned_sketch(leaf_tensors[0], leaf_tensors[1:], leaves, **options)
     return [features.detach(), *torch.autograd.grad((features * cotangent).sum(), leaf_tensors)]
 
 
@@ -217,17 +218,62 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     case = Case(length=100, power=1, factors=2, local_chunk=0) if "factor" in name else case
     case = Case(block_size=32, length=100) if "blocks" in name else case
     case = Case(length=100, power=1, local_chunk=0) if "rows" in name else case
-    file, old, new = MUTANTS[name]
     assert_native_agrees(case)
-    source = tmp_path / "source"
-    shutil.copytree(SOURCE, source)
-    text = (source / file).read_text()
-    assert text.count(old) == 1
-    (source / file).write_text(text.replace(old, new))
-    broken = ctypes.CDLL(str(build.compiled(source, tmp_path)))
+    broken = with_mutant(*MUTANTS[name], tmp_path)
     monkeypatch.setattr(native_attention, "library", lambda: broken)
     with pytest.raises(AssertionError, match="relative errors beyond"):
         assert_native_agrees(case)
+
+
+SKETCH, SKETCH_SHARED, SKETCH_BACKWARD = "learned_sketch.cpp", "learned_sketch.h", "learned_sketch_backward.cpp"
+SKETCH_MUTANTS = {
+    "a stage forgotten": (SKETCH, "which < call_.depth", "which < call_.depth - 1"),
+    "relu lets all through": (SKETCH_SHARED, "return x < 0.0f ? splat(0.0f) : x;", "return x;"),
+    "relu climbs too slowly": (SKETCH_SHARED, "x > 0.0f ? splat(1.0f)", "x > 0.0f ? splat(0.9f)"),
+    "the slope of silu is its gate": (SKETCH_SHARED, "gate + x * gate * (1.0f - gate); }", "gate; }"),
+    "silu for gelu": (SKETCH_SHARED, "kCubic = 0.0713548162726f", "kCubic = 0.0f"),
+    "weights of another stage": (SKETCH_SHARED, "* call_.depth + which)", "* call_.depth + which % 2)"),
+    "gradients of a stage forgotten": (SKETCH_BACKWARD, "which > 0; which--", "which > 1; which--"),
+    "gradients of the last stage everywhere": (SKETCH_BACKWARD, "which--, gradient = middle_)", "which--)"),
+}
+
+
+def assert_native_networks_agree() -> None:
+    """Every activation, in networks of three stages."""
+    torch.manual_seed(0)
+    weights = [
+        weight.detach() for one in LearnedSketch(12, sketch_size=6, depth=3).networks for weight in one.weights()
+    ]
+    x, cotangent = torch.randn(2, 2, 40, 12), torch.randn(2, 2, 40, 6)
+    for activation in ("gelu", "relu", "silu"):
+        found, expected = (
+            sketch_and_gradients(
+                x.to(dtype), [weight.to(dtype) for weight in weights], 2, cotangent, backend, 3, activation
+            )
+            for dtype, backend in ((torch.float32, "native"), (torch.float64, "chunked"))
+        )
+        worst = max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+        assert worst < 5e-5, f"relative errors beyond rounding: {activation} {worst}"
+
+
+@needs_compiler
+@pytest.mark.full
+@pytest.mark.parametrize("name", SKETCH_MUTANTS)
+def test_a_broken_network_is_caught(name, monkeypatch, tmp_path):
+    assert_native_networks_agree()
+    broken = with_mutant(*SKETCH_MUTANTS[name], tmp_path)
+    monkeypatch.setattr(native_sketch, "library", lambda: broken)
+    with pytest.raises(AssertionError, match="relative errors beyond"):
+        assert_native_networks_agree()
+
+
+def with_mutant(file: str, old: str, new: str, folder: Path) -> ctypes.CDLL:
+    """The programs with one place of a file changed."""
+    shutil.copytree(SOURCE, folder / "source")
+    text = (folder / "source" / file).read_text()
+    assert text.count(old) == 1
+    (folder / "source" / file).write_text(text.replace(old, new))
+    return ctypes.CDLL(str(build.compiled(folder / "source", folder)))
 
 
 def compilers() -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polysketch.ops.learned_sketch import triton
+from polysketch.ops.learned_sketch.networks import Networks
 from polysketch.ops.triton.ahead_of_time import Compiled, compiling, complaints
 
 PRODUCTS = {(8, 0): "HMMA", (9, 0): "HGMMA", (10, 0): "UTCHMMA"}
@@ -13,24 +14,32 @@ PRODUCTS = {(8, 0): "HMMA", (9, 0): "HGMMA", (10, 0): "UTCHMMA"}
 CAPABILITIES = [(9, 0), *(pytest.param(other, marks=pytest.mark.full) for other in ((8, 0), (10, 0)))]
 
 
-def network(inputs: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Its eight weights, without memory."""
-    shapes = [(inputs,), (inputs,), (8 * size, inputs), (size, 8 * size), (size,), (size,), (8 * size, size)]
-    return [torch.empty(shape, device="meta", dtype=dtype) for shape in [*shapes, (size, 8 * size)]]
+def network(inputs: int, size: int, depth: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Its weights, four of each stage, without memory."""
+    widths = [inputs, *[size] * (depth - 1)]
+    shapes = [shape for width in widths for shape in ((width,), (width,), (8 * size, width), (size, 8 * size))]
+    return [torch.empty(shape, device="meta", dtype=dtype) for shape in shapes]
 
 
 @functools.cache
 def compiled_sketch(
-    capability: tuple[int, int], head_dim: int, size: int, *, degree: int = 4, dtype: torch.dtype = torch.bfloat16
+    capability: tuple[int, int],
+    head_dim: int,
+    size: int,
+    *,
+    degree: int = 4,
+    dtype: torch.dtype = torch.bfloat16,
+    depth: int = 2,
+    activation: str = "gelu",
 ) -> list[Compiled]:
     """Every program of a call, forward and backward."""
-    leaves = degree // 2
-    inputs = [head_dim] * leaves + [size] * (leaves - 2)
-    weights = [weight for width in inputs for weight in network(width, size, torch.float32)]
+    networks = Networks(degree // 2, depth, activation)
+    inputs = [head_dim] * networks.leaves + [size] * (networks.leaves - 2)
+    weights = [weight for width in inputs for weight in network(width, size, depth, torch.float32)]
     x, grad = (torch.empty(2, 4, 1024, width, device="meta", dtype=dtype) for width in (head_dim, size))
     with compiling(capability) as found:
-        triton.forward(x, weights, leaves)
-        triton.backward(grad, x, weights, leaves)
+        triton.forward(x, weights, networks)
+        triton.backward(grad, x, weights, networks)
     return found
 
 
@@ -55,6 +64,17 @@ def test_small_networks_stay_in_shared_memory_where_it_is_large():
     forward, *_ = compiled_sketch((9, 0), 64, 32)
     assert forward.name == "learned_sketch_resident"
     assert forward.shared > 2 * 2 * (256 * 64 + 3 * 256 * 32)  # all weights of two networks
+
+
+@pytest.mark.parametrize(
+    ("depth", "activation"),
+    [(1, "relu"), (3, "silu"), *(pytest.param(*other, marks=pytest.mark.full) for other in ((2, "relu"), (2, "silu")))],
+)
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+def test_nor_does_anything_spill_in_networks_of_another_depth_and_activation(capability, depth, activation):
+    programs = compiled_sketch(capability, 64, 32, depth=depth, activation=activation)
+    assert len(programs) == 2 + 2 * depth
+    assert_well_made(programs, capability)
 
 
 @pytest.mark.full
