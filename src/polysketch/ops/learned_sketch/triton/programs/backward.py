@@ -178,5 +178,5 @@ def twice_active_and_slope(x, ACTIVATION: tl.constexpr, FAST: tl.constexpr):
     if ACTIVATION == "relu":
         return active, 1 + bounded
     if ACTIVATION == "silu":
-        return active, 1 + bounded + (active - active * bounded) * SILU
+        return active, 1 + bounded + active * (SILU - SILU * bounded)
     return active, 1 + bounded + (active - active * bounded) * (LINEAR + 3 * CUBIC * (x * x))
