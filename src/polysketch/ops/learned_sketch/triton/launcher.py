@@ -286,6 +286,7 @@ def _configuration(program: str, call: _Call, stage: _Stage, values: Tensor, **m
         inputs=_lanes(stage.inputs),
         size=_lanes(call.size),
         hidden=call.hidden,
+        activation=call.activation,
         operand_bytes=2 if call.dtype == torch.bfloat16 else 4,
         **more,
     )
