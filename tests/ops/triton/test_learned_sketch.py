@@ -3,6 +3,8 @@
 TRITON_INTERPRET=1 python -m pytest tests/ops/triton
 """
 
+import math
+
 import pytest
 import torch
 import triton as compiler
@@ -65,7 +67,8 @@ def relative_errors(x, weights, leaves, cotangent, dtype=torch.float32, **option
         for one, backend in ((rounded, "triton"), ([tensor.double() for tensor in rounded], "chunked"))
     )
     assert [a.dtype for a in found] == [dtype] * len(found)
-    return [((a - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True)]
+    # max() would pass over what is not a number
+    return [((a - b).norm() / b.norm()).nan_to_num(math.inf).item() for a, b in zip(found, expected, strict=True)]
 
 
 @pytest.mark.usefixtures("small_blocks")
