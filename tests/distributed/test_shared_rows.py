@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_one_process(mesh, configs, expected, tmp_path):
     """In float64, with its loss and its norm before clipping."""
     first, *_ = run_processes(count_of(mesh), workers.gradients, mesh, configs, None, folder=tmp_path / "told")
     errors = [largest_error(*pair) for pair in zip(first.value, expected, strict=True)]
-    assert max(errors) < 1e-10
+    assert all(error < 1e-10 for error in errors)  # not the largest: a comparison with NaN is never true
 
 
 @pytest.mark.parametrize("mutant", ["averaged over spans", *full(["counted once a process", "same span"])])
