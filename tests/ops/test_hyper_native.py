@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from polysketch import ops
-from polysketch.ops.hyper import api, native
+from polysketch.ops.hyper import native
+from polysketch.ops.hyper.approximate import Options
+from polysketch.ops.hyper.programs import who_meets_whom
 from polysketch.ops.native import why_unavailable
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
@@ -132,13 +134,8 @@ def test_what_has_two_sums_of_weights_is_no_call_for_the_programs(monkeypatch, o
 def test_the_operators_pass_opcheck(causal):
     query, key, value = tensors(70)
     key = key.transpose(1, 2).contiguous().transpose(1, 2)  # heads of a token side by side
-    grouped, real = query.unflatten(1, (2, -1)), torch.ones(1, 70, dtype=torch.bool)
-    options = api.Options(torch.randn(20, 6), 16, 24, "uniform", 0, 0.3)
-    with torch.no_grad():
-        if causal:
-            met = api.meetings_by_halves(grouped, key, real, 32, options)
-        else:
-            met = api._meetings_of_all(grouped, key, real, options)
+    options = Options(torch.randn(20, 6), 16, 24, "uniform", 0, 0.3)
+    met = who_meets_whom(query, key, None, causal, 32, options)
     given = [x.requires_grad_() for x in (query, key, value)]
-    arguments = (*given, None, *met, 32 * causal, 0.3)
+    arguments = (*given, None, *met, 32 * causal, 0.3, "native")
     torch.library.opcheck(torch.ops.polysketch.hyper_attention.default, arguments)

@@ -39,6 +39,8 @@ _COMMON = {
     "sketch r=64, h=128",
     "polynomial h=64",
     "polynomial h=128",
+    "hyper h=64",
+    "hyper h=128",
     "delta two factors, m=48, h=64",
     "delta two factors, m=48, h=65",
     "delta power 1, m=64, h=64",
@@ -57,7 +59,7 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, polynomial, delta or decoding.
+        op: linear, sketch, polynomial, hyper, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -151,6 +153,19 @@ def _polynomial_calls() -> Iterator[Named]:
 def _polynomial(causal: bool, shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
     tensors = [tensor / shape.head_dim**0.25 for tensor in calls.heads(shape, device, dtype)]
     return Call(lambda: ops.polynomial_attention(*tensors, degree=DEGREE, causal=causal, backend="triton"), tensors)
+
+
+def _hyper_calls() -> Iterator[Named]:
+    for width, causal in itertools.product((64, 128), (True, False)):
+        yield f"hyper h={width}{'' if causal else ', not causal'}", width, partial(_hyper, causal)
+
+
+def _hyper(causal: bool, shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
+    tensors, planes = calls.heads(shape, device, dtype), torch.randn(shape.head_dim, 7, device=device)
+    sizes: dict[str, Any] = {"min_length": 1_024, "chunk_size": 256, "sample_size": 256}
+    return Call(
+        lambda: ops.hyper_attention(*tensors, hyperplanes=planes, causal=causal, **sizes, backend="triton"), tensors
+    )
 
 
 def _delta_calls() -> Iterator[Named]:
@@ -249,6 +264,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "linear": _linear_calls,
     "sketch": _sketch_calls,
     "polynomial": _polynomial_calls,
+    "hyper": _hyper_calls,
     "delta": _delta_calls,
     "decoding": _decoding_calls,
 }

@@ -4,19 +4,12 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
-from polysketch.ops.hyper import native
-from polysketch.ops.hyper.approximate import (
-    Options,
-    attend_approximately,
-    attend_by_halves,
-    meetings_by_halves,
-    meetings_of_nodes,
-)
+from polysketch.ops.hyper.approximate import Options, attend_approximately, attend_by_halves
+from polysketch.ops.hyper.backends import check_backend, picked_backend
 from polysketch.ops.hyper.capping import check_capping
 from polysketch.ops.hyper.exact_keys import check_heavy_mask
-from polysketch.ops.hyper.meetings import Meetings, Places
-from polysketch.ops.hyper.operator import hyper_attention_operator
 from polysketch.ops.hyper.part import Partial
+from polysketch.ops.hyper.programs import attend_by_programs
 from polysketch.ops.hyper.samples import SAMPLING
 from polysketch.ops.hyper.sort_lsh import check_hyperplanes
 from polysketch.ops.linear.alignment import Alignment, leading_padding
@@ -40,6 +33,7 @@ def hyper_attention(
     seed: int = 0,
     heavy_mask: Tensor | None = None,
     capping: tuple[float, float] | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Softmax attention in nearly linear time: the largest weights exactly, the others from samples (HyperAttention).
 
@@ -112,28 +106,34 @@ def hyper_attention(
             chunk with the most would cost in all; chunk_size=1 makes it a mask of entries, for short sequences.
         capping: (epsilon, kappa), bounds of the denominator, epsilon above 0 and kappa, the paper's bound on the ratio
             of the largest to the smallest sum outside of S_i, from 1 on; None for none, as in the paper's experiments.
+        backend: "plain" (PyTorch's operations), "native" (programs in C++, float32 on a CPU), "triton" (programs for
+            CUDA devices: not float64, vectors of up to 128), or "auto": programs where they can, else "plain". Programs
+            take uniform draws without `capping`.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of value, computed in float32 or float64 where it is not
         exact throughout (then as `softmax_attention`). Queries that see no real key get zeros.
 
     Raises:
-        ValueError: a size below 1, an unknown sampling, hyperplanes of another width, shapes or devices that
+        ValueError: a size below 1, an unknown sampling or backend, hyperplanes of another width, shapes or devices that
             disagree, `causal` with different lengths, or with a mask whose chunks do not divide `min_length`.
         TypeError: a size that is not an integer, dtypes that are not floating point or not alike, or a mask that is
             not bool.
+        RuntimeError: the backend that was asked for cannot compute the call, with the reason.
 
     Cost: 2 * (chunk_size + sample_size) * (head_dim + value_dim) operations a query, and twice that for each doubling
     of `min_length` up to the length, over two, when causal; besides min_length / 2 exact keys then. "norm" adds 2 *
     sample_size * head_dim, for its other draw. Memory is linear in the length, forward and backward. `capping` costs
     once more the samples' scores, 2 * sample_size * head_dim, for them and for tau, and keeps 2 * sample_size numbers a
-    query for the backward pass. In float32 on a CPU, uniform draws without `capping` are attended to by programs in
-    C++, which keep 8 * (chunk_size + sample_size) bytes for 128 queries and span size; the rest are PyTorch operations.
+    query for the backward pass. Programs keep 8 * (chunk_size + sample_size) bytes for 128 queries and span size.
+    Those in Triton keep the output in float32 besides, and their backward pass takes up to half a GiB for gradients of
+    keys that are not added up yet; they multiply in the dtype of the inputs.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_hyperplanes(hyperplanes, query.shape[3])
     check_options(chunk_size, sample_size, min_length, sampling, seed)
     bounds = check_capping(capping)
+    check_backend(backend, query, key, value, sampling, capping)
     if heavy_mask is not None:
         check_heavy_mask(heavy_mask, query, key, chunk_size)
     if causal:
@@ -148,78 +148,63 @@ def hyper_attention(
     scale = query.shape[3] ** -0.5 if scale is None else scale
     options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask, bounds)
     with torch.autocast(query.device.type, enabled=False):
-        dtype = working_dtype(query, key, value)
+        backend = picked_backend(backend, query, key, value, causal, key_mask is not None, options)
+        wider = _shared_dtype if backend == "triton" else working_dtype
+        dtype = wider(query, key, value)
         keys, values = (real_tokens(x.to(dtype), key_mask) for x in (key, value))
-        output = _attend_aligned(query.to(dtype), keys, values, causal, key_mask, min_length, options)
+        output = _attend_aligned(query.to(dtype), keys, values, causal, key_mask, min_length, options, backend)
         return output.to(value.dtype)
 
 
+def _shared_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
+    """Inputs that differ, as under autocast, meet in the wider one."""
+    return torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+
+
 def _attend_aligned(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, min_length: int, options: Options
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    min_length: int,
+    options: Options,
+    backend: str,
 ) -> Tensor:
     """Move every row's first real token to the front, so that padding before it changes no position."""
     if mask is None:
-        return _attend(query, key, value, causal, None, min_length, options)
+        return _attend(query, key, value, causal, None, min_length, options, backend)
     start = leading_padding(mask)
     alignment = Alignment(start, torch.zeros_like(start), 0, key.shape[2])
     own_tokens = query.shape[2] == key.shape[2]
     queries = alignment.to_aligned(query) if own_tokens else query
     keys, values = alignment.to_aligned(key), alignment.to_aligned(value)
     real = alignment.to_aligned(mask[:, None, :, None].to(key.dtype))[:, 0, :, 0] > 0
-    output = _attend(queries, keys, values, causal, real, min_length, options)
+    output = _attend(queries, keys, values, causal, real, min_length, options, backend)
     if not causal:
         output = _with_exact_short_rows(output, queries, keys, values, real, min_length, options.scale)
     return alignment.from_aligned(output) if own_tokens else output
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, real: Tensor | None, min_length: int, options: Options
-) -> Tensor:
-    """Aligned rows, longer than `min_length`."""
-    grouped = query.unflatten(1, (key.shape[1], -1))
-    if not causal and options.heavy is not None:
-        options = options._replace(heavy=options.heavy.unsqueeze(2))
-    if why_not_native(query, value, options) is None:
-        return _attend_natively(query, grouped, key, value, causal, real, min_length, options)
-    if causal:
-        return attend_by_halves(grouped, key, value, real, min_length, options).output.flatten(1, 2)
-    return _attend_freely(grouped, key, value, real, options).output.flatten(1, 3)
-
-
-def why_not_native(query: Tensor, value: Tensor, options: Options) -> str | None:
-    """Why a call is not one for the native programs; None where it is."""
-    if options.sampling != "uniform" or options.capping is not None:
-        return "the native backend has one sum of weights for numerator and denominator"
-    return native.why_not(query, value)
-
-
-def _attend_natively(
     query: Tensor,
-    grouped: Tensor,
     key: Tensor,
     value: Tensor,
     causal: bool,
     real: Tensor | None,
     min_length: int,
     options: Options,
+    backend: str,
 ) -> Tensor:
-    """The same by programs in C++: who meets whom is found as before, and attended to in one call."""
-    everyone = torch.ones(1, key.shape[2], dtype=torch.bool, device=key.device) if real is None else real
-    with torch.no_grad():
-        if causal:
-            met = meetings_by_halves(grouped, key, everyone, min_length, options)
-        else:
-            met = _meetings_of_all(grouped, key, everyone, options)
-    block = min_length if causal else 0
-    return hyper_attention_operator(query, key, value, real if causal else None, *met, block, options.scale)[0]
-
-
-def _meetings_of_all(query: Tensor, key: Tensor, real: Tensor, options: Options) -> Meetings:
-    """All keys are one node."""
-    start = torch.zeros(1, dtype=torch.int64, device=key.device)
-    places = Places(start, start, query.shape[3])
-    by_rank = query.shape[3] == key.shape[2]
-    return meetings_of_nodes(query.unsqueeze(2), key.unsqueeze(2), real.unsqueeze(1), places, by_rank, options)
+    """Aligned rows, longer than `min_length`."""
+    if not causal and options.heavy is not None:
+        options = options._replace(heavy=options.heavy.unsqueeze(2))
+    if backend != "plain":
+        return attend_by_programs(query, key, value, real, causal, min_length, options, backend)
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    if causal:
+        return attend_by_halves(grouped, key, value, real, min_length, options).output.flatten(1, 2)
+    return _attend_freely(grouped, key, value, real, options).output.flatten(1, 3)
 
 
 def _attend_freely(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, options: Options) -> Partial:
@@ -239,7 +224,7 @@ def _with_exact_short_rows(
     if short.numel() == 0:
         return output
     exact = softmax_attention(query[short], key[short], value[short], key_mask=real[short], scale=scale)
-    return output.index_copy(0, short, exact)
+    return output.index_copy(0, short, exact.to(output.dtype))
 
 
 def check_options(chunk_size: int, sample_size: int, min_length: int, sampling: str, seed: int) -> None:

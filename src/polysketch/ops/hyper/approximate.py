@@ -245,7 +245,8 @@ def meetings_of_nodes(
     """Which keys the queries of each node see, and what each counts; arguments as `attend_approximately`."""
     tiles = _tiles(query, key, real, by_rank, options)
     samples = draw_uniform(key, real, places.key, options.sample_size, options.seed)
-    return meetings(tiles, samples, real.sum(-1).unsqueeze(1), query.shape[-2], places, key.dtype)
+    dtype = torch.promote_types(key.dtype, torch.float32)
+    return meetings(tiles, samples, real.sum(-1).unsqueeze(1), query.shape[-2], places, dtype)
 
 
 def _sampled_keys(key: Tensor, samples: Samples, tiles: Tiles, key_count: Tensor) -> tuple[Tensor, Tensor]:

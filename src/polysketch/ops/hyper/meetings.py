@@ -19,11 +19,13 @@ class Meetings(NamedTuple):
             number of queries, plus its token; -1 in an empty slot.
         key: (batch, key_heads, tiles, keys) int32, tokens.
         log_weight: (batch, key_heads, tiles, keys), the log of what each key counts; -inf where it does not.
+        parts: tiles of each of some parts that follow one another; no query is in two tiles of a part.
     """
 
     query: Tensor
     key: Tensor
     log_weight: Tensor
+    parts: tuple[int, ...]
 
 
 class Places(NamedTuple):
@@ -60,7 +62,8 @@ def meetings(
     head, token = tiles.query // length, tiles.query % length + places.query[:, None, None]
     query = (head * places.queries + token).masked_fill(~_filled(tiles), -1)
     found = (query.int(), key.int(), torch.cat([own, weights], -1).to(dtype))
-    return Meetings(*(x.flatten(2, 3) for x in found))
+    places_of_query, places_of_key, log_weight = (x.flatten(2, 3) for x in found)
+    return Meetings(places_of_query, places_of_key, log_weight, (places_of_query.shape[2],))
 
 
 def _filled(tiles: Tiles) -> Tensor:
@@ -77,4 +80,4 @@ def joined(parts: Iterator[Meetings]) -> Meetings:
     key = torch.cat([F.pad(part.key, (0, keys - part.key.shape[-1])) for part in found], 2)
     pad = [(0, keys - part.log_weight.shape[-1]) for part in found]
     weights = [F.pad(part.log_weight, size, value=-torch.inf) for part, size in zip(found, pad, strict=True)]
-    return Meetings(query, key, torch.cat(weights, 2))
+    return Meetings(query, key, torch.cat(weights, 2), tuple(size for part in found for size in part.parts))

@@ -7,12 +7,11 @@ tile's scores is kept. Backward makes weights again from the sums as they were a
 import ctypes
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polysketch.ops.hyper.meetings import Meetings
+from polysketch.ops.hyper.types import Given
 from polysketch.ops.native import TensorPointer, library, run_in_threads
 from polysketch.ops.native import why_not as why_no_program
 from polysketch.ops.parallel import num_workers
@@ -46,40 +45,14 @@ class _Call(ctypes.Structure):
     )
 
 
-class Given(NamedTuple):
-    """What a call is given.
-
-    Attributes:
-        query: (batch, heads, n, head_dim).
-        key: (batch, key_heads, m, head_dim).
-        value: (batch, key_heads, m, value_dim).
-        real: (batch, m) bool, False for keys that nobody sees; None when all are seen. Of blocks alone.
-        met: what queries see besides; has none of the keys that are not real.
-        block: tokens of the blocks inside which attention is causal; 0 for none.
-        scale: factor on q . k.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    real: Tensor | None
-    met: Meetings
-    block: int
-    scale: float
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Query, key and value, by name."""
-        return {"query": self.query, "key": self.key, "value": self.value}
-
-    def blocks(self) -> Iterator[tuple[slice, Plan, Inputs]]:
-        """The tokens of each block, and a call of the window's programs for them."""
-        length = self.query.shape[2]
-        for start in range(0, length if self.block else 0, max(self.block, 1)):
-            part = slice(start, min(start + self.block, length))
-            mask = None if self.real is None else self.real[:, part]
-            inputs = Inputs(self.query[:, :, part], self.key[:, :, part], self.value[:, :, part], mask)
-            yield part, Plan(part.stop - part.start - 1, 0, self.scale), inputs
+def _blocks(given: Given) -> Iterator[tuple[slice, Plan, Inputs]]:
+    """The tokens of each block, and a call of the window's programs for them."""
+    length = given.query.shape[2]
+    for start in range(0, length if given.block else 0, max(given.block, 1)):
+        part = slice(start, min(start + given.block, length))
+        mask = None if given.real is None else given.real[:, part]
+        inputs = Inputs(given.query[:, :, part], given.key[:, :, part], given.value[:, :, part], mask)
+        yield part, Plan(part.stop - part.start - 1, 0, given.scale), inputs
 
 
 def forward(given: Given) -> window.Found:
@@ -88,7 +61,7 @@ def forward(given: Given) -> window.Found:
     if not given.block:
         for tensor, start in zip(found, (0.0, _LOWEST, 0.0), strict=True):
             tensor.fill_(start)
-    for part, plan, inputs in given.blocks():
+    for part, plan, inputs in _blocks(given):
         window.forward(inputs, plan, into=(output[:, :, part], peak[:, :, part], mass[:, :, part]))
     threads, heads = num_workers(given.query.device), len(given.key) * given.key.shape[1]
     _run("forward", given, threads // math.gcd(heads, threads), dict(zip(_FOUND, found, strict=True)))
@@ -102,7 +75,7 @@ def backward(given: Given, found: window.Found, upstream: Tensor) -> tuple[Tenso
         new(x.shape, dtype=x.dtype, device=x.device) for x in given.tensors.values()
     ]
     output, peak, mass = found
-    for part, plan, inputs in given.blocks():
+    for part, plan, inputs in _blocks(given):
         of_part = (output[:, :, part], peak[:, :, part], mass[:, :, part])
         window.backward(inputs, plan, of_part, upstream[:, :, part], into=[x[:, :, part] for x in gradients])
     names = [f"{name}_gradient" for name in ("output", *_INPUTS)]
@@ -116,7 +89,7 @@ def _run(program: str, given: Given, parts: int, others: dict[str, Tensor]) -> N
     sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[3], value.shape[3])
     call = _Call(*sizes, *given.met.query.shape[2:], given.met.key.shape[3], parts, given.scale)
     rows = {name: _in_rows(x) for name, x in (given.tensors | others).items()}
-    lists = {name: x.contiguous() for name, x in zip(_LISTS, given.met, strict=True)}
+    lists = {name: x.contiguous() for name, x in zip(_LISTS, given.met[:3], strict=True)}
     for name, tensor in rows.items():
         setattr(call, name, TensorPointer.of(tensor))
     for name, tensor in lists.items():

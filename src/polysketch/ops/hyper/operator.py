@@ -1,4 +1,4 @@
-"""The native backend as a `torch.library` operator: shapes for tracing, gradients, operation counts."""
+"""The backends of programs as one `torch.library` operator: shapes for tracing, gradients, operation counts."""
 
 from typing import Any
 
@@ -6,34 +6,40 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.custom_op import custom_op
-from polysketch.ops.hyper import native
+from polysketch.ops.hyper import native, triton
 from polysketch.ops.hyper.meetings import Meetings
+from polysketch.ops.hyper.types import Given
 from polysketch.ops.operation_counts import counts_operations_of
 
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? real, Tensor query_places, Tensor key_places, Tensor log_weights, "
-    "int block, float scale"
+    "SymInt[] parts, int block, float scale, str backend"
 )
 _TENSORS = 7
+_PROGRAMS = {"native": native, "triton": triton}
 
 
-def _given(arguments: Any) -> native.Given:
-    query, key, value, real, query_places, key_places, log_weights, block, scale = arguments
-    return native.Given(query, key, value, real, Meetings(query_places, key_places, log_weights), block, scale)
+def _unpacked(arguments: Any) -> tuple[Given, Any]:
+    """What is given, and who computes."""
+    query, key, value, real, query_places, key_places, log_weights, parts, block, scale, backend = arguments
+    met = Meetings(query_places, key_places, log_weights, tuple(parts))
+    return Given(query, key, value, real, met, block, scale), _PROGRAMS[backend]
 
 
 @custom_op("polysketch::hyper_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
 def hyper_attention_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The programs' forward: output, and peak and mass of each query for backward."""
-    with torch.autocast("cpu", enabled=False):
-        return native.forward(_given(arguments))
+    """The programs' forward: output, and peak and mass of each query for backward; in float32 for half precision."""
+    given, programs = _unpacked(arguments)
+    with torch.autocast(given.query.device.type, enabled=False):
+        return programs.forward(given)
 
 
 @hyper_attention_operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, value = arguments[0], arguments[2]
-    rows = query.shape[:3]
-    return query.new_empty(*rows, value.shape[3]), query.new_empty(rows), query.new_empty(rows)
+    rows, dtype = query.shape[:3], torch.promote_types(query.dtype, torch.float32)
+    output = query.new_empty((*rows, value.shape[3]), dtype=dtype)
+    return output, query.new_empty(rows, dtype=dtype), query.new_empty(rows, dtype=dtype)
 
 
 @custom_op(
@@ -44,8 +50,9 @@ def hyper_attention_backward_operator(
     gradient: Tensor, output: Tensor, peak: Tensor, mass: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The programs' backward: gradients of query, key and value."""
-    with torch.autocast("cpu", enabled=False):
-        return native.backward(_given(arguments), (output, peak, mass), gradient)
+    given, programs = _unpacked(arguments)
+    with torch.autocast(given.query.device.type, enabled=False):
+        return programs.backward(given, (output, peak, mass), gradient)
 
 
 @hyper_attention_backward_operator.register_fake
@@ -70,7 +77,7 @@ hyper_attention_operator.register_autograd(_backward, setup_context=_setup_conte
 
 def _operations(arguments: Any) -> int:
     """Of products of queries with keys and of weights with values; a multiply-add as two. Every slot counts."""
-    query, key, value, _, query_places, key_places, _, block, _ = arguments
+    query, key, value, _, query_places, key_places, _, _, block, *_ = arguments
     batch, heads, length, width = query
     whole, rest = divmod(length, block) if block else (0, 0)
     exact = batch * heads * (whole * block * (block + 1) + rest * (rest + 1)) // 2

@@ -1,0 +1,5 @@
+"""HyperAttention on CUDA devices: programs in Triton, and who launches them."""
+
+from polysketch.ops.hyper.triton.launcher import backward, forward, why_not
+
+__all__ = ["backward", "forward", "why_not"]
