@@ -7,7 +7,7 @@ run of tiles with the same keys, and then added up by a list for every key: with
 call gives the same bits. The lists are sorted on the device; no number is read from it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,35 +76,52 @@ def backward(given: Given, found: tuple[Tensor, Tensor, Tensor], upstream: Tenso
             gradient.zero_()
     for part in call.parts():
         call.of_tiles(hyper_tile_grad_query, part, *call.inputs, *call.met, *of_rows, of_query)
-    _add_through_tiles(call, of_rows, of_key, of_value)
+    _add_through_tiles(given, of_rows, of_key, of_value)
     of_query, of_key, of_value = (x.to(like.dtype) for x, like in zip(gradients, given.tensors.values(), strict=True))
     return of_query, of_key, of_value
 
 
-def _add_through_tiles(call: "_Call", of_rows: tuple[Tensor, ...], of_key: Tensor, of_value: Tensor) -> None:
-    """Add what tiles say of keys and values, as many tiles at once as a bounded piece of memory has place for."""
+def _add_through_tiles(given: Given, of_rows: tuple[Tensor, ...], of_key: Tensor, of_value: Tensor) -> None:
+    """Add what tiles say of keys and values, piece by piece: a piece is some tiles of some rows of the batch."""
+    batch, heads, _, width = of_key.shape
+    tiles, keys = given.met.key.shape[2:]
+    of_tile = heads * keys * (width + of_value.shape[3])
+    rows = max(1, _PARTIAL // (of_tile * tiles))
+    together = tiles if rows > 1 else max(_RUN, _PARTIAL // of_tile // _RUN * _RUN)
+    for row in range(0, batch, rows):
+        piece = slice(row, row + rows)
+        call = _Call(_of_batch(given, piece))
+        tensors = [x[piece] for x in (*of_rows, of_key, of_value)]
+        for first in range(0, tiles, together):
+            _add_through(call, range(first, min(first + together, tiles)), tensors[:-2], *tensors[-2:])
+
+
+def _add_through(call: "_Call", part: range, of_rows: Sequence[Tensor], of_key: Tensor, of_value: Tensor) -> None:
+    """Add what some tiles say, first apart for every run of tiles, and then for every key."""
     from polysketch.ops.hyper.triton.programs.keys import hyper_sum_by_key, hyper_tile_grad_key_value
 
     batch, heads, length, width = of_key.shape
-    tiles, keys = call.given.met.key.shape[2:]
-    together = _PARTIAL // max(1, batch * heads * keys * (width + of_value.shape[3])) // _RUN * _RUN
-    together = max(_RUN, together)
+    query_places, key_places, log_weights = (x[:, :, part.start : part.stop] for x in call.met)
+    met = Meetings(query_places, key_places, log_weights, (len(part),))
     size = call.configuration("hyper_tile_grad_key_value")["KEYS"]
-    for first in range(0, tiles, together):
-        part = range(first, min(first + together, tiles))
-        query_places, key_places, log_weights = (x[:, :, part.start : part.stop] for x in call.met)
-        met = Meetings(query_places, key_places, log_weights, (len(part),))
-        runs = runs_of_tiles(met, size, _RUN)
-        order, edges = lists_of_keys(met, runs, size, length)
-        shape = (batch, heads, len(part), keys)
-        partial = call.new(*shape, width), call.new(*shape, of_value.shape[3])
-        call.of_tiles(
-            hyper_tile_grad_key_value, part, *call.inputs, *call.met, runs, *of_rows, *partial, of="KEYS", among=keys
-        )
-        use = call.configuration("hyper_sum_by_key")
-        programs = batch * heads * -(-length // use["TOKENS"])
-        arguments = (*partial, order, edges, of_key, of_value, length, order.shape[1])
-        triton.launch(hyper_sum_by_key, programs, *arguments, configuration=use, **call.widths)
+    runs = runs_of_tiles(met, size, _RUN)
+    order, edges = lists_of_keys(met, runs, size, length)
+    keys = key_places.shape[3]
+    shape = (batch, heads, len(part), keys)
+    partial = call.new(*shape, width), call.new(*shape, of_value.shape[3])
+    tensors = (*call.inputs, *call.met, runs, *of_rows, *partial)
+    call.of_tiles(hyper_tile_grad_key_value, part, *tensors, of="KEYS", among=keys)
+    use = call.configuration("hyper_sum_by_key")
+    programs = batch * heads * -(-length // use["TOKENS"])
+    arguments = (*partial, order, edges, of_key, of_value, length, order.shape[1])
+    triton.launch(hyper_sum_by_key, programs, *arguments, configuration=use, **call.widths)
+
+
+def _of_batch(given: Given, rows: slice) -> Given:
+    """Some rows of the batch, without their mask: of tiles alone."""
+    met = Meetings(given.met.query[rows], given.met.key[rows], given.met.log_weight[rows], given.met.parts)
+    query, key, value = (x[rows] for x in given.tensors.values())
+    return given._replace(query=query, key=key, value=value, real=None, met=met)
 
 
 class _Call:
