@@ -132,7 +132,8 @@ def test_half_precision_errs_by_its_own_rounding(causal):
 
 def test_inputs_of_several_dtypes_meet_in_the_wider_one():
     query, key, value = tensors(40)
-    options = {"hyperplanes": torch.randn(20, 4), "causal": True, "backend": "triton", **SIZES}
+    planes = torch.randn(20, 4, generator=torch.Generator().manual_seed(5))
+    options = {"hyperplanes": planes, "causal": True, "backend": "triton", **SIZES}
     expected = ops.hyper_attention(query, key, value.half().float(), **options)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = ops.hyper_attention(query, key, value.half(), **options)
@@ -144,28 +145,32 @@ def test_the_same_call_gives_the_same_bits():
     assert all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize("numbers", [1, 2**16])
-def test_gradients_of_keys_come_piece_by_piece_where_memory_is_bounded(numbers, monkeypatch):
-    """One run of tiles of one row at once; and all tiles of one row."""
+@pytest.mark.parametrize(("numbers", "expected"), [(1, [8, 1] * 3), (25_000, [9, 9])])
+def test_gradients_of_keys_come_piece_by_piece_where_memory_is_bounded(numbers, expected, monkeypatch):
+    """Of nine tiles of three rows, one run of tiles of one row at once; and all tiles of two rows, then of the other."""
     monkeypatch.setattr(launcher, "_PARTIAL", numbers)
     pieces, add = [], launcher._add_through
     monkeypatch.setattr(launcher, "_add_through", lambda *x: (pieces.append(len(x[1])), add(*x)))
     assert_exact(tensors(45, batch=3), causal=True)
-    assert len(pieces) > 3 if numbers == 1 else pieces == [max(pieces)] * 3
+    assert pieces == expected
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
 def test_a_row_of_numbers_that_are_none_reaches_no_other():
-    """NaN at one query and at one later key: tokens of blocks before the key's, and other heads, keep their bits."""
+    """NaN at one query and at one later key: not tokens of blocks before the key's, nor other heads.
+
+    The query goes to another tile, where rows have other numbers: the interpreter's products round by these.
+    """
     query, key, value = tensors(70, heads=4, key_heads=2)
-    options = {"hyperplanes": torch.randn(20, 4), "causal": True, "backend": "triton", **SIZES}
+    planes = torch.randn(20, 4, generator=torch.Generator().manual_seed(5))
+    options = {"hyperplanes": planes, "causal": True, "backend": "triton", **SIZES}
     before = ops.hyper_attention(query, key, value, **options)
     query[0, 1, 25], key[0, 0, 65], value[0, 0, 65] = torch.nan, torch.nan, torch.nan
     after = ops.hyper_attention(query, key, value, **options)
     assert after[0, 1, 25].isnan().all()
     assert after[0, :2, 65].isnan().all()
     after[0, 1, 25] = before[0, 1, 25]
-    assert torch.equal(after[0, :2, :60], before[0, :2, :60])
+    torch.testing.assert_close(after[0, :2, :60], before[0, :2, :60], rtol=1e-6, atol=1e-6)
     assert torch.equal(after[0, 2:], before[0, 2:])
 
 
@@ -244,6 +249,7 @@ def asked_anew(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(backends, "AUTO_DEVICES", {"cpu"})
     monkeypatch.setattr(hyper_check, "_LENGTH", 70)
+    monkeypatch.setattr(backends.native, "why_not", lambda *_: "would be compiled anew in the empty folder")
 
 
 @pytest.mark.usefixtures("asked_anew")
