@@ -20,8 +20,8 @@ from polysketch import ops
 from polysketch.ops.hyper import definition
 from polysketch.ops.hyper.approximate import Options
 from polysketch.ops.hyper.backends import BACKENDS, why_not
+from polysketch.ops.hyper.calls import who_meets_whom
 from polysketch.ops.hyper.operator import hyper_attention_operator
-from polysketch.ops.hyper.programs import who_meets_whom
 from polysketch.ops.hyper.types import Given
 
 TOLERANCE = 1e-4

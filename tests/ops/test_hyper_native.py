@@ -7,7 +7,7 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.ops.hyper import native
 from polysketch.ops.hyper.approximate import Options
-from polysketch.ops.hyper.programs import who_meets_whom
+from polysketch.ops.hyper.calls import who_meets_whom
 from polysketch.ops.native import why_unavailable
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))

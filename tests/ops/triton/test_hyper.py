@@ -12,8 +12,8 @@ from polysketch.ops import triton
 from polysketch.ops.hyper import backends, definition
 from polysketch.ops.hyper import self_check as hyper_check
 from polysketch.ops.hyper.approximate import Options
+from polysketch.ops.hyper.calls import who_meets_whom
 from polysketch.ops.hyper.meetings import Meetings
-from polysketch.ops.hyper.programs import who_meets_whom
 from polysketch.ops.hyper.triton import launcher
 from polysketch.ops.hyper.triton.lists import lists_of_keys, runs_of_tiles
 from polysketch.ops.hyper.types import Given

@@ -6,10 +6,10 @@ from torch import Tensor
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
 from polysketch.ops.hyper.approximate import Options, attend_approximately, attend_by_halves
 from polysketch.ops.hyper.backends import check_backend, picked_backend
+from polysketch.ops.hyper.calls import attend_by_programs
 from polysketch.ops.hyper.capping import check_capping
 from polysketch.ops.hyper.exact_keys import check_heavy_mask
 from polysketch.ops.hyper.part import Partial
-from polysketch.ops.hyper.programs import attend_by_programs
 from polysketch.ops.hyper.samples import SAMPLING
 from polysketch.ops.hyper.sort_lsh import check_hyperplanes
 from polysketch.ops.linear.alignment import Alignment, leading_padding

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from polysketch.ops.hyper import definition
 from polysketch.ops.hyper.approximate import Options
+from polysketch.ops.hyper.calls import who_meets_whom
 from polysketch.ops.hyper.operator import hyper_attention_operator
-from polysketch.ops.hyper.programs import who_meets_whom
 from polysketch.ops.hyper.types import Given
 from polysketch.ops.triton import self_check
 
