@@ -147,7 +147,7 @@ def test_the_same_call_gives_the_same_bits():
 
 @pytest.mark.parametrize(("numbers", "expected"), [(1, [8, 1] * 3), (25_000, [9, 9])])
 def test_gradients_of_keys_come_piece_by_piece_where_memory_is_bounded(numbers, expected, monkeypatch):
-    """Of nine tiles of three rows, one run of tiles of one row at once; and all tiles of two rows, then of the other."""
+    """Of nine tiles of three rows, one run of tiles of a row at once; and all tiles of two rows, then of the other."""
     monkeypatch.setattr(launcher, "_PARTIAL", numbers)
     pieces, add = [], launcher._add_through
     monkeypatch.setattr(launcher, "_add_through", lambda *x: (pieces.append(len(x[1])), add(*x)))
