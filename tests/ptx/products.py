@@ -1,0 +1,107 @@
+"""Products of warpgroups (`wgmma`) that are under way: which registers and which shared memory they hold.
+
+Until `wgmma.wait_group` has waited for a product nobody may touch its accumulators, write to registers of its first
+operand, or to shared memory that it reads; and registers that others wrote need `wgmma.fence` before a product takes
+them, except accumulators between products of one shape. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
+Instructions", `wgmma.fence` and `wgmma.wait_group`.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from ptx.formats import Array
+from ptx.parsing import Fault
+from ptx.shared_memory import SharedMemory
+
+
+@dataclass(frozen=True)
+class Product:
+    """One that is under way.
+
+    Attributes:
+        shape: as the opcode has it.
+        accumulators, operands: registers.
+        places: pieces of shared memory that it reads, as `SharedMemory.multiply` gave them, each with its size.
+    """
+
+    shape: str
+    accumulators: tuple[str, ...]
+    operands: tuple[str, ...]
+    places: tuple[tuple[Array, int], ...]
+
+
+@dataclass
+class Products:
+    """Those of some blocks.
+
+    Attributes:
+        open: since the last `wgmma.commit_group`.
+        groups: committed and not waited for, the oldest first.
+        unfenced: registers that were written since the last `wgmma.fence`.
+    """
+
+    open: list[Product] = field(default_factory=list)
+    groups: list[list[Product]] = field(default_factory=list)
+    unfenced: set[str] = field(default_factory=set)
+    _accumulators: dict[str, str] = field(default_factory=dict)
+    _operands: set[str] = field(default_factory=set)
+
+    def taken(self, _chosen: Array) -> "Products":
+        """For some of the blocks; where products are under way, the places of all would have to be told apart."""
+        if self.open or self.groups:
+            raise Fault("blocks part at a branch while products are under way, which this executor does not know")
+        return replace(self, open=[], groups=[], unfenced=set(self.unfenced), _accumulators={}, _operands=set())
+
+    def check_read(self, register: str) -> None:
+        """Anybody but a product reads."""
+        if register in self._accumulators:
+            raise Fault(f"read of accumulator {register} before its product is waited for")
+
+    def check_write(self, register: str) -> None:
+        """Anybody but a product writes."""
+        if register in self._accumulators or register in self._operands:
+            raise Fault(f"write to {register}, which a product under way holds")
+        self.unfenced.add(register)
+
+    def renamed(self, target: str, source: str) -> None:
+        """A register became a copy of another: it needs a fence if that one does.
+
+        LLVM puts the copies that a product's registers need between the fence and the product. The ISA makes no
+        exception for them; the assembler takes a copy for another name, and every program of Triton's counts on it.
+        """
+        if source not in self.unfenced:
+            self.unfenced.discard(target)
+
+    def start(self, product: Product) -> None:
+        """A product begins."""
+        for register in (*product.accumulators, *product.operands):
+            if register in self.unfenced:
+                raise Fault(f"register {register} was written since the last wgmma.fence")
+        for register in product.accumulators:
+            if self._accumulators.get(register, product.shape) != product.shape:
+                raise Fault(f"accumulator {register} of a product of another shape, without a wait between")
+        self.open.append(product)
+        self._hold(product)
+
+    def fence(self) -> None:
+        """`wgmma.fence`."""
+        self.unfenced.clear()
+
+    def commit(self) -> None:
+        """`wgmma.commit_group`."""
+        self.groups.append(self.open)
+        self.open = []
+
+    def wait(self, left: int, shared: SharedMemory) -> None:
+        """`wgmma.wait_group`: all but the last `left` groups are done."""
+        done = self.groups[: len(self.groups) - left] if left else self.groups
+        self.groups = self.groups[len(done) :]
+        for product in (product for group in done for product in group):
+            for places, size in product.places:
+                shared.multiplied(places, size)
+        self._accumulators, self._operands = {}, set()
+        for product in (*(product for group in self.groups for product in group), *self.open):
+            self._hold(product)
+
+    def _hold(self, product: Product) -> None:
+        self._accumulators.update(dict.fromkeys(product.accumulators, product.shape))
+        self._operands.update(product.operands)
