@@ -7,7 +7,6 @@ Nothing is assembled: the text of PTX is what runs. What `ptxas` makes of it is 
 """
 
 import struct
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -132,13 +131,11 @@ def _without_machine_code() -> Iterator[None]:
 
 @contextmanager
 def _tensors_of_the_cpu() -> Iterator[None]:
-    """Let every op's programs take them: wherever `why_not` was imported to."""
+    """Let every op's programs take them, wherever `why_not` was kept: under any of its names it answers None."""
     asked = availability.why_not
-    owners = [module for module in list(sys.modules.values()) if getattr(module, "why_not", None) is asked]
-    for module in owners:
-        module.why_not = lambda tensor: None  # type: ignore[attr-defined]
+    before = asked.__code__
+    asked.__code__ = (lambda tensor: None).__code__
     try:
         yield
     finally:
-        for module in owners:
-            module.why_not = asked  # type: ignore[attr-defined]
+        asked.__code__ = before

@@ -1,0 +1,190 @@
+"""Every program with a backward pass, in bfloat16 for devices that are not here, against the definition in float64.
+
+A CPU executes the PTX that Triton makes for them (`ptx.launching`): a wrong result, a race, a missing fence and an
+address outside of a tensor all fail. Tolerances are those of tests/device. Devices with tensor memory (10.0) are left
+out, and so is what `ptxas` makes of PTX: that needs a device.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from device import plain
+from device.test_linear import TOLERANCES
+from device.yardstick import Named, assert_as_good_as_plain
+from ops.linear_cases import Case, assert_precision_agrees
+from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
+from polysketch import ops
+from polysketch.benchmarking.timing import matmul_precision
+from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.learned_sketch import learned_sketch
+from ptx.launching import executing
+
+CPU = torch.device("cpu")
+DTYPE = torch.bfloat16
+CAPABILITIES = [(9, 0), (8, 0)]
+full = pytest.mark.full
+
+
+@pytest.fixture(autouse=True)
+def _fresh_memory_is_nan() -> Iterator[None]:
+    """What a program forgets to write is NaN, and no comparison passes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=CAPABILITIES, ids=["sm_90", "sm_80"])
+def launched(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """Names of the programs that this device executed."""
+    with executing(request.param) as counter, matmul_precision("highest"):
+        yield counter
+
+
+def also(cases: list, always: int) -> list:
+    """The first ones always, the others with the full product."""
+    return [*cases[:always], *(pytest.param(case, marks=full) for case in cases[always:])]
+
+
+# Widths of one block that is full, of one that is not, and of more than one.
+USUAL = Case(local_chunk=0, length=65, batch=1, heads=2, key_heads=1, features=20, value_dim=9, compute_chunk=None)
+LOCAL = replace(USUAL, local_chunk=16, head_dim=12)
+LINEAR = [
+    USUAL,
+    replace(USUAL, power=1),
+    LOCAL,
+    replace(USUAL, power=1, factors=2, features=20, decays=True),
+    replace(USUAL, power=1, features=64, value_dim=64, length=150),
+    replace(USUAL, power=1, features=40, value_dim=40, length=150),
+    replace(USUAL, power=1, features=7, value_dim=1, decays=True),
+    replace(USUAL, power=1, features=130, value_dim=33),
+    replace(USUAL, power=1, compute_chunk=32, padded=True, batch=2, causal=False),
+    replace(USUAL, features=32, value_dim=64, length=150),
+    replace(USUAL, features=16, value_dim=16, compute_chunk=32, decays=True, padded=True, batch=2),
+    replace(USUAL, features=33, value_dim=65, normalize=False),
+    replace(USUAL, features=5, value_dim=128, offset=0.0),
+    replace(USUAL, causal=False, padded=True, batch=2),
+    replace(USUAL, length=1),
+    replace(USUAL, key_heads=2, heads=4, length=300, features=16, value_dim=32),
+    replace(LOCAL, features=32, head_dim=64, value_dim=64, local_chunk=256, length=300),
+    replace(LOCAL, features=32, head_dim=128, value_dim=128, local_chunk=64, length=150),
+    replace(LOCAL, features=64, head_dim=64, value_dim=64, local_chunk=64, length=100),
+    replace(LOCAL, head_dim=80, value_dim=80, features=48, local_chunk=64, length=150, decays=True),
+    replace(LOCAL, causal=False, padded=True, batch=2),
+    replace(LOCAL, power=1, degree=2, decays=True, head_dim=33, value_dim=17, features=64),
+    replace(LOCAL, degree=8, normalize=False, head_dim=16, value_dim=48, features=12),
+    replace(USUAL, power=1, factors=2, features=48, value_dim=64, length=150),
+    replace(USUAL, power=1, factors=2, features=64, value_dim=128, length=70),
+    replace(USUAL, power=1, factors=2, features=34, value_dim=33, causal=False, offset=0.0),
+    replace(LOCAL, power=1, factors=2, features=22, decays=True, padded=True, batch=2),
+]
+
+
+@pytest.mark.parametrize("case", also(LINEAR, 3), ids=str)
+def test_linear_attention_and_its_gradients_agree_with_the_reference(case, launched):
+    assert_precision_agrees(case, "triton", TOLERANCES[DTYPE], dtype=DTYPE)
+    assert launched["linear_outputs"]
+    assert launched["linear_sums_gradient"]
+
+
+@full
+@pytest.mark.parametrize(
+    "case", [case for case in [*PAIRWISE, *WITH_HISTORY] if case.length < 200 and case.block_size is None], ids=str
+)
+def test_states_masks_and_chunks_agree_with_the_reference(case, launched):
+    assert_precision_agrees(replace(case, batch=2 if case.padded else 1), "triton", TOLERANCES[DTYPE], dtype=DTYPE)
+    assert launched
+
+
+# Heads, key heads, queries, width, width of values, causal, degree.
+POLYNOMIAL = [
+    (2, 1, 70, 20, 9, True, 4),
+    (1, 1, 70, 16, 16, False, 2),
+    (1, 1, 150, 64, 64, True, 4),
+    (2, 2, 70, 40, 33, False, 6),
+    (1, 1, 150, 128, 128, True, 4),
+    (1, 1, 70, 72, 100, True, 8),
+    (2, 1, 17, 7, 3, True, 2),
+    (1, 1, 1, 64, 64, True, 4),
+]
+
+
+@pytest.mark.parametrize("size", also(POLYNOMIAL, 1), ids=str)
+def test_polynomial_attention_errs_like_the_plain_formula(size, launched):
+    heads, key_heads, length, width, value_width, causal, degree = size
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    query, key = (width**-0.25 * normal(1, count, length, width) for count in (heads, key_heads))
+    given = {"query": query, "key": key, "value": normal(1, key_heads, length, value_width)}
+    options = {"degree": degree, "offset": 1.0, "causal": causal}
+    attend = partial(ops.polynomial_attention, **options, backend="triton")
+    assert_as_good_as_plain(attend, partial(plain.polynomial_attention, **options), given, DTYPE, CPU)
+    assert launched.keys() == {"polynomial_forward", "polynomial_grad_query", "polynomial_grad_key_value"}
+
+
+@full
+@pytest.mark.parametrize("width", [20, 64])
+def test_polynomial_attention_leaves_masked_keys_out(width, launched):
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = {name: normal(2, 1, 70, width).div(width**0.25) for name in ("query", "key", "value")}
+    mask = torch.arange(70) >= torch.tensor([23, 0])[:, None]
+    options = {"degree": 4, "offset": 1.0, "causal": True, "key_mask": mask}
+    attend, formula = (partial(ops.polynomial_attention, **options, backend=one) for one in ("triton", "reference"))
+    assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
+    assert launched
+
+
+# Width of heads, sketch size, degree, tokens.
+SKETCHES = [(20, 10, 4, 21), (64, 32, 4, 150), (16, 16, 4, 70), (64, 64, 4, 70), (33, 20, 8, 37), (128, 32, 4, 70)]
+
+
+def networks(width: int, size: int, degree: int) -> Named:
+    """Weights, none of which is zero or one."""
+    torch.manual_seed(0)
+    module = LearnedSketch(width, sketch_size=size, degree=degree)
+    weights = [weight.detach().double() for network in module.networks for weight in network.weights()]
+    weights = [weight + 0.1 * weight.std().nan_to_num(1.0) * torch.randn_like(weight) for weight in weights]
+    return {f"weight_{index:02}": weight for index, weight in enumerate(weights)}
+
+
+def sketched(backend: str, leaves: int, x: Tensor, **weights: Tensor) -> Tensor:
+    """The op."""
+    return learned_sketch(x, list(weights.values()), leaves, backend=backend)
+
+
+@pytest.mark.parametrize("size", also(SKETCHES, 1), ids=str)
+def test_the_learned_sketch_errs_like_the_plain_formula(size, launched):
+    width, sketch_size, degree, tokens = size
+    weights = networks(width, sketch_size, degree)
+    given = {"x": torch.randn(1, 2, tokens, width, dtype=torch.float64), **weights}
+    attend, formula = (partial(sketched, backend, degree // 2) for backend in ("triton", "reference"))
+    assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
+    assert launched.keys() >= {"learned_sketch_inputs_backward", "learned_sketch_weights_backward"}
+
+
+# Features, factors, width, tokens.
+DELTA = [(22, 2, 5, 70), (48, 2, 65, 150), (20, 1, 48, 70), (64, 1, 64, 70), (64, 2, 33, 70), (37, 1, 9, 1)]
+
+
+@pytest.mark.parametrize("products", ["high", pytest.param("highest", marks=full)])
+@pytest.mark.parametrize("size", also(DELTA, 1), ids=str)
+def test_the_delta_rule_errs_like_the_plain_formula(size, products, launched):
+    """The op computes in float32, by products of tf32 where PyTorch's switch allows them."""
+    features, factors, width, tokens = size
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parts = (normal(1, 2, tokens, features) + 0.3).unflatten(-1, (factors, -1))
+    given = {"key": F.normalize(parts, dim=-1).flatten(-2), "value": normal(1, 2, tokens, width)}
+    given["strength"] = normal(1, 2, tokens).sigmoid()
+    formula = partial(plain.delta_writes, factors=factors)
+
+    def write(key: Tensor, value: Tensor, strength: Tensor) -> Tensor:
+        return ops.delta_writes(key, value, strength, factors=factors, backend="triton")
+
+    with matmul_precision(products):
+        assert_as_good_as_plain(write, formula, given, DTYPE, CPU)
+    assert launched.keys() >= {"delta_inverse", "delta_errors"}
