@@ -1,8 +1,8 @@
 """Numbers in registers: integers, floating point, comparisons, bits and conversions.
 
-Floating point is computed in float64 and rounded once to the type: for one sum, product, quotient or root of float32
-or bfloat16 that is the correctly rounded result. `fma` may differ in the last place where the sum falls between. What a
-device approximates (`ex2.approx` and others) is exact here. Source: PTX ISA, "Instruction Set".
+A sum, a product, a quotient or a root of bfloat16 is computed in float32 and rounded once more, which gives the
+correctly rounded result; `fma` is computed in float64, and may differ from it in the last place. What a device
+approximates (`ex2.approx` and others) is exact here. Source: PTX ISA, "Instruction Set".
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _OF_FLOATS: dict[str, Callable[..., Array]] = {
     "div": np.divide,
     "max": np.fmax,  # a number beside NaN is the result, without the word NaN in the opcode
     "min": np.fmin,
-    "fma": lambda a, b, c: a * b + c,
+    "fma": lambda a, b, c: (a.astype(np.float64) * b + c).astype(a.dtype),
     "neg": np.negative,
     "abs": np.abs,
     "rcp": lambda a: 1 / a,
@@ -65,14 +65,9 @@ def _floating(blocks: Blocks, step: Instruction) -> None:
     function = _OF_FLOATS[step.name]
     if "NaN" in step.parts:
         function = {"max": np.maximum, "min": np.minimum}[step.name]
-    given = [_as_floats(blocks, operand, step.kind) for operand in step.operands[1:]]
-    with np.errstate(all="ignore"):
-        found = [function(*numbers) for numbers in zip(*given, strict=True)]
-        blocks.write(step.operands[0], bits_of(found, step.kind))
-
-
-def _as_floats(blocks: Blocks, operand: str, kind: str) -> list[Array]:
-    return [number.astype(np.float64) for number in floats(blocks.read_bits(operand, kind), kind)]
+    given = [floats(blocks.read_bits(operand, step.kind), step.kind) for operand in step.operands[1:]]
+    found = [function(*numbers) for numbers in zip(*given, strict=True)]
+    blocks.write(step.operands[0], bits_of(found, step.kind))
 
 
 def _integer(blocks: Blocks, step: Instruction) -> None:
@@ -80,8 +75,7 @@ def _integer(blocks: Blocks, step: Instruction) -> None:
     if step.kind in ("u16x2", "s16x2"):
         return _packed_integers(blocks, step, function)
     given = [blocks.read(operand, step.kind) for operand in step.operands[1:]]
-    with np.errstate(over="ignore"):
-        return blocks.write(step.operands[0], function(*given))
+    return blocks.write(step.operands[0], function(*given))
 
 
 def _packed_integers(blocks: Blocks, step: Instruction, function: Callable[..., Array]) -> None:
@@ -99,10 +93,8 @@ def _multiply(blocks: Blocks, step: Instruction) -> None:
         return _floating(blocks, step)
     first, second = (blocks.read(operand, step.kind) for operand in step.operands[1:3])
     found, kind = _product(first, second, step)
-    with np.errstate(over="ignore"):
-        more = blocks.read(step.operands[3], kind) if step.name == "mad" else _zero(kind)
-        blocks.write(step.operands[0], found + more)
-    return None
+    more = blocks.read(step.operands[3], kind) if step.name == "mad" else _zero(kind)
+    return blocks.write(step.operands[0], found + more)
 
 
 def _zero(kind: str) -> Array:
@@ -114,8 +106,7 @@ def _product(first: Array, second: Array, step: Instruction) -> tuple[Array, str
     """The product as the opcode asks for it, and its type."""
     size = width(step.kind)
     if "lo" in step.parts:
-        with np.errstate(over="ignore"):
-            return first * second, step.kind
+        return first * second, step.kind
     if size == 8:
         exact = first.astype(object) * second.astype(object)
         return (exact >> 64).astype(first.dtype), step.kind
@@ -256,13 +247,12 @@ def _convert(blocks: Blocks, step: Instruction) -> None:
     """Between types; two float32 into one packed number, the first operand in the upper half."""
     target, source = (part for part in step.parts[1:] if part in TYPES)
     given = [blocks.read_bits(operand, source) for operand in step.operands[1:]]
-    with np.errstate(all="ignore"):
-        if target == "tf32":
-            return blocks.write(step.operands[0], _to_tf32(step, given[0]))
-        if target in _FLOATING:
-            numbers = [_number(bits, source) for bits in reversed(given)]
-            return blocks.write(step.operands[0], bits_of(numbers, target))
-        return blocks.write(step.operands[0], _to_integer(step, given[0], source, target))
+    if target == "tf32":
+        return blocks.write(step.operands[0], _to_tf32(step, given[0]))
+    if target in _FLOATING:
+        numbers = [_number(bits, source) for bits in reversed(given)]
+        return blocks.write(step.operands[0], bits_of(numbers, target))
+    return blocks.write(step.operands[0], _to_integer(step, given[0], source, target))
 
 
 def _to_tf32(step: Instruction, bits: Array) -> Array:

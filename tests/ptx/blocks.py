@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -173,10 +174,16 @@ def implements(names: str, words: str = "") -> Callable[[Implementation], Implem
 
 def perform(blocks: Blocks, instruction: Instruction) -> None:
     """What an instruction does that is no branch."""
-    if instruction.name not in IMPLEMENTATIONS:
-        raise Fault(f"this executor does not know {instruction.name}")
-    function, words = IMPLEMENTATIONS[instruction.name]
-    unknown = [part for part in instruction.parts if part not in words]
+    _implementation(instruction.parts)(blocks, instruction)
+
+
+@cache
+def _implementation(parts: tuple[str, ...]) -> Implementation:
+    """What does instructions of this opcode, every word of which it has to know."""
+    if parts[0] not in IMPLEMENTATIONS:
+        raise Fault(f"this executor does not know {parts[0]}")
+    function, words = IMPLEMENTATIONS[parts[0]]
+    unknown = [part for part in parts if part not in words]
     if unknown:
-        raise Fault(f"this executor does not know {'.'.join(unknown)} of {instruction.name}")
-    function(blocks, instruction)
+        raise Fault(f"this executor does not know {'.'.join(unknown)} of {parts[0]}")
+    return function

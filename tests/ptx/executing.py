@@ -17,12 +17,16 @@ from ptx.shared_memory import SharedMemory
 
 AT_ONCE = 16
 """Blocks that are executed together."""
-_LONGEST = 1_000_000
-"""Instructions that a block may take."""
 
 
 def execute(
-    program: Program, blocks: int, threads: int, parameters: dict[str, int], memory: GlobalMemory, shared: int = 0
+    program: Program,
+    blocks: int,
+    threads: int,
+    parameters: dict[str, int],
+    memory: GlobalMemory,
+    shared: int = 0,
+    longest: int = 1_000_000,
 ) -> None:
     """Run a launch.
 
@@ -31,6 +35,7 @@ def execute(
         parameters: name -> bits.
         memory: what the program may reach.
         shared: bytes of shared memory of a block.
+        longest: instructions that blocks may take until they end or part.
 
     Raises:
         Fault: what no device allows, or what this executor does not know; names the instruction.
@@ -40,12 +45,13 @@ def execute(
         memories = SharedMemory(len(numbers), shared)
         waiting = [(0, Blocks(numbers, threads, parameters, memory, memories, {}, Products()))]
         while waiting:
-            waiting += _run(program, *waiting.pop())
+            with np.errstate(all="ignore"):  # numbers may be infinite or NaN here, as on a device
+                waiting += _run(program, *waiting.pop(), longest)
 
 
-def _run(program: Program, at: int, blocks: Blocks) -> list[tuple[int, Blocks]]:
+def _run(program: Program, at: int, blocks: Blocks, longest: int) -> list[tuple[int, Blocks]]:
     """From an instruction on to the end, or to a branch where blocks part: those that take it, and the others."""
-    for _ in range(_LONGEST):
+    for _ in range(longest):
         if at >= len(program.instructions):
             return []
         step = program.instructions[at]
@@ -64,7 +70,7 @@ def _run(program: Program, at: int, blocks: Blocks) -> list[tuple[int, Blocks]]:
         if taken.any() and not taken.all():
             return [(target, blocks.taken(taken)), (at + 1, blocks.taken(~taken))]
         at = target if taken.all() else at + 1
-    raise Fault(f"{program.name} takes more than {_LONGEST} instructions")
+    raise Fault(f"{program.name} takes more than {longest} instructions")
 
 
 def _active(blocks: Blocks, step: Instruction) -> Array | None:

@@ -63,8 +63,7 @@ def _multiply(blocks: Blocks, step: Instruction) -> None:
     for row, high, entries in _second_operand(vectors[1], kinds[1]):
         for each in range(high):
             second[warp, row + high * place + each, group] = entries[:, each]
-    with np.errstate(all="ignore"):
-        found = first @ second
+    found = first @ second
     for number, (register, bits) in enumerate(zip(registers_of(step.operands[0]), vectors[2], strict=True)):
         entries = found[warp, group + 8 * (number // 2), 2 * place + number % 2]
         blocks.write(register, entries + bits.view(np.float32))

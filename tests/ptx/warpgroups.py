@@ -96,8 +96,7 @@ def _multiply(blocks: Blocks, step: Instruction) -> None:
     second, read = _from_memory(blocks, step.operands[2], Layout(columns, depth, size, second_by_rows), step.kind)
     product = Product(".".join(step.parts), tuple(accumulators), operands, (*places, (read, _UNIT)))
     blocks.products.start(product)
-    with np.errstate(all="ignore"):
-        found = np.float32(flags[0] * flags[1]) * (first @ second.swapaxes(1, 2))
+    found = np.float32(flags[0] * flags[1]) * (first @ second.swapaxes(1, 2))
     _accumulate(blocks, accumulators, found, blocks.read(step.operands[3], "pred"))
 
 

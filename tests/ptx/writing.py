@@ -24,7 +24,8 @@ def run(body: str, *tensors: Tensor, threads: int = 32, blocks: int = 1, shared:
         memory.add(tensor)
     program = parse(kernel(body, len(tensors)))
     addresses = [tensor.data_ptr() for tensor in tensors]
-    execute(program, blocks, threads, dict(zip(program.parameters, addresses, strict=True)), memory, shared)
+    parameters = dict(zip(program.parameters, addresses, strict=True))
+    execute(program, blocks, threads, parameters, memory, shared, longest=1_000)
 
 
 def own(register: str, tensor: int, size: int) -> str:
