@@ -20,13 +20,17 @@ class Product:
     Attributes:
         shape: as the opcode has it.
         accumulators, operands: registers.
-        places: pieces of shared memory that it reads, as `SharedMemory.multiply` gave them, each with its size.
+        places: (blocks, n) addresses of the pieces of shared memory that it reads, for each operand there.
     """
 
     shape: str
     accumulators: tuple[str, ...]
     operands: tuple[str, ...]
-    places: tuple[tuple[Array, int], ...]
+    places: tuple[Array, ...]
+
+    def taken(self, chosen: Array) -> "Product":
+        """That of some of the blocks."""
+        return replace(self, places=tuple(places[chosen] for places in self.places))
 
 
 @dataclass
@@ -45,11 +49,12 @@ class Products:
     _accumulators: dict[str, str] = field(default_factory=dict)
     _operands: set[str] = field(default_factory=set)
 
-    def taken(self, _chosen: Array) -> "Products":
-        """For some of the blocks; where products are under way, the places of all would have to be told apart."""
-        if self.open or self.groups:
-            raise Fault("blocks part at a branch while products are under way, which this executor does not know")
-        return replace(self, open=[], groups=[], unfenced=set(self.unfenced), _accumulators={}, _operands=set())
+    def taken(self, chosen: Array) -> "Products":
+        """Those of some of the blocks, by a truth value for each."""
+        opened = [product.taken(chosen) for product in self.open]
+        groups = [[product.taken(chosen) for product in group] for group in self.groups]
+        held = {"_accumulators": dict(self._accumulators), "_operands": set(self._operands)}
+        return replace(self, open=opened, groups=groups, unfenced=set(self.unfenced), **held)
 
     def check_read(self, register: str) -> None:
         """Anybody but a product reads."""
@@ -96,8 +101,8 @@ class Products:
         done = self.groups[: len(self.groups) - left] if left else self.groups
         self.groups = self.groups[len(done) :]
         for product in (product for group in done for product in group):
-            for places, size in product.places:
-                shared.multiplied(places, size)
+            for places in product.places:
+                shared.multiplied(places)
         self._accumulators, self._operands = {}, set()
         for product in (*(product for group in self.groups for product in group), *self.open):
             self._hold(product)

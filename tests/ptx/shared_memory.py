@@ -15,6 +15,8 @@ from ptx.formats import Array
 from ptx.parsing import Fault
 
 WARP = 32
+UNIT = 16
+"""Bytes that lie side by side in every layout of a product's operand."""
 _NOBODY, _MANY = -1, -2
 _LAST_BITS = 1e-5
 """Of a sum in float32."""
@@ -142,25 +144,30 @@ class SharedMemory:
             self._note_write(places, size, by)
         self._pending_copies = [copy for copy in self._pending_copies if copy[0] > done]
 
-    def multiply(self, addresses: Array, blocks: Array, size: int) -> tuple[Array, Array]:
-        """(n, size) bytes that a product reads, and their places, until `multiplied` takes them back.
+    def multiply(self, addresses: Array) -> Array:
+        """(blocks, n, 16) bytes that a product reads at (blocks, n) addresses, and holds until `multiplied`.
 
         Copies need no fence here: Triton fences what registers are written from alone, by design. A strict reader of
         the ISA would ask for one behind every copy too.
         """
-        places = self._places(addresses, blocks, size)
-        self._check_written(places, size)
-        if not self._fenced.reshape(-1, size)[places].all():
+        places = self._places_of_product(addresses)
+        self._check_written(places, UNIT)
+        if not self._fenced.reshape(-1, UNIT)[places].all():
             raise Fault("a product reads what was written without fence.proxy.async behind it")
-        if (self._written.barrier.reshape(-1, size)[places] >= self._barrier).any():
+        if (self._written.barrier.reshape(-1, UNIT)[places] >= self._barrier).any():
             raise Fault("a product reads what was written without a barrier behind it")
-        np.add.at(self._multiplied.reshape(-1, size), places, 1)
-        return self._bytes.reshape(-1, size)[places], places
+        np.add.at(self._multiplied.reshape(-1, UNIT), places, 1)
+        return self._bytes.reshape(-1, UNIT)[places].reshape(*addresses.shape, UNIT)
 
-    def multiplied(self, places: Array, size: int) -> None:
+    def multiplied(self, addresses: Array) -> None:
         """A product is waited for: it read the bytes just now."""
-        np.subtract.at(self._multiplied.reshape(-1, size), places, 1)
-        self._note_read(places, size, together(np.full(len(places), _MANY, np.int32)))
+        places = self._places_of_product(addresses)
+        np.subtract.at(self._multiplied.reshape(-1, UNIT), places, 1)
+        self._note_read(places, UNIT, together(np.full(len(places), _MANY, np.int32)))
+
+    def _places_of_product(self, addresses: Array) -> Array:
+        blocks = np.broadcast_to(np.arange(len(addresses))[:, None], addresses.shape)
+        return self._places(addresses.reshape(-1), blocks.reshape(-1), UNIT)
 
     def fence(self) -> None:
         """`fence.proxy.async`: products see what was written before it."""

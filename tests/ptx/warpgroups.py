@@ -13,10 +13,9 @@ from ptx.formats import Array, floats
 from ptx.matrices import first_operand, shape_of
 from ptx.parsing import Fault, Instruction, registers_of
 from ptx.products import Product
+from ptx.shared_memory import UNIT
 
 GROUP = 128
-_UNIT = 16
-"""Bytes that lie side by side in every layout."""
 SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 """What the two highest bits of a descriptor say -> bytes over which rows are swizzled."""
 _SHAPES = " ".join(f"m64n{n}k{k}" for n in range(8, 257, 8) for k in (8, 16))
@@ -46,7 +45,7 @@ def units(descriptors: Array, layout: Layout) -> Array:
     swizzle = SWIZZLES[int(mode)]
     across = layout.rows if layout.by_rows else layout.depth
     line = np.arange(layout.depth if layout.by_rows else layout.rows)[:, None]
-    unit = np.arange(across * layout.size // _UNIT)
+    unit = np.arange(across * layout.size // UNIT)
     return swizzled(start + _offset(line, unit, leading, stride, swizzle, layout.by_rows), swizzle)
 
 
@@ -55,9 +54,9 @@ def _offset(line: Array, unit: Array, leading: Array, stride: Array, swizzle: in
     core, inside = line // 8, line % 8
     if swizzle == 0:
         of_unit, of_core = (stride, leading) if by_rows else (leading, stride)
-        return core * of_core + inside * _UNIT + unit * of_unit
-    wide = swizzle // _UNIT
-    return core * stride + inside * swizzle + unit % wide * _UNIT + unit // wide * leading
+        return core * of_core + inside * UNIT + unit * of_unit
+    wide = swizzle // UNIT
+    return core * stride + inside * swizzle + unit % wide * UNIT + unit // wide * leading
 
 
 def swizzled(addresses: Array, swizzle: int) -> Array:
@@ -92,9 +91,9 @@ def _multiply(blocks: Blocks, step: Instruction) -> None:
     else:
         operands = ()
         first, read = _from_memory(blocks, step.operands[1], Layout(64, depth, size, first_by_rows), step.kind)
-        places = [(read, _UNIT)]
+        places = [read]
     second, read = _from_memory(blocks, step.operands[2], Layout(columns, depth, size, second_by_rows), step.kind)
-    product = Product(".".join(step.parts), tuple(accumulators), operands, (*places, (read, _UNIT)))
+    product = Product(".".join(step.parts), tuple(accumulators), operands, (*places, read))
     blocks.products.start(product)
     found = np.float32(flags[0] * flags[1]) * (first @ second.swapaxes(1, 2))
     _accumulate(blocks, accumulators, found, blocks.read(step.operands[3], "pred"))
@@ -123,13 +122,13 @@ def _from_registers(blocks: Blocks, registers: tuple[str, ...], kind: str, depth
 
 
 def _from_memory(blocks: Blocks, operand: str, layout: Layout, kind: str) -> tuple[Array, Array]:
-    """(warpgroups, rows, depth), and the places in shared memory."""
+    """(warpgroups, rows, depth), and (blocks, n) addresses of what was read."""
     threads = blocks.read(operand, "b64").reshape(-1, GROUP)
     if (threads != threads[:, :1]).any():
         raise Fault(f"descriptor {operand} differs between the threads of a warpgroup")
     addresses = units(threads[:, 0], layout)
-    block = np.broadcast_to(blocks.block[::GROUP, None, None], addresses.shape).reshape(-1)
-    found, places = blocks.shared.multiply(addresses.reshape(-1), block, _UNIT)
+    read = addresses.reshape(len(blocks.numbers), -1)
+    found = blocks.shared.multiply(read)
     (numbers,) = floats(found.view(np.uint16 if layout.size == 2 else np.uint32), kind)
     lines = numbers.astype(np.float32).reshape(*addresses.shape[:2], -1)
-    return lines.swapaxes(1, 2) if layout.by_rows else lines, places
+    return lines.swapaxes(1, 2) if layout.by_rows else lines, read
