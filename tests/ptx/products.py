@@ -53,8 +53,7 @@ class Products:
         """Those of some of the blocks, by a truth value for each."""
         opened = [product.taken(chosen) for product in self.open]
         groups = [[product.taken(chosen) for product in group] for group in self.groups]
-        held = {"_accumulators": dict(self._accumulators), "_operands": set(self._operands)}
-        return replace(self, open=opened, groups=groups, unfenced=set(self.unfenced), **held)
+        return Products(opened, groups, set(self.unfenced), dict(self._accumulators), set(self._operands))
 
     def check_read(self, register: str) -> None:
         """Anybody but a product reads."""
@@ -106,6 +105,8 @@ class Products:
         self._accumulators, self._operands = {}, set()
         for product in (*(product for group in self.groups for product in group), *self.open):
             self._hold(product)
+            for places in product.places:
+                shared.hold(places)
 
     def _hold(self, product: Product) -> None:
         self._accumulators.update(dict.fromkeys(product.accumulators, product.shape))

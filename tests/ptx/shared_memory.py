@@ -73,7 +73,7 @@ class SharedMemory:
         self._written, self._read = _Record(total), _Record(total)
         self._fenced = np.ones(total, bool)
         self._copied = np.zeros(total, np.int32)  # number of the copy that writes the byte; 0 for none
-        self._multiplied = np.zeros(total, np.int16)  # products that read the byte and are not waited for
+        self._multiplied = np.zeros(total, bool)  # whether a product reads the byte that is not waited for
         self._barrier = self._warp_barrier = 0
         self._copies = 0  # groups of copies that are committed
         self._waited_copies = 0
@@ -156,14 +156,18 @@ class SharedMemory:
             raise Fault("a product reads what was written without fence.proxy.async behind it")
         if (self._written.barrier.reshape(-1, UNIT)[places] >= self._barrier).any():
             raise Fault("a product reads what was written without a barrier behind it")
-        np.add.at(self._multiplied.reshape(-1, UNIT), places, 1)
+        self._multiplied.reshape(-1, UNIT)[places] = True
         return self._bytes.reshape(-1, UNIT)[places].reshape(*addresses.shape, UNIT)
 
     def multiplied(self, addresses: Array) -> None:
         """A product is waited for: it read the bytes just now."""
         places = self._places_of_product(addresses)
-        np.subtract.at(self._multiplied.reshape(-1, UNIT), places, 1)
+        self._multiplied.reshape(-1, UNIT)[places] = False
         self._note_read(places, UNIT, together(np.full(len(places), _MANY, np.int32)))
+
+    def hold(self, addresses: Array) -> None:
+        """A product still reads the bytes, others of which may have been given back."""
+        self._multiplied.reshape(-1, UNIT)[self._places_of_product(addresses)] = True
 
     def _places_of_product(self, addresses: Array) -> Array:
         blocks = np.broadcast_to(np.arange(len(addresses))[:, None], addresses.shape)
