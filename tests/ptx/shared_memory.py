@@ -130,6 +130,7 @@ class SharedMemory:
         self._bytes.reshape(-1, size)[places] = values
         self._check_agreement(places, values)
         self._copied.reshape(-1, size)[places] = self._copies + 1
+        self._fenced.reshape(-1, size)[places] = True  # as `multiply` says
         self._pending_copies.append((self._copies + 1, places, by, size))
 
     def commit_copies(self) -> None:
