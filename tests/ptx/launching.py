@@ -8,8 +8,9 @@ Nothing is assembled: the text of PTX is what runs. What `ptxas` makes of it is 
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,28 @@ from polysketch.ops.triton.configurations import as_if_on
 from polysketch.ops.triton.launch import launching
 from ptx.executing import execute
 from ptx.global_memory import GlobalMemory
-from ptx.parsing import Fault, Program, parse
+from ptx.parsing import Fault, parse
 
 _DEVICES = -100_000
 """Numbers of devices that are not there; Triton keeps compiled programs by the device's number."""
-_parsed: dict[str, Program] = {}
+_parsed = cache(parse)
 
 
 @contextmanager
-def executing(capability: tuple[int, int]) -> Iterator[Counter[str]]:
+def executing(capability: tuple[int, int], edit: Callable[[str], str] = str) -> Iterator[Counter[str]]:
     """Within this block launches are executed on the CPU as a device of this compute capability would.
 
     The counter fills with launches by the program's name. Programs with tensor memory (10.0) are unknown.
+
+    Args:
+        capability: what to compile for.
+        edit: changes the text of every program, to plant a fault.
     """
     launched: Counter[str] = Counter()
 
     def launch(kernel: Any, programs: int, arguments: tuple, options: dict) -> None:
         launched[kernel.__name__] += 1
-        _launch(kernel, programs, arguments, options)
+        _launch(kernel, programs, arguments, options, edit)
 
     with ExitStack() as stack:
         stack.enter_context(_device(capability))
@@ -51,19 +56,16 @@ def executing(capability: tuple[int, int]) -> Iterator[Counter[str]]:
         yield launched
 
 
-def _launch(kernel: Any, programs: int, arguments: tuple, options: dict) -> None:
+def _launch(kernel: Any, programs: int, arguments: tuple, options: dict, edit: Callable[[str], str]) -> None:
     made = kernel.warmup(*arguments, grid=(1,), **options)
-    text = made.asm["ptx"]
-    program = _parsed.setdefault(text, None) or parse(text)  # type: ignore[arg-type]
-    _parsed[text] = program
+    program = _parsed(edit(made.asm["ptx"]))
     given = [each for name, each in zip(kernel.arg_names, arguments, strict=False) if _is_passed(made, name)]
-    names = list(program.parameters)
     # Behind the kernel's own, Triton passes two pointers to scratch memory, which our programs do not have.
-    bits = [_bits(each) for each in given] + [0] * (len(names) - len(given))
+    bits = [_bits(each) for each in given] + [0] * (len(program.parameters) - len(given))
     memory = GlobalMemory()
     for tensor in (each for each in arguments if isinstance(each, torch.Tensor)):
         memory.add(tensor)
-    parameters = dict(zip(names, bits, strict=True))
+    parameters = dict(zip(program.parameters, bits, strict=True))
     try:
         execute(program, programs, 32 * made.metadata.num_warps, parameters, memory, made.metadata.shared)
     except Fault as fault:

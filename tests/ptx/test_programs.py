@@ -25,6 +25,7 @@ from polysketch.benchmarking.timing import matmul_precision
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch
 from ptx.launching import executing
+from ptx.parsing import Fault
 
 CPU = torch.device("cpu")
 DTYPE = torch.bfloat16
@@ -188,3 +189,17 @@ def test_the_delta_rule_errs_like_the_plain_formula(size, products, launched):
     with matmul_precision(products):
         assert_as_good_as_plain(write, formula, given, DTYPE, CPU)
     assert launched.keys() >= {"delta_inverse", "delta_errors"}
+
+
+NEEDED = ["fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;", "bar.sync", "cp.async.wait_group"]
+
+
+@pytest.mark.parametrize("word", [*NEEDED[:1], *(pytest.param(word, marks=full) for word in NEEDED[1:])])
+def test_a_program_without_its_fences_barriers_or_waits_is_a_fault(word):
+    """Planted into real programs, what `test_instructions.py` plants into small ones."""
+
+    def without(text: str) -> str:
+        return "\n".join(line for line in text.split("\n") if not line.strip().startswith(word))
+
+    with pytest.raises(Fault), executing((9, 0), without):
+        assert_precision_agrees(replace(USUAL, power=1, features=64, value_dim=64), "triton", 1.0, dtype=DTYPE)
