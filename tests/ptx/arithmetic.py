@@ -234,8 +234,7 @@ def _move(blocks: Blocks, step: Instruction) -> None:
         for register, half in zip(registers_of(target), halves(values), strict=True):
             blocks.write(register, half)
         return None
-    blocks.write(target, values)
-    return blocks.products.renamed(target, source)
+    return blocks.write(target, values)
 
 
 def _half(kind: str) -> str:

@@ -150,7 +150,7 @@ def _immediate(operand: str, kind: str) -> Array:
         return np.zeros((), UNSIGNED[width(kind)])
     if operand[:2] in ("0f", "0d", "0F", "0D"):
         return np.array(int(operand[2:], 16), UNSIGNED[(len(operand) - 2) // 2])
-    number = int(operand, 0)
+    number = int(operand.removesuffix("U"), 0)
     if kind == "pred":
         return np.array(number != 0)
     return np.array(number & ((1 << 8 * width(kind)) - 1), UNSIGNED[width(kind)])

@@ -4,6 +4,10 @@ Until `wgmma.wait_group` has waited for a product nobody may touch its accumulat
 operand, or to shared memory that it reads; and registers that others wrote need `wgmma.fence` before a product takes
 them, except accumulators between products of one shape. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
 Instructions", `wgmma.fence` and `wgmma.wait_group`.
+
+In one thing this is less strict than the ISA: a fence counts for what is written to registers behind it too, up to the
+next `wgmma.commit_group`. LLVM moves copies and even conversions of a product's registers to between the fence and the
+product in Triton's programs; `ptxas` moves the fence behind them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -41,11 +45,13 @@ class Products:
         open: since the last `wgmma.commit_group`.
         groups: committed and not waited for, the oldest first.
         unfenced: registers that were written since the last `wgmma.fence`.
+        fenced: whether there was one since the last `wgmma.commit_group`.
     """
 
     open: list[Product] = field(default_factory=list)
     groups: list[list[Product]] = field(default_factory=list)
     unfenced: set[str] = field(default_factory=set)
+    fenced: bool = False
     _accumulators: dict[str, str] = field(default_factory=dict)
     _operands: set[str] = field(default_factory=set)
 
@@ -53,7 +59,7 @@ class Products:
         """Those of some of the blocks, by a truth value for each."""
         opened = [product.taken(chosen) for product in self.open]
         groups = [[product.taken(chosen) for product in group] for group in self.groups]
-        return Products(opened, groups, set(self.unfenced), dict(self._accumulators), set(self._operands))
+        return Products(opened, groups, set(self.unfenced), self.fenced, dict(self._accumulators), set(self._operands))
 
     def check_read(self, register: str) -> None:
         """Anybody but a product reads."""
@@ -66,19 +72,10 @@ class Products:
             raise Fault(f"write to {register}, which a product under way holds")
         self.unfenced.add(register)
 
-    def renamed(self, target: str, source: str) -> None:
-        """A register became a copy of another: it needs a fence if that one does.
-
-        LLVM puts the copies that a product's registers need between the fence and the product. The ISA makes no
-        exception for them; the assembler takes a copy for another name, and every program of Triton's counts on it.
-        """
-        if source not in self.unfenced:
-            self.unfenced.discard(target)
-
     def start(self, product: Product) -> None:
         """A product begins."""
         for register in (*product.accumulators, *product.operands):
-            if register in self.unfenced:
+            if register in self.unfenced and not self.fenced:
                 raise Fault(f"register {register} was written since the last wgmma.fence")
         for register in product.accumulators:
             if self._accumulators.get(register, product.shape) != product.shape:
@@ -89,11 +86,12 @@ class Products:
     def fence(self) -> None:
         """`wgmma.fence`."""
         self.unfenced.clear()
+        self.fenced = True
 
     def commit(self) -> None:
         """`wgmma.commit_group`."""
         self.groups.append(self.open)
-        self.open = []
+        self.open, self.fenced = [], False
 
     def wait(self, left: int, shared: SharedMemory) -> None:
         """`wgmma.wait_group`: all but the last `left` groups are done."""

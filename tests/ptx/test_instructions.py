@@ -380,8 +380,12 @@ WARPGROUP = {
     "no fence between proxies": (f"{FILLED}{ZEROS}{BARRIER}{FENCE}{MULTIPLY}", "fence.proxy.async"),
     "no barrier before a product": (f"{FILLED}{ZEROS}{PROXY}{FENCE}{MULTIPLY}", "without a barrier"),
     "no fence of registers": (
-        f"{FILLED}{PROXY}{BARRIER}{FENCE}{ZEROS}add.s32 %r10, %r10, 0;\n{MULTIPLY}",
-        "wgmma.fence",
+        f"{FILLED}{ZEROS}{PROXY}{BARRIER}{MULTIPLY}",
+        "%r10 was written since the last wgmma.fence",
+    ),
+    "no fence of the next product": (
+        f"{FILLED}{ZEROS}{PROXY}{BARRIER}{FENCE}{MULTIPLY}{WAIT}{ZEROS}{MULTIPLY}",
+        "%r10 was written since the last wgmma.fence",
     ),
     "sums that are not waited for": (f"{FILLED}{ZEROS}{PROXY}{BARRIER}{FENCE}{MULTIPLY}{READ}", "accumulator %r10"),
     "a write to sums under way": (f"{FILLED}{ZEROS}{PROXY}{BARRIER}{FENCE}{MULTIPLY}{ZEROS}", "product under way"),
