@@ -56,6 +56,7 @@ def same_for_all(*values: int) -> Tensor:
         ("bfe.s32 %r10, %r1, 4, 8;", (0x0000_0FF0,), 0xFFFF_FFFF),
         ("bfi.b32 %r10, %r1, %r2, 8, 4;", (0x5, 0xFFFF_FFFF), 0xFFFF_F5FF),
         ("prmt.b32 %r10, %r1, %r2, 0x7531;", (0x3322_1100, 0x7766_5544), 0x7755_3311),
+        ("prmt.b32 %r10, %r1, %r2, 0x7632U;", (0x3322_1100, 0x7766_5544), 0x7766_3322),
         ("prmt.b32 %r10, %r1, %r2, 0x9999;", (0x0000_8000, 0), 0xFFFF_FFFF),
         ("min.s32 %r10, %r1, %r2;", (0xFFFF_FFFF, 1), 0xFFFF_FFFF),
         ("max.u32 %r10, %r1, %r2;", (0xFFFF_FFFF, 1), 0xFFFF_FFFF),
@@ -133,6 +134,36 @@ def test_blocks_may_part_at_a_branch():
     """
     run(body, found, blocks=5)
     assert found.tolist() == [101, 102, 103, 104, 105]
+
+
+def test_blocks_may_part_while_copies_and_products_are_under_way():
+    """The second of three blocks goes another way, and all find what they copied and multiplied."""
+    given, found = torch.ones(2048, dtype=torch.bfloat16), torch.zeros(3, 128)
+    body = f"""
+        {FILLED}{ZEROS}{PROXY}{BARRIER}{FENCE}{MULTIPLY}
+        mov.u32 %r20, %ctaid.x;
+        mad.lo.s32 %r21, %r20, 128, %r0;
+        shl.b32 %r22, %r0, 4;
+        {own("%rd8", 0, 16)}
+        cp.async.cg.shared.global [%r22+4096], [%rd8], 16;
+        cp.async.commit_group;
+        setp.eq.u32 %p1, %r20, 1;
+        @%p1 bra $other;
+        {WAIT}
+        bra.uni $both;
+    $other:
+        {WAIT}
+        add.f32 %r10, %r10, %r10;
+    $both:
+        cp.async.wait_group 0;
+        ld.shared.b32 %r23, [%r22+4096];
+        setp.ne.u32 %p2, %r23, 0x3F803F80U;
+        @%p2 mov.b32 %r10, 0;
+        mad.wide.u32 %rd9, %r21, 4, %rd1;
+        st.global.b32 [%rd9], %r10;
+    """
+    run(body, given, found, threads=128, blocks=3, shared=8192)
+    assert torch.equal(found, torch.tensor([16.0, 32.0, 16.0])[:, None].expand(3, 128))
 
 
 # Between threads.
