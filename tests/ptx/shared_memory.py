@@ -62,6 +62,21 @@ def _nearly_equal(ones: Array, others: Array) -> bool:
     return np.allclose(ones, others, rtol=0.0, atol=_LAST_BITS * largest)
 
 
+class _Copy(NamedTuple):
+    """One that is not waited for.
+
+    Attributes:
+        group: number of its group.
+        places, size: pieces that it writes, and bytes of each.
+        by: who asked for it.
+    """
+
+    group: int
+    places: Array
+    size: int
+    by: Accessor
+
+
 class SharedMemory:
     """(blocks) memories of `size` bytes each; addresses come with the number of their block."""
 
@@ -76,8 +91,7 @@ class SharedMemory:
         self._multiplied = np.zeros(total, bool)  # whether a product reads the byte that is not waited for
         self._barrier = self._warp_barrier = 0
         self._copies = 0  # groups of copies that are committed
-        self._waited_copies = 0
-        self._pending_copies: list[tuple[int, Array, Accessor, int]] = []
+        self._pending_copies: list[_Copy] = []
 
     def taken(self, blocks: Array) -> "SharedMemory":
         """A copy with some blocks alone, by a truth value for each."""
@@ -93,14 +107,13 @@ class SharedMemory:
         other._pending_copies = [self._moved(copy, blocks) for copy in self._pending_copies]
         return other
 
-    def _moved(self, copy: tuple[int, Array, Accessor, int], blocks: Array) -> tuple[int, Array, Accessor, int]:
-        group, places, by, size = copy
-        renumbered = np.full(len(self._bytes) // self._stride, -1)
-        renumbered[blocks] = np.arange(np.count_nonzero(blocks))
-        block, inside = np.divmod(places * size, self._stride)
-        kept = renumbered[block] >= 0
-        place = (renumbered[block] * self._stride + inside)[kept] // size
-        return group, place, Accessor(by.thread[kept], by.warp[kept]), size
+    def _moved(self, copy: _Copy, blocks: Array) -> _Copy:
+        """Its pieces in some of the blocks, which are numbered anew."""
+        numbers = np.where(blocks, np.cumsum(blocks) - 1, -1)
+        block, inside = np.divmod(copy.places * copy.size, self._stride)
+        kept = numbers[block] >= 0
+        places = (numbers[block] * self._stride + inside)[kept] // copy.size
+        return copy._replace(places=places, by=Accessor(copy.by.thread[kept], copy.by.warp[kept]))
 
     # What the instructions do.
 
@@ -131,7 +144,7 @@ class SharedMemory:
         self._check_agreement(places, values)
         self._copied.reshape(-1, size)[places] = self._copies + 1
         self._fenced.reshape(-1, size)[places] = True  # as `multiply` says
-        self._pending_copies.append((self._copies + 1, places, by, size))
+        self._pending_copies.append(_Copy(self._copies + 1, places, size, by))
 
     def commit_copies(self) -> None:
         """A group of copies ends."""
@@ -140,10 +153,10 @@ class SharedMemory:
     def wait_for_copies(self, left: int) -> None:
         """All groups but the last `left` are there, for the threads that copied; for others after a barrier."""
         done = self._copies - left
-        for _group, places, by, size in (copy for copy in self._pending_copies if copy[0] <= done):
-            self._copied.reshape(-1, size)[places] = 0
-            self._note_write(places, size, by)
-        self._pending_copies = [copy for copy in self._pending_copies if copy[0] > done]
+        for copy in (copy for copy in self._pending_copies if copy.group <= done):
+            self._copied.reshape(-1, copy.size)[copy.places] = 0
+            self._note_write(copy.places, copy.size, copy.by)
+        self._pending_copies = [copy for copy in self._pending_copies if copy.group > done]
 
     def multiply(self, addresses: Array) -> Array:
         """(blocks, n, 16) bytes that a product reads at (blocks, n) addresses, and holds until `multiplied`.
