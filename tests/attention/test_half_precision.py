@@ -28,12 +28,21 @@ def test_a_gain_multiplies_weights_by_itself(dtype: torch.dtype):
     torch.manual_seed(0)
     gain, features = PrefixGain(8).to(dtype), torch.randn(2, 8, 500, 16).to(dtype)
     gain.log_gain.data.uniform_(-9.0, 9.0)
-    scaled = gain(features)
-    assert scaled.dtype == dtype
+    scaled = gain(features, features)
+    assert [x.dtype for x in scaled] == [dtype, dtype]
     # The rounding of single features averages out; a rounded factor does not.
-    squares = (x.double().square().sum((0, 2, 3)) for x in (scaled, features))
-    found = next(squares) / next(squares)
-    assert (found / gain.log_gain.double().exp() - 1).abs().max() < 4e-4
+    query, key, before = (x.double().square().sum((0, 2, 3)) for x in (*scaled, features))
+    assert (query / before * key / before / gain.log_gain.double().exp() - 1).abs().max() < 4e-4
+
+
+@torch.no_grad()
+def test_a_gain_as_large_as_degree_8_asks_for_leaves_the_features_of_float16_finite():
+    gain = PrefixGain(1).half()
+    gain.log_gain.data.fill_(30.0)
+    scaled = gain(*(torch.full((1, 1, 2, 3), 2.0, dtype=torch.float16) for _ in range(2)))
+    assert all(bool(x.isfinite().all()) for x in scaled)
+    alone = scaled[0] / 2 * 2.0 * scaled[1] / 2  # what queries would have if they took all of it
+    assert alone.isinf().all()
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -2,10 +2,16 @@
 
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from polysketch.benchmarking.timing import matmul_precision
+
+CAPABILITIES = [(9, 0), (8, 0)]
 
 
 class LaunchingModule(pytest.Module):
@@ -21,5 +27,22 @@ class LaunchingModule(pytest.Module):
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Called by pytest for the modules of this folder alone."""
-    launches = module_path.name in ("test_programs.py", "test_decoding.py")
+    launches = module_path.name in ("test_programs.py", "test_decoding.py", "test_hyper.py")
     return LaunchingModule.from_parent(parent, path=module_path) if launches else None
+
+
+@pytest.fixture
+def _fresh_memory_is_nan() -> Iterator[None]:
+    """What a program forgets to write is NaN, and no comparison passes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=CAPABILITIES, ids=["sm_90", "sm_80"])
+def launched(request: pytest.FixtureRequest, _fresh_memory_is_nan: None) -> Iterator[Counter[str]]:
+    """Names of the programs that this device executed."""
+    from ptx.launching import executing  # imports Triton
+
+    with executing(request.param) as counter, matmul_precision("highest"):
+        yield counter

@@ -3,8 +3,6 @@
 As in `test_programs.py` a CPU executes the PTX. States are float32; rows of a pool move on where they lie.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,7 +22,6 @@ from polysketch.ops.window import reference
 from polysketch.ops.window.triton import attend_one
 from polysketch.ops.window.types import Inputs as WindowInputs
 from polysketch.ops.window.types import Plan as WindowPlan
-from ptx.launching import executing
 
 DTYPE = torch.bfloat16
 TOLERANCE = TOLERANCES[DTYPE]
@@ -40,21 +37,6 @@ LINEAR = [
     replace(SMALL, power=1, factors=2, features=48, value_dim=64, decays=True, length=5),
     replace(SMALL, local_chunk=0, features=7, value_dim=128, normalize=False, length=3),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_memory_is_nan() -> Iterator[None]:
-    """What a program forgets to write is NaN, and no comparison passes."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(params=[(9, 0), (8, 0)], ids=["sm_90", "sm_80"])
-def launched(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
-    """Names of the programs that this device executed."""
-    with executing(request.param) as counter:
-        yield counter
 
 
 def started(case: Case) -> ops.LinearAttentionState:

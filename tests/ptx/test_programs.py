@@ -5,8 +5,6 @@ address outside of a tensor all fail. Tolerances are those of tests/device. Devi
 out, and so is what `ptxas` makes of PTX: that needs a device.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -29,23 +27,7 @@ from ptx.parsing import Fault
 
 CPU = torch.device("cpu")
 DTYPE = torch.bfloat16
-CAPABILITIES = [(9, 0), (8, 0)]
 full = pytest.mark.full
-
-
-@pytest.fixture(autouse=True)
-def _fresh_memory_is_nan() -> Iterator[None]:
-    """What a program forgets to write is NaN, and no comparison passes."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(params=CAPABILITIES, ids=["sm_90", "sm_80"])
-def launched(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
-    """Names of the programs that this device executed."""
-    with executing(request.param) as counter, matmul_precision("highest"):
-        yield counter
 
 
 def also(cases: list, always: int) -> list:

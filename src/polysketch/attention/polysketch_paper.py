@@ -213,7 +213,7 @@ class PolysketchPaperAttention(LinearizedAttention):
     def _features(self, query: Tensor, key: Tensor, with_gain: bool) -> tuple[Tensor, Tensor]:
         query_features, key_features = self.feature_map.map_both(query, key)
         if self.prefix_gain is not None and with_gain:
-            query_features = self.prefix_gain(query_features)
+            query_features, key_features = self.prefix_gain(query_features, key_features)
         return torch.zeros_like(query_features) if self.prefix_removed else query_features, key_features
 
     def _masses(

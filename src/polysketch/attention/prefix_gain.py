@@ -38,13 +38,22 @@ class PrefixGain(nn.Module):
         self._spread = -_GATED_SPREAD / max(1, num_kv_heads - 1) if gated else 0.0
         self.log_gain = nn.Parameter(torch.arange(num_kv_heads, dtype=torch.get_default_dtype()) * self._spread)
 
-    def forward(self, query_features: Tensor) -> Tensor:
-        """Scale query features (batch, heads, length, r) so that their squared products are scaled by the gain."""
+    def forward(self, query_features: Tensor, key_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale features (batch, heads, length, r) so that their squared products are scaled by the gain.
+
+        Queries take all of it. float16 ends at 65,504, and a gain at degree 8 is larger: there keys take half of it.
+        """
+        if query_features.dtype == torch.float16:
+            return self._scaled(query_features, 0.25), self._scaled(key_features, 0.25)
+        return self._scaled(query_features, 0.5), key_features
+
+    def _scaled(self, features: Tensor, power: float) -> Tensor:
+        """Features times a power of the gain."""
         # Rounded to half precision, a gain would be the same fraction off in every weight of its head.
-        dtype = torch.promote_types(query_features.dtype, torch.float32)
-        group = query_features.shape[1] // self.log_gain.shape[0]
-        root = (self.log_gain.to(dtype) * 0.5).exp().repeat_interleave(group)
-        return (query_features * root[:, None, None]).to(query_features.dtype)
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        group = features.shape[1] // self.log_gain.shape[0]
+        factor = (self.log_gain.to(dtype) * power).exp().repeat_interleave(group)
+        return (features * factor[:, None, None]).to(features.dtype)
 
     @torch.no_grad()
     def calibrate(self, prefix: Tensor, local: Tensor) -> None:
