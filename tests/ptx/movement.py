@@ -107,3 +107,14 @@ def _shuffle(blocks: Blocks, step: Instruction) -> None:
     other = lanes[step.parts[2]]
     other = np.where((other < 0) | (other > 31), lane, other)
     blocks.write(step.operands[0], values[blocks.thread - lane + other])
+
+
+@implements("redux", "sync add min max")
+def _reduce(blocks: Blocks, step: Instruction) -> None:
+    """The sum, smallest or largest of a warp, in each of its lanes."""
+    _everyone(blocks)
+    if (blocks.read_bits(step.operands[2], "b32") != 0xFFFF_FFFF).any():
+        raise Fault("this executor knows reductions of a whole warp alone")
+    of_warp = blocks.read(step.operands[1], step.kind).reshape(-1, 32)
+    combined = {"add": np.add, "min": np.minimum, "max": np.maximum}[step.parts[2]].reduce(of_warp, axis=1)
+    blocks.write(step.operands[0], np.repeat(combined, 32).astype(of_warp.dtype))

@@ -185,6 +185,15 @@ def test_shuffles_bring_the_value_of_another_lane(mode, operand, other):
     assert torch.equal(found[:, 0], other(torch.arange(32, dtype=torch.int32)) * 10)
 
 
+@pytest.mark.parametrize(("word", "expected"), [("add", 16 * 31 - 96), ("min", -3), ("max", 28)])
+def test_a_reduction_gives_every_lane_what_its_warp_has(word, expected):
+    values = torch.arange(32, dtype=torch.int32)[:, None] - 3
+    found = each_thread(f"redux.sync.{word}.s32 %r10, %r1, -1;", values)
+    assert found[:, 0].tolist() == [expected] * 32
+    with pytest.raises(Fault, match="whole warp"):
+        each_thread(f"redux.sync.{word}.s32 %r10, %r1, 255;", values)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix_deals_out_8_by_8_matrices_and_stmatrix_puts_them_back(transposed):
     matrices, found, image = normal(4, 8, 8), torch.zeros(32, 4, dtype=torch.int32), normal(4, 8, 8) * 0
