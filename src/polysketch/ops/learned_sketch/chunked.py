@@ -47,6 +47,7 @@ def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks)
     totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
 
     def work(share: Sequence[tuple[int, _Part]]) -> None:
+        """The gradients that the pieces of one thread give."""
         for thread, (index, part) in share:
             rows, levels = x[part], maps[index]
             tape = _sketch_kept(rows.reshape(-1, rows.shape[-1]), levels, activation)
