@@ -19,13 +19,11 @@ def measurements(path: Path) -> list[dict]:
 
 
 def is_by_length(path: Path) -> bool:
-    """Whether the record has times of series at several lengths; others compare rows, spans or commands."""
-    return path.stem != FIRST and not path.stem.startswith(
-        (
-            *("packed-", "context-", "saving-", "preparing-", "serving-", "first-call-", "first-run-", "mean-loss-"),
-            "plain-features-",
-        )
-    )
+    """Whether the record has times of series at several lengths; others compare rows, spans, threads or commands."""
+    if path.stem == FIRST or "measurements" not in path.read_text():
+        return False
+    found = [one for one in measurements(path) if "direction" in one]
+    return bool(found) and all("length" in one or "position" in one for one in found)
 
 
 RECORDS = [
