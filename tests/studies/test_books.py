@@ -11,6 +11,7 @@ from polysketch.evaluation import Evaluation
 from polysketch.studies.books import BOOKS, evaluation_record
 
 PAPER, DEEPER = "polysketch-paper", "polysketch-paper+more_layers=1"
+BINS = {"bin_edges": [0, 1], "loss_by_bin": [3.0]}
 COMMAND = ["study", "books", "--threads", "1", "--only"]
 
 
@@ -66,6 +67,23 @@ def test_bins_of_positions_keep_the_mean_loss():
     record = evaluation_record(result, chunk=40)
     weights = np.add.reduceat(counts, np.array(record["bin_edges"])[:-1])
     assert float((np.array(record["loss_by_bin"]) * weights).sum() / weights.sum()) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(("contexts", "drawn"), [(("512",), False), (("512", "2048"), True)])
+def test_perplexity_is_drawn_against_context_where_models_were_trained_at_several(tmp_path, contexts, drawn):
+    pytest.importorskip("matplotlib")
+    found = [record("softmax", 30, 20), record(PAPER, 29, 21)]
+    for one in found:
+        one["contexts"] = {
+            context: {
+                "training": {"curve": {"tokens": [1], "loss": [3.0]}},
+                "evaluations": {context: {**one["contexts"][context]["evaluations"][context], **BINS}},
+            }
+            for context in contexts
+        }
+    BOOKS.draw(found, tmp_path)
+    path = tmp_path / "perplexity-by-context.png"
+    assert path.is_file() is drawn
 
 
 def record(row: str, *perplexities: float) -> dict:

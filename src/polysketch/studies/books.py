@@ -18,7 +18,7 @@ from polysketch import attention, models
 from polysketch.data import PreparedData
 from polysketch.evaluation import Evaluation, evaluate, loss_at_chunk_starts
 from polysketch.studies import kept
-from polysketch.studies.presentation import Line, number, plot_lines
+from polysketch.studies.presentation import Line, number, plot_lines, plot_seeds
 from polysketch.studies.rows import parsed
 from polysketch.studies.study import Record, Study, Verdict
 from polysketch.studies.task_study import nearby_options
@@ -113,6 +113,19 @@ class BooksStudy(Study):
             test_tokens=512,
         ),
         "cpu": BooksSettings(),
+        # About half an hour of one thread a row: many contexts, of a small model.
+        "contexts": BooksSettings(
+            tokenizer="bpe:1024",
+            preset="tiny",
+            layers=2,
+            contexts=(512, 1024, 2048, 4096, 8192),
+            beyond=0,
+            tokens_per_step=8192,
+            nearby=64,
+            steps=300,
+            validation_tokens=32_768,
+            test_tokens=131_072,
+        ),
         "gpu": BooksSettings(
             preset="gpt2-small",
             contexts=(2048, 8192),
@@ -168,7 +181,8 @@ class BooksStudy(Study):
         return heading, [_row(one, columns, contexts[-1]) for one in records]
 
     def draw(self, records: Sequence[Record], folder: Path) -> None:
-        """Training loss by tokens, and perplexity by position at every context."""
+        """Perplexity against context; training loss by tokens, and perplexity by position, at every context."""
+        _draw_by_context(records, folder / "perplexity-by-context.png")
         for context in _contexts(records):
             there = [one for one in records if context in one["contexts"]]
             curves = [_curve(one["row"], one["contexts"][context]["training"]["curve"]) for one in there]
@@ -359,6 +373,18 @@ def _losses(records: Sequence[Record], row: str) -> dict[str, float]:
         context: mean(one[context]["evaluations"][context]["loss"] for one in found if context in one)
         for context in contexts
     }
+
+
+def _draw_by_context(records: Sequence[Record], path: Path) -> None:
+    """Perplexity of every row at the contexts of training, where there are several."""
+    contexts = _contexts(records)
+    rows: dict[str, list[list[float | None]]] = {}
+    for one in records:
+        found = ((one["contexts"].get(context, {}).get("evaluations", {}).get(context)) for context in contexts)
+        rows.setdefault(one["row"], []).append([_exp(each["loss"]) if each else None for each in found])
+    if len(contexts) > 1:
+        xlabel = "context of training and reading, tokens"
+        plot_seeds(path, rows, [int(context) for context in contexts], xlabel=xlabel, ylabel="perplexity")
 
 
 def _curve(label: str, curve: Mapping[str, Sequence[float]]) -> Line:
