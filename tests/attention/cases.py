@@ -66,12 +66,20 @@ class Case:
         A copy of one that was made before, if there is one: tests build thousands. The state of the global generator is
         that after building either way.
         """
+        mechanism, state = self._built(seed, dtype, changes)
+        torch.set_rng_state(state)
+        return copy.deepcopy(mechanism)
+
+    @property
+    def example(self) -> attention.Mechanism:
+        """The mechanism that copies are made of: to be asked what it can, thousands of times, and not to be changed."""
+        return self._built(0, torch.float64, {})[0]
+
+    def _built(self, seed: int, dtype: torch.dtype, changes: dict[str, Any]) -> tuple[attention.Mechanism, Tensor]:
         asked = (attention.MECHANISMS[self.name], repr(self), seed, dtype, *sorted(changes.items()))
         if asked not in _BUILT:
             _BUILT[asked] = self._build(seed, dtype, changes), torch.get_rng_state()
-        mechanism, state = _BUILT[asked]
-        torch.set_rng_state(state)
-        return copy.deepcopy(mechanism)
+        return _BUILT[asked]
 
     def _build(self, seed: int, dtype: torch.dtype, changes: dict[str, Any]) -> attention.Mechanism:
         torch.default_generator.manual_seed(

@@ -37,6 +37,18 @@ def pairs_always(factors: Mapping[str, Sequence[Any]]) -> list:
     ]
 
 
+def first_always(cases: Sequence[Any], number: int = 1, *, several: bool = False) -> list:
+    """Cases as parameters of a test: the first ones run always, the others with the full product.
+
+    Args:
+        cases: the parameters.
+        number: how many run always.
+        several: whether a case is a tuple of several parameters.
+    """
+    others = (case if several else (case,) for case in cases[number:])
+    return [*cases[:number], *(pytest.param(*case, marks=pytest.mark.full) for case in others)]
+
+
 def _pairs(row: Row) -> set[tuple]:
     """The pairs of values of one row, each with the names of its factors."""
     return set(combinations(row.items(), 2))

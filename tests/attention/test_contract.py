@@ -58,7 +58,7 @@ def test_every_mechanism_of_the_table_has_a_case():
     assert {case.name for case in CASES} == set(attention.MECHANISMS)
 
 
-@pytest.mark.parametrize("case", others_full([case for case in CASES if case.build().has_prefix]), ids=str)
+@pytest.mark.parametrize("case", others_full([case for case in CASES if case.example.has_prefix]), ids=str)
 def test_the_sketched_prefix_holds_a_third_to_two_thirds_of_the_mass(case: Case):
     mechanism = case.build()
     query, key, _, hidden = case.inputs()

@@ -22,7 +22,7 @@ def can(mechanism: attention.Mechanism, block_size: int) -> bool:
 
 def sizes_of(case: Case) -> list[int]:
     """Sizes of blocks, more than one token and less than all, that a case takes: the least and the largest."""
-    mechanism = case.build()
+    mechanism = case.example
     able = [size for size in SIZES[1:-1] if can(mechanism, size)]
     return sorted({able[0], able[-1]}) if able else []
 
@@ -77,7 +77,7 @@ def test_the_mechanisms_that_can():
     }
 
 
-@pytest.mark.parametrize(("case", "block_size"), [pair for pair in PAIRS if pair.values[0].build().is_bidirectional])
+@pytest.mark.parametrize(("case", "block_size"), [pair for pair in PAIRS if pair.values[0].example.is_bidirectional])
 def test_a_block_sees_what_it_sees_of_both_sides_where_nothing_follows_it(case: Case, block_size: int):
     mechanism = case.build()
     inputs = tuple(x.requires_grad_() for x in case.inputs())
@@ -110,14 +110,14 @@ def test_a_token_sees_its_own_block_and_nothing_of_later_ones(case: Case, block_
             assert (difference[max(start, last - case.first_sees + 1) : last + 1] > 1e-7).all()
 
 
-@pytest.mark.parametrize("case", others_full([case for case in COMPLETE if can(case.build(), 1)]), ids=str)
+@pytest.mark.parametrize("case", others_full([case for case in COMPLETE if can(case.example, 1)]), ids=str)
 def test_blocks_of_one_token_are_causal_attention(case: Case):
     mechanism, inputs = case.build(), case.inputs()
     torch.testing.assert_close(blockwise(mechanism, inputs, 1), run(mechanism, inputs), **TIGHT)
 
 
 @pytest.mark.parametrize(
-    "case", others_full([case for case in COMPLETE if can(case.build(), 48) and case.build().is_bidirectional]), ids=str
+    "case", others_full([case for case in COMPLETE if can(case.example, 48) and case.example.is_bidirectional]), ids=str
 )
 def test_a_block_of_everything_is_attention_to_both_sides(case: Case):
     mechanism, inputs = case.build(), case.inputs()
@@ -182,7 +182,7 @@ def test_float32_programs_agree(case: Case, block_size: int):
     torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.build().is_blockwise], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.example.is_blockwise], ids=str)
 def test_a_mechanism_that_cannot_names_those_that_can(case: Case):
     mechanism, inputs = case.build(), case.inputs()
     with pytest.raises(ValueError, match=r"softmax, polynomial|decay_gate=True") as error:

@@ -9,8 +9,8 @@ from polysketch import attention
 from polysketch.attention.source import KeptSource
 
 ASKED, LENGTH = 11, 37
-CROSS = [case for case in CASES if case.build().is_cross and not case.leaves_out]
-OTHERS = [case for case in CASES if case.build().is_bidirectional and not case.build().is_cross]
+CROSS = [case for case in CASES if case.example.is_cross and not case.leaves_out]
+OTHERS = [case for case in CASES if case.example.is_bidirectional and not case.example.is_cross]
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
 
 

@@ -12,7 +12,7 @@ LENGTH = 11  # beyond a chunk of 8 tokens and a window of 9
 
 def directions(case: Case) -> list[bool]:
     """The values of `causal` that the mechanism takes: landmarks are not causal, a decay over tokens is."""
-    mechanism = case.build()
+    mechanism = case.example
     return [True] * mechanism.is_causal + [False] * mechanism.is_bidirectional
 
 

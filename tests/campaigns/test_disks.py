@@ -65,12 +65,13 @@ def test_a_run_on_a_full_disk_is_whole_up_to_a_checkpoint_and_goes_on(found):
     assert found("train", ("full", "short and full"), most=3).faults == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "planted", "kind", "message", "step"),
     [
         ("task", "swallowed", "I/O error", "task is another", 1),
-        pytest.param("task", "unexplained", "no permission", "traceback", -1, marks=pytest.mark.full),
-        pytest.param("evaluate", "half_names", "full", "is cut off", 1, marks=pytest.mark.full),
+        ("task", "unexplained", "no permission", "traceback", -1),
+        ("evaluate", "half_names", "full", "is cut off", 1),
     ],
 )
 def test_a_planted_fault_is_found(found, command, planted, kind, message, step):

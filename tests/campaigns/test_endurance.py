@@ -51,6 +51,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.full
 def test_planted_leaks_are_found_each_by_its_name(tmp_path, monkeypatch):
     """In one run: what a call leaves in memory hides neither a file that stays open nor one that stays on the disk."""
     held, calls = [], endurance.calls

@@ -57,12 +57,13 @@ def test_a_run_of_four_of_which_one_or_all_are_stopped_ends_as_one_left_alone(at
 
 
 @needs_faulty_disks
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("planted", "how", "message"),
     [
         ("no_sync", "POWER", "no config.json"),
-        pytest.param("early_name", "KILL", "manifest.json", marks=pytest.mark.full),
-        pytest.param("metrics_twice", "KILL", "metrics of steps", marks=pytest.mark.full),
+        ("early_name", "KILL", "manifest.json"),
+        ("metrics_twice", "KILL", "metrics of steps"),
     ],
 )
 def test_a_planted_fault_is_found(attacked, planted, how, message):

@@ -65,6 +65,7 @@ CARRYING = {
 }
 
 
+@pytest.mark.full
 def test_states_of_lanes_are_carried_by_the_processes_that_have_them(make_config, tmp_path):
     """Two processes give the losses of one; one goes on with the states that two saved, and two end bit for bit alike
     whether or not they were stopped."""
@@ -242,6 +243,7 @@ def test_a_run_folder_that_is_not_shared_is_told(make_config, tmp_path):
     assert re.search(r"the run's config.json .* on rank 0 and None on rank 1", first.value[0][1])
 
 
+@pytest.mark.full
 def test_a_full_disk_of_one_is_told_by_the_first(make_config, tmp_path):
     """Before the next checkpoint, all after the same step. The last checkpoint is intact, the run goes on from it."""
     config = make_config()

@@ -44,6 +44,7 @@ def test_the_readme_runs(readme_folder):
 
 RUN = [page for page in OTHERS if any(not block.reason for block in blocks_of(page))]
 LONG = (
+    "index.md",
     "distributed.md",
     "evaluating.md",
     "replacing-attention.md",

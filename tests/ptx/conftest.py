@@ -11,7 +11,7 @@ import torch
 
 from polysketch.benchmarking.timing import matmul_precision
 
-CAPABILITIES = [(9, 0), (8, 0)]
+CAPABILITIES = [(9, 0), pytest.param((8, 0), marks=pytest.mark.full)]
 
 
 class LaunchingModule(pytest.Module):

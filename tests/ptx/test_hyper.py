@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 import torch
 
+from attention.covering import first_always
 from device.test_hyper import by_formula, by_programs, meeting
 from device.yardstick import Device, assert_as_good_as_plain, rounded
-from ptx.test_programs import CPU, DTYPE, also
+from ptx.test_programs import CPU, DTYPE
 
 # Width of heads, width of values, query heads of a key head, tokens.
 SIZES = [(20, 33, 2, 45), (64, 64, 1, 70), (16, 16, 2, 70), (128, 48, 1, 45), (7, 3, 2, 70), (40, 128, 2, 45)]
@@ -16,7 +17,7 @@ OF_BLOCKS = {"hyper_block_forward", "hyper_block_grad_query", "hyper_block_grad_
 
 
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.full)])
-@pytest.mark.parametrize("size", also(SIZES, 1), ids=str)
+@pytest.mark.parametrize("size", first_always(SIZES, 1), ids=str)
 def test_hyper_attention_errs_like_the_plain_formula(size, causal, launched):
     width, value_width, shared, tokens = size
     generator = torch.Generator().manual_seed(0)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention.covering import first_always
 from device import plain
 from device.test_linear import TOLERANCES
 from device.yardstick import Named, assert_as_good_as_plain, assert_within, moved, rounded
@@ -28,11 +29,6 @@ from ptx.parsing import Fault
 CPU = torch.device("cpu")
 DTYPE = torch.bfloat16
 full = pytest.mark.full
-
-
-def also(cases: list, always: int) -> list:
-    """The first ones always, the others with the full product."""
-    return [*cases[:always], *(pytest.param(case, marks=full) for case in cases[always:])]
 
 
 # Widths of one block that is full, of one that is not, and of more than one.
@@ -69,7 +65,7 @@ LINEAR = [
 ]
 
 
-@pytest.mark.parametrize("case", also(LINEAR, 2), ids=str)
+@pytest.mark.parametrize("case", first_always(LINEAR, 2), ids=str)
 def test_linear_attention_and_its_gradients_agree_with_the_reference(case, launched):
     assert_precision_agrees(case, "triton", TOLERANCES[DTYPE], dtype=DTYPE)
     assert launched["linear_outputs"]
@@ -99,7 +95,7 @@ POLYNOMIAL = [
 ]
 
 
-@pytest.mark.parametrize("size", also(POLYNOMIAL, 1), ids=str)
+@pytest.mark.parametrize("size", first_always(POLYNOMIAL, 1), ids=str)
 def test_polynomial_attention_errs_like_the_plain_formula(size, launched):
     heads, key_heads, length, width, value_width, causal, degree = size
     normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -141,7 +137,7 @@ def sketched(backend: str, leaves: int, x: Tensor, **weights: Tensor) -> Tensor:
     return learned_sketch(x, list(weights.values()), leaves, backend=backend)
 
 
-@pytest.mark.parametrize("size", also(SKETCHES, 1), ids=str)
+@pytest.mark.parametrize("size", first_always(SKETCHES, 1), ids=str)
 def test_the_learned_sketch_errs_like_the_plain_formula(size, launched):
     width, sketch_size, degree, tokens = size
     weights = networks(width, sketch_size, degree)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import first_always
 from polysketch import ops
 from polysketch.ops import triton
 from polysketch.ops.hyper import backends, definition
@@ -75,12 +76,12 @@ def test_output_and_gradients_are_those_of_the_plain_backend_in_float64(causal, 
     assert_exact(tensors(length), causal=causal)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", first_always([True, False]))
 def test_rows_and_heads_of_their_own(causal):
     assert_exact(tensors(30, batch=2, heads=4, key_heads=2), causal=causal)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", first_always([True, False]))
 def test_with_padding(causal):
     assert_exact(tensors(50, batch=2), causal=causal, key_mask=padding(50))
 
@@ -96,18 +97,20 @@ def test_queries_of_another_number_than_keys(keys):
     assert_exact(tensors(50, keys))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", first_always([True, False]))
 def test_a_given_mask_of_large_entries(causal):
     heavy = torch.rand(1, 2, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.3
     assert_exact(tensors(60), causal=causal, heavy_mask=heavy, min_length=24)
 
 
-@pytest.mark.parametrize("sizes", [{"sample_size": 1}, {"chunk_size": 3}, {"chunk_size": 50, "sample_size": 50}])
+@pytest.mark.parametrize(
+    "sizes", first_always([{"chunk_size": 3}, {"sample_size": 1}, {"chunk_size": 50, "sample_size": 50}])
+)
 def test_chunks_and_samples_of_any_size(sizes):
     assert_exact(tensors(45), causal=True, **sizes)
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(1, 1), (3, 40), (64, 16)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), first_always([(3, 40), (1, 1), (64, 16)], several=True))
 def test_heads_of_any_width_and_strides(head_dim, value_dim):
     query, key, value = tensors(45, head_dim=head_dim, value_dim=value_dim)
     key = key.mT.contiguous().mT  # tokens side by side
@@ -124,7 +127,7 @@ def test_sums_are_exact_where_scores_are_far_from_zero():
         assert_exact([queries, keys, value], causal=True, scale=1.0)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", first_always([True, False]))
 def test_half_precision_errs_by_its_own_rounding(causal):
     """Hashes see the rounded inputs: the definition is that of the same ones."""
     assert_exact([x.half() for x in tensors(60)], 1e-3, causal=causal)
@@ -145,7 +148,7 @@ def test_the_same_call_gives_the_same_bits():
     assert all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize(("numbers", "expected"), [(1, [8, 1] * 3), (25_000, [9, 9])])
+@pytest.mark.parametrize(("numbers", "expected"), first_always([(1, [8, 1] * 3), (25_000, [9, 9])], several=True))
 def test_gradients_of_keys_come_piece_by_piece_where_memory_is_bounded(numbers, expected, monkeypatch):
     """Of nine tiles of three rows, one run of tiles of a row at once; and all tiles of two rows, then of the other."""
     monkeypatch.setattr(launcher, "_PARTIAL", numbers)
@@ -174,7 +177,7 @@ def test_a_row_of_numbers_that_are_none_reaches_no_other():
     assert torch.equal(after[0, 2:], before[0, 2:])
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", first_always(PROGRAMS, 2))
 def test_without_half_of_a_program_the_comparison_fails(program):
     with breaking(program), pytest.raises(AssertionError):
         assert_exact(tensors(41), causal=True)

@@ -10,6 +10,7 @@ import torch
 import triton as compiler
 import triton.language as tl  # noqa: F401 - the interpreter looks for it where a function is defined
 
+from attention.covering import first_always
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import ACTIVATIONS, learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch.triton import launcher
@@ -93,15 +94,20 @@ def test_networks_may_have_any_number_of_hidden_units(expansion, size):
 
 NETWORKS = pytest.mark.parametrize(
     ("depth", "activation", "degree", "share"),
-    [
-        (1, "relu", 8, "head"),
-        (1, "gelu", 4, "layer"),
-        (2, "silu", 4, "head"),
-        (2, "relu", 4, "layer"),
-        (3, "gelu", 4, "head"),
-        (3, "silu", 8, "layer"),
-        (4, "relu", 4, "layer"),
-    ],
+    first_always(
+        [
+            (1, "relu", 8, "head"),
+            (2, "silu", 4, "head"),
+            (3, "gelu", 4, "layer"),
+            (1, "gelu", 4, "layer"),
+            (2, "relu", 4, "layer"),
+            (3, "gelu", 4, "head"),
+            (3, "silu", 8, "layer"),
+            (4, "relu", 4, "layer"),
+        ],
+        3,
+        several=True,
+    ),
 )
 
 
@@ -131,7 +137,8 @@ def test_half_precision_of_any_network_differs_by_its_rounding(depth, activation
 
 @pytest.mark.usefixtures("resident")
 @pytest.mark.parametrize(
-    ("degree", "share", "shape", "size"), [(4, "head", (1, 2, 37, 20), 6), (8, "layer", (1, 1, 33, 16), 4)]
+    ("degree", "share", "shape", "size"),
+    first_always([(4, "head", (1, 2, 37, 20), 6), (8, "layer", (1, 1, 33, 16), 4)], several=True),
 )
 def test_resident_weights_change_nothing(degree, share, shape, size):
     assert (

@@ -27,7 +27,7 @@ def launches(call: ProgramCall, *sizes: int) -> tuple[list, list]:
     return found, questions
 
 
-@pytest.mark.parametrize("spans", [1, 2])
+@pytest.mark.parametrize("spans", [2, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("call", COMMON, ids=lambda call: call.name)
 def test_no_constant_and_no_property_depends_on_a_length_or_the_batch(call, spans, monkeypatch):
     """In one span or in several: how many there are does, and the sums of spans are calls of their own."""

@@ -24,7 +24,7 @@ def compiled_call(name: str, precision: str, capability: tuple[int, int]) -> lis
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
-@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("precision", ["high", pytest.param("highest", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "name",
     [

@@ -28,6 +28,7 @@ def test_nothing_spills_shared_memory_is_enough_and_products_run_on_tensor_cores
     assert_well_made(compile_call(lambda: COMMON[name].passes(call)(), capability), products, capability)
 
 
+@pytest.mark.full
 def test_nor_with_shared_heads_of_other_widths_and_a_mask():
     shapes = [(4, 96), (2, 96), (2, 48)]
     inputs = [

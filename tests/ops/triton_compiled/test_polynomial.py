@@ -40,6 +40,7 @@ def test_nothing_spills_shared_memory_is_enough_and_products_run_on_tensor_cores
     assert_well_made(compiled_attention(capability, head_dim, causal=True), capability)
 
 
+@pytest.mark.full
 def test_nor_with_shared_heads_a_mask_and_a_higher_degree():
     key_mask = torch.empty(1, 4096, device="meta", dtype=torch.bool)
     options = {"causal": True, "shared": 4, "key_mask": key_mask, "degree": 8, "scale": 0.3}
