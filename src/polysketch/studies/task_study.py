@@ -174,7 +174,8 @@ class TaskStudy(Study):
         """A row for each record."""
         lengths = sorted({int(length) for one in records for length in one["lengths"]})
         whole = ["whole rows %"] if self.by == "whole_rows" else []
-        heading = ["mechanism", "seed", "accuracy %", *whole, "loss", "99 % at step", *(f"% at {x:,}" for x in lengths)]
+        others = (f"{'whole rows ' if whole else ''}% at {length:,}" for length in lengths)
+        heading = ["mechanism", "seed", "accuracy %", *whole, "loss", "99 % at step", *others]
         states = sorted({int(tokens) for one in records for tokens in one.get("state_bytes", ())})
         heading += ["parameters", "s", *(f"state KB at {tokens:,}" for tokens in states)]
         return heading, [_row(one, lengths, states, whole=bool(whole)) for one in records]
@@ -309,6 +310,7 @@ def state_bytes(model: Any, tokens: int) -> int:
 def _row(one: Record, lengths: Sequence[int], states: Sequence[int], *, whole: bool) -> list[str]:
     learned = next((str(step) for step, _, accuracy in one["curve"] if accuracy >= 0.99), "never")
     at_lengths = [one["lengths"].get(str(length)) for length in lengths]
+    share = "whole_rows" if whole else "accuracy"
     return [
         one["row"],
         str(one["seed"]),
@@ -316,7 +318,7 @@ def _row(one: Record, lengths: Sequence[int], states: Sequence[int], *, whole: b
         *([number(100 * one["test"]["whole_rows"], 1)] if whole else []),
         "-" if one["test"]["loss"] is None else f"{one['test']['loss']:.2g}",
         learned,
-        *(number(None if found is None else 100 * found["accuracy"], 1) for found in at_lengths),
+        *(number(None if found is None else 100 * found[share], 1) for found in at_lengths),
         f"{one['parameters']:,}",
         number(one["seconds"], 0),
         *(number(found / 1e3 if found else None, 0) for found in map(one.get("state_bytes", {}).get, map(str, states))),
