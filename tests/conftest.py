@@ -9,7 +9,10 @@ import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # one process a core: threads of several processes would wait for one another
+    # One process a core: threads of several processes would wait for one another, and burn the time that they wait.
+    # The commands that tests start, too: four times as long, where all cores had other work.
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 elif "OMP_NUM_THREADS" not in os.environ:
     # Small tensors: more threads than this cost more than they bring, on machines with many cores above all.
     torch.set_num_threads(min(2, os.cpu_count() or 1))
