@@ -17,6 +17,7 @@ from polysketch.benchmarking.ways import Way, way
 _LONGEST_CALL = 1.5  # seconds; a series that would take longer is not continued
 _FEATURES = 256  # of power 1, beside flash-linear-attention's
 _DELTA = 48  # features of the delta rule, of two factors
+_DEGREE = 4  # of the low-rank sketch
 _ITEMSIZE = 2  # bfloat16
 _BOTH = "forward+backward"
 
@@ -34,6 +35,9 @@ def all_series() -> dict[str, Way]:
     power_one = partial(calls.linear, features=_FEATURES, power=1, offset=0.0, normalize=False)
     found[f"features m={_FEATURES}, power 1"] = Way("", power_one, _power_one_floor)
     found[f"delta rule, two factors, m={_DELTA}"] = Way("", partial(calls.delta, features=_DELTA), _delta_floor)
+    for name, backend in (("low-rank sketch", "auto"), ("low-rank sketch by PyTorch", "reference")):
+        sketch = partial(calls.low_rank, features=_FEATURES, degree=_DEGREE, backend=backend)
+        found[f"{name} m={_FEATURES}"] = Way("", sketch, _low_rank_floor)
     return {**found, "polynomial degree=4": way("polynomial", Sizes())}
 
 
@@ -45,6 +49,14 @@ def _delta_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
     """Backward is the rule in reverse, and the gradients of sums, which are as much as two passes more."""
     row = (_DELTA + shape.head_dim + 1) * itemsize + 4 * shape.head_dim  # written in float32
     return Floor(shape.rows * _DELTA**2 * shape.head_dim, shape.rows * row).times(4 if backward else 1)
+
+
+def _low_rank_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
+    """Backward makes the maps again, and two products for each."""
+    products = 2 * shape.rows * _DEGREE * shape.head_dim * _FEATURES
+    forward = shape.rows * (shape.head_dim + _FEATURES) * itemsize
+    of_x = shape.rows * shape.head_dim * itemsize
+    return Floor(4 * products, 2 * forward + of_x) if backward else Floor(products, forward)
 
 
 def _fla(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:

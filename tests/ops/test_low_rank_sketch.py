@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polysketch.ops.low_rank_sketch import api, low_rank_sketch, native, reference
+from polysketch.ops.low_rank_sketch import api, low_rank_sketch, low_rank_sketch_backend, native, reference
 from polysketch.ops.native import why_unavailable
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
@@ -101,9 +101,12 @@ def test_few_linear_maps_are_kept_for_a_gradient_and_only_then(monkeypatch):
     x, factors = tensors()
     monkeypatch.setattr(api, "_CACHED", 2**22)
     calls = []
-    for program in ("forward", "backward"):
-        run = getattr(native, program)
-        monkeypatch.setattr(native, program, lambda *given, run=run, name=program: calls.append(name) or run(*given))
+
+    def noted(name: str, program):
+        return lambda *given: calls.append(name) or program(*given)
+
+    programs = zip(("forward", "backward"), api.BACKENDS["native"], strict=True)
+    monkeypatch.setitem(api.BACKENDS, "native", tuple(noted(*program) for program in programs))
     with_gradients(low_rank_sketch, x, factors)
     assert calls == []
     low_rank_sketch(x, factors)
@@ -112,9 +115,22 @@ def test_few_linear_maps_are_kept_for_a_gradient_and_only_then(monkeypatch):
     assert calls == ["forward", "forward", "backward"]
 
 
+def test_a_backend_that_is_asked_for_is_taken_or_refused_with_the_reason():
+    x, factors = tensors()
+    assert low_rank_sketch_backend(x, factors) == low_rank_sketch_backend(x, factors, "native") == "native"
+    assert torch.equal(low_rank_sketch(x, factors, backend="native"), low_rank_sketch(x, factors))
+    assert torch.equal(low_rank_sketch(x, factors, backend="reference"), reference.low_rank_sketch(x, factors))
+    with pytest.raises(RuntimeError, match="for 16 tokens or more"):
+        low_rank_sketch(x[:, :, :15], factors, backend="native")
+    with pytest.raises(RuntimeError, match="triton backend"):
+        low_rank_sketch(x, factors, backend="triton")
+    with pytest.raises(ValueError, match=r"unknown backend 'plain'; expected 'auto', 'native', 'reference', 'triton'"):
+        low_rank_sketch(x, factors, backend="plain")
+
+
 def test_the_operator_passes_opcheck():
     arguments = tuple(tensor.requires_grad_() for tensor in tensors(40, features=20))
-    torch.library.opcheck(torch.ops.polysketch.low_rank_sketch.default, arguments)
+    torch.library.opcheck(torch.ops.polysketch.low_rank_sketch.default, (*arguments, "native"))
 
 
 def test_operations_are_counted_forward_and_backward():

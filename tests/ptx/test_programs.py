@@ -23,6 +23,7 @@ from polysketch import ops
 from polysketch.benchmarking.timing import matmul_precision
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.learned_sketch import learned_sketch
+from polysketch.ops.low_rank_sketch import low_rank_sketch
 from ptx.launching import executing
 from ptx.parsing import Fault
 
@@ -145,6 +146,28 @@ def test_the_learned_sketch_errs_like_the_plain_formula(size, launched):
     attend, formula = (partial(sketched, backend, degree // 2) for backend in ("triton", "reference"))
     assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
     assert launched.keys() >= {"learned_sketch_inputs_backward", "learned_sketch_weights_backward"}
+
+
+# Width of heads, features, degree, rank, maps, tokens.
+LOW_RANK = [
+    (20, 37, 3, 2, 2, 37),
+    (64, 256, 4, 1, 1, 150),
+    (128, 40, 6, 1, 1, 70),
+    (16, 64, 8, 1, 2, 70),
+    (7, 3, 1, 2, 1, 1),
+]
+
+
+@pytest.mark.parametrize("size", first_always(LOW_RANK, 1), ids=str)
+def test_the_low_rank_sketch_errs_like_the_plain_formula(size, launched):
+    width, features, degree, rank, maps, tokens = size
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    factors = normal(maps, rank, degree, width, features) * width**-0.5
+    given = {"x": normal(1, 2, tokens, width), "factors": factors}
+    attend, formula = (partial(low_rank_sketch, backend=backend) for backend in ("triton", "reference"))
+    assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
+    backward = {f"low_rank_sketch_{part}_backward" for part in ("inputs", "factors")}
+    assert launched.keys() == {"low_rank_sketch", *backward}
 
 
 # Features, factors, width, tokens.

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polysketch import ops
 from polysketch.benchmarking.floors import Shape
+from polysketch.ops.low_rank_sketch import low_rank_sketch
 
 DEGREE = 4
 
@@ -118,6 +119,15 @@ def delta(
     key, value = F.normalize(parts, dim=-1).flatten(-2), random(shape, device, dtype)
     leaves = [key, value, random(shape, device, dtype)[..., 0].sigmoid()]
     return Call(lambda: ops.delta_writes(*leaves, factors=factors, **options), leaves)
+
+
+def low_rank(
+    shape: Shape, device: torch.device, dtype: torch.dtype, *, features: int, degree: int, rank: int = 1, **options: Any
+) -> Call:
+    """The low-rank sketch, by factors that keep the size of what they map."""
+    factors = torch.randn(1, rank, degree, shape.head_dim, features, device=device) * shape.head_dim**-0.5
+    leaves = [random(shape, device, dtype), factors.to(dtype)]
+    return Call(lambda: low_rank_sketch(*leaves, **options), leaves)
 
 
 def exact(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -37,6 +37,7 @@ _COMMON = {
     "linear power 2, r=32, h=64, local 256, decay, 2 queries a key",
     "sketch r=32, h=64",
     "sketch r=64, h=128",
+    "low rank m=256, h=64, degree 4",
     "polynomial h=64",
     "polynomial h=128",
     "hyper h=64",
@@ -59,7 +60,7 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, polynomial, hyper, delta or decoding.
+        op: linear, sketch, low_rank, polynomial, hyper, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -143,6 +144,19 @@ def _sketch(sketch_size: int, shape: Shape, device: torch.device, dtype: torch.d
     weights = [weight for network in module.networks for weight in cast(SketchNetwork, network).weights()]
     x = random(shape, device, dtype)
     return Call(lambda: learned_sketch(x, weights, 2, backend="triton"), [x, *weights])
+
+
+def _low_rank_calls() -> Iterator[Named]:
+    """Degrees of the paper, of its 256 features; a rank beyond one."""
+    for width, degree in itertools.product((64, 128), (4, 2, 3, 6)):
+        yield _low_rank(width, features=256, degree=degree)
+    yield _low_rank(64, features=256, degree=4, rank=4)
+    yield _low_rank(64, features=64, degree=4)
+
+
+def _low_rank(width: int, *, features: int, degree: int, rank: int = 1) -> Named:
+    name = f"low rank m={features}, h={width}, degree {degree}{f', rank {rank}' if rank > 1 else ''}"
+    return name, width, partial(calls.low_rank, features=features, degree=degree, rank=rank, backend="triton")
 
 
 def _polynomial_calls() -> Iterator[Named]:
@@ -263,6 +277,7 @@ def _sizes(width: int, *, features: int, local: int = 0, power: int = 2, factors
 OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "linear": _linear_calls,
     "sketch": _sketch_calls,
+    "low_rank": _low_rank_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
     "delta": _delta_calls,

@@ -18,18 +18,30 @@ from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.linear import decode
 from polysketch.ops.linear.triton import decoding
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan
+from polysketch.ops.low_rank_sketch import low_rank_sketch
 from polysketch.ops.triton import availability, self_check
 from polysketch.ops.triton.launch import launching
 
 PROGRAM = {
     "linear": "linear_outputs",
     "sketch": "learned_sketch",
+    "low rank": "low_rank_sketch",
     "polynomial": "polynomial_forward",
     "delta": "delta_errors",
 }
 OPS = tuple(PROGRAM)
-GRADIENT = {"sketch": "learned_sketch_inputs_backward", "polynomial": "polynomial_grad_query"}
-PLAIN = {"linear": "chunked", "sketch": "chunked", "polynomial": "blockwise", "delta": "chunked"}
+GRADIENT = {
+    "sketch": "learned_sketch_inputs_backward",
+    "low rank": "low_rank_sketch_factors_backward",
+    "polynomial": "polynomial_grad_query",
+}
+PLAIN = {
+    "linear": "chunked",
+    "sketch": "chunked",
+    "low rank": "reference",
+    "polynomial": "blockwise",
+    "delta": "chunked",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +61,8 @@ def tensors(op: str) -> list[Tensor]:
     if op == "sketch":
         networks = LearnedSketch(8, sketch_size=4).networks
         return [torch.randn(1, 1, 20, 8), *(w.detach() for one in networks for w in one.weights())]
+    if op == "low rank":
+        return [torch.randn(1, 2, 20, 6), torch.randn(2, 1, 2, 6, 5)]
     if op == "delta":
         return [
             torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
@@ -63,6 +77,8 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return ops.linear_attention(*given, power=2, causal=True, offset=1.0, compute_chunk=16, backend=backend).output
     if op == "sketch":
         return learned_sketch(given[0], given[1:], 2, backend=backend)
+    if op == "low rank":
+        return low_rank_sketch(*given, backend=backend)
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
     return ops.polynomial_attention(*given, degree=2, causal=True, backend=backend)

@@ -14,12 +14,12 @@ from polysketch.ops.learned_sketch.triton.programs.networks import (
     load_down,
     load_up,
     load_values,
-    row_places,
     scale_and_bias,
     standardize,
     store_rows,
     twice_active,
 )
+from polysketch.ops.triton.programs.rows import row_places
 
 
 @triton.jit(do_not_specialize=["length", "rows", "tiles"])
