@@ -41,7 +41,7 @@ def low_rank_sketch(x: Tensor, factors: Tensor, *, backend: str = "auto") -> Ten
     Cost: rank degree inputs features multiply-adds a token and head, and three times that backward, of which one third
     is for making the maps again.
     """
-    picked = low_rank_sketch_backend(x, factors, backend)
+    picked = _auto(x, factors) if backend == "auto" else low_rank_sketch_backend(x, factors, backend)
     if backend == "auto" and picked == "triton" and not programs_agree(low_rank_sketch, x, factors):
         picked = "reference"
     if picked == "reference":
@@ -76,7 +76,8 @@ def low_rank_sketch_backend(x: Tensor, factors: Tensor, backend: str = "auto") -
 def _auto(x: Tensor, factors: Tensor) -> str:
     if torch.compiler.is_exporting():
         return "reference"  # a graph is for other machines and programs, and for any number of tokens
-    if x.device.type in AUTO_DEVICES and triton.why_not(x, factors) is None:
+    elsewhere = not x.is_cpu or "cpu" in AUTO_DEVICES  # naming a tensor's device takes a tenth of a call of one token
+    if elsewhere and x.device.type in AUTO_DEVICES and triton.why_not(x, factors) is None:
         return "triton"
     return "reference" if native.why_not(x, factors) is not None or _is_quicker_kept(x, factors) else "native"
 
