@@ -93,3 +93,19 @@ def test_pairs_are_read_and_written_as_pairs():
     )
     assert listing.unset_reads == []
     assert [one.written for one in listing.instructions] == [{4, 5}, {6, 7}, {8, 9}, set(), set()]
+
+
+def test_loads_of_several_registers_and_descriptors_of_the_tensor_memory_are_read_as_such():
+    """Of devices of compute capability 10."""
+    listing = Listing(
+        """
+        /*0000*/                   LDCU UR4, c[0x0][0x358] ;
+        /*0010*/                   LDCU.64 UR6, c[0x0][0x360] ;
+        /*0020*/                   LDCU.128 UR8, c[0x0][0x370] ;
+        /*0030*/                   UTCHMMA gdesc[UR8], gdesc[UR10], tmem[UR4], tmem[UR6], idesc[UR11], UPT ;
+        /*0040*/                   UTCHMMA gdesc[UR10], gdesc[UR12], tmem[UR4], tmem[UR6], idesc[UR11], UPT ;
+        /*0050*/                   EXIT ;
+        """
+    )
+    assert [one.written for one in listing.instructions[:3]] == [{4}, {6, 7}, {8, 9, 10, 11}]
+    assert [said.split()[0] for said in listing.unset_reads] == ["UR12", "UR13"]

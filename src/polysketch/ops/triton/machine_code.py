@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?PT?\d*)\s+)?(\S+?)((?:\s[^;]*)?);", re.MULTILINE)
-_UNIFORM = re.compile(r"(g?desc\[)?\bUR(\d+)\b(\.64)?")
+_UNIFORM = re.compile(r"([gi]?desc\[)?\bUR(\d+)\b(\.64)?")
 _ALWAYS = {"", "PT", "UPT"}
-_WRITES_UNIFORM = {"R2UR", "S2UR", "VOTEU", "REDUX"}
+_WRITES_UNIFORM = {"R2UR", "S2UR", "VOTEU", "REDUX", "LDCU"}
 """Of the instructions without a U before their name, those whose result is a uniform register."""
 
 
@@ -77,10 +77,14 @@ class Instruction(NamedTuple):
 
     def _span(self, place: int, before: str, after: str) -> tuple[int, int]:
         """Which registers from the named one on: how many to leave out, and how many there are."""
+        if before == "gdesc[" and self.word.startswith("UTC"):
+            return 0, 2  # products of the tensor memory name each factor
         if before == "gdesc[":
             # Two for each factor of the product; the first two are not looked at where the first is in registers.
             in_registers = len(self.operands) > 1 and re.match(r"R\d", self.operands[1])
             return (2, 2) if in_registers else (0, 4)
+        if self.word == "LDCU" and place == self._place_of_result:  # a load of so many bits
+            return 0, next((count for bits, count in (("128", 4), ("64", 2)) if bits in self.suffixes), 1)
         pair = before == "desc[" or after == ".64" or (self.word.startswith("U") and "64" in self.suffixes)
         # A wide product has a pair as its result, and adds a pair.
         wide = "WIDE" in self.suffixes and place in (self._place_of_result, len(self.operands) - 1)
