@@ -68,6 +68,27 @@ def test_output_and_gradients_are_those_of_the_definition(length, chunk, bits, s
     assert length == 1 or bool(expected.abs().amax() > 1)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_threads_with_heads_of_their_own_change_no_bit(threads, monkeypatch):
+    """Of three shares of four leads, one has two."""
+    tensors = {name: x.requires_grad_() for name, x in make(333, dtype=torch.float32).items()}
+    mask, shared = make_mask(333), []
+    options = {**places(tensors, 16, 3, mask, causal=False), "size": 11}
+
+    def computed() -> list[Tensor]:
+        output = heavy_correction(*_ordered(tensors), **options)
+        return [output, *torch.autograd.grad(output.square().sum(), list(tensors.values()))]
+
+    expected, run = computed(), correction.run_in_parallel
+    monkeypatch.setattr(correction, "_QUERIES_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(correction, "num_workers", lambda device: threads)
+    monkeypatch.setattr(
+        correction, "run_in_parallel", lambda work, shares: (shared.append(len(shares)), run(work, shares))
+    )
+    assert all(map(torch.equal, computed(), expected))
+    assert shared == [threads] * 2
+
+
 def _ordered(tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensors[name] for name in ("query", "key", "query_features", "key_features", "value"))
 

@@ -1,7 +1,10 @@
-"""The correction as `torch.library` operators: a few pairs of tiles at a time, recomputed in the backward pass."""
+"""The correction as `torch.library` operators: a few pairs of tiles at a time, recomputed in the backward pass.
 
-from collections.abc import Iterator
-from typing import NamedTuple
+On a CPU every thread takes key heads of its own: split over the cores, each of the many small operations takes longer.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,9 +14,53 @@ from polysketch.ops.heavy.candidates import sort_keys, windows
 from polysketch.ops.heavy.tile_pairs import KEYS, QUERIES, Pairs, make_pairs, pairs_at_most
 from polysketch.ops.linear.state import state_dtype
 from polysketch.ops.operation_counts import counts_operations_of
+from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 from polysketch.ops.polynomial.blockwise import odd_power, power_
 
 _PAIRS_AT_ONCE = 32  # their weights, two tensors of 512 kB, stay in a core's cache
+_QUERIES_WORTH_A_THREAD = 512  # of all heads: waking another thread for fewer costs more
+
+
+class Leads(NamedTuple):
+    """What each key head of each row of the batch, a lead, is given, with the queries of all heads that share it.
+
+    Attributes:
+        query, query_features: (leads, queries of a lead, width).
+        key, key_features, value: (leads, keys, width).
+        query_codes, key_codes: (leads, queries of a lead), (leads, keys).
+        before, after: (leads, queries of a lead); `after` may be None.
+    """
+
+    query: Tensor
+    query_features: Tensor
+    key: Tensor
+    key_features: Tensor
+    value: Tensor
+    query_codes: Tensor
+    key_codes: Tensor
+    before: Tensor
+    after: Tensor | None
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, ...], codes: tuple[Tensor, Tensor], edges: tuple[Tensor, Tensor | None]) -> Self:
+        """From tensors of rows, queries first, codes and edges as the operators get them."""
+        batch, key_heads = codes[1].shape[:2]
+        leads, group = batch * key_heads, codes[0].shape[1] // key_heads
+        by_lead = [x.reshape(leads, x.shape[1] // key_heads * x.shape[2], *x.shape[3:]) for x in (*tensors, *codes)]
+        spread = [
+            None if edge is None else edge[:, None, None].expand(-1, key_heads, group, -1).reshape(by_lead[5].shape)
+            for edge in edges
+        ]
+        return cls(*by_lead, *spread)
+
+    def some(self, leads: slice) -> "Leads":
+        """Some of them."""
+        return Leads(*(None if x is None else x[leads] for x in self))  # type: ignore[arg-type]
+
+    @property
+    def rows(self) -> "Rows":
+        """Without the leads."""
+        return Rows(*(x.flatten(0, 1) for x in self[:5] if x is not None))
 
 
 class Rows(NamedTuple):
@@ -60,12 +107,18 @@ def heavy_correction_operator(
     size: int,
 ) -> Tensor:
     """Sums over candidates of ((q . k)^degree - (phi(q) . phi(k))^2) v, in the dtype of sums."""
-    rows = _rows(query, query_features, key, key_features, value)
-    output = rows.query.new_zeros(len(rows.query), value.shape[3], dtype=state_dtype(value.dtype))
-    with torch.autocast(query.device.type, enabled=False):
-        for part in _parts(query_codes, key_codes, before, after, size):
+    inputs = (query, query_features, key, key_features, value)
+    leads = Leads.of(inputs, (query_codes, key_codes), (before, after))
+    output = query.new_zeros(*leads.query.shape[:2], value.shape[3], dtype=state_dtype(value.dtype))
+
+    def correct(some: slice) -> None:
+        own, found = leads.some(some), output[some].flatten(0, 1)
+        rows = own.rows
+        for part in _parts(own, size):
             tiles = _read(rows, part, output.dtype)
-            _add(output, part.queries, _weights(tiles, part.hidden, degree) @ tiles.value)
+            _add(found, part.queries, _weights(tiles, part.hidden, degree) @ tiles.value)
+
+    _each(leads, correct)
     return output.view(*query.shape[:3], value.shape[3])
 
 
@@ -86,13 +139,30 @@ def heavy_correction_backward_operator(
 ) -> list[Tensor]:
     """Gradients of query, key, query_features, key_features and value."""
     inputs = (query, query_features, key, key_features, value)
-    rows, upstream = _rows(*inputs), gradient.reshape(-1, gradient.shape[3])
-    totals = Rows(*(torch.zeros_like(x, dtype=upstream.dtype) for x in rows))
-    with torch.autocast(query.device.type, enabled=False):
-        for part in _parts(query_codes, key_codes, before, after, size):
-            _add_gradients(totals, _read(rows, part, upstream.dtype), _take(upstream, part.queries), part, degree)
+    leads = Leads.of(inputs, (query_codes, key_codes), (before, after))
+    upstream = gradient.reshape(*leads.query.shape[:2], gradient.shape[3])
+    totals = [torch.zeros(x.shape, dtype=upstream.dtype, device=x.device) for x in leads[:5] if x is not None]
+
+    def add_gradients(some: slice) -> None:
+        own, given = leads.some(some), upstream[some].flatten(0, 1)
+        rows, found = own.rows, Rows(*(total[some].flatten(0, 1) for total in totals))
+        for part in _parts(own, size):
+            _add_gradients(found, _read(rows, part, upstream.dtype), _take(given, part.queries), part, degree)
+
+    _each(leads, add_gradients)
     found = Rows(*(total.view(x.shape).to(x.dtype) for total, x in zip(totals, inputs, strict=True)))
     return [found.query, found.key, found.query_features, found.key_features, found.value]
+
+
+def _each(leads: Leads, work: Callable[[slice], None]) -> None:
+    """`work` on all leads, every thread on some that follow one another."""
+    count, queries = leads.query.shape[:2]
+    if not count:
+        return
+    device = leads.query.device
+    threads = min(num_workers(device), count * queries // _QUERIES_WORTH_A_THREAD)
+    with torch.autocast(device.type, enabled=False):
+        run_in_parallel(lambda share: work(slice(share[0], share[-1] + 1)), deal(range(count), threads))
 
 
 def _weights(tiles: Rows, hidden: Tensor, degree: int) -> Tensor:
@@ -116,17 +186,14 @@ def _add_gradients(totals: Rows, tiles: Rows, upstream: Tensor, part: Part, degr
     _add(totals.key_features, part.keys, by_sketched.mT @ tiles.query_features)
 
 
-def _parts(query_codes: Tensor, key_codes: Tensor, before: Tensor, after: Tensor | None, size: int) -> Iterator[Part]:
+def _parts(leads: Leads, size: int) -> Iterator[Part]:
     """All pairs of the candidates before one index and, where given, behind another."""
-    key_heads, group = key_codes.shape[1], query_codes.shape[1] // key_codes.shape[1]
-    codes = query_codes.reshape(-1, group * query_codes.shape[2])
-    keys = sort_keys(key_codes.flatten(0, 1))
-    for edge, behind in ((before, False), (after, True)):
-        if edge is None:
+    keys = sort_keys(leads.key_codes)
+    for edges, behind in ((leads.before, False), (leads.after, True)):
+        if edges is None:
             continue
-        edges = edge[:, None, None].expand(-1, key_heads, group, -1).reshape(codes.shape)
-        cut = windows(codes, keys, edges, size, behind=behind)
-        pairs = make_pairs(cut, size, count=codes.device.type == "cpu")
+        cut = windows(leads.query_codes, keys, edges, size, behind=behind)
+        pairs = make_pairs(cut, size, count=edges.device.type == "cpu")
         for start in range(0, len(pairs.tile), _PAIRS_AT_ONCE):
             yield _part(pairs, cut.key_rows, slice(start, start + _PAIRS_AT_ONCE))
 
@@ -138,10 +205,6 @@ def _part(pairs: Pairs, key_rows: Tensor, some: slice) -> Part:
     keys = key_rows[rank.minimum(behind - 1)]
     lower, upper = pairs.lower[tile, :, None], pairs.upper[tile, :, None]
     return Part(pairs.query_rows[tile], keys, (rank[:, None] < lower) | (rank[:, None] >= upper))
-
-
-def _rows(*tensors: Tensor) -> Rows:
-    return Rows(*(x.reshape(-1, x.shape[3]) for x in tensors))
 
 
 def _read(rows: Rows, part: Part, dtype: torch.dtype) -> Rows:
