@@ -107,16 +107,25 @@ def test_the_whole_is_computed_at_once_where_spans_would_not_pay(name, given, ch
     assert spans == []
 
 
-def test_transforms_and_half_precision_take_the_whole(spans):
+def test_transforms_take_the_whole(spans):
     mechanism = build("linear")
     query, key, value = inputs()
     with torch.no_grad():
         expected = mechanism(query, key, value)
         assert spans == [8]
         mapped = torch.vmap(mechanism)(query[:, None], key[:, None], value[:, None])[:, 0]
-        mechanism(query.bfloat16(), key.bfloat16(), value.bfloat16())
     assert spans == [8]
     torch.testing.assert_close(mapped, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_spans_of_half_precision_are_rounded_once(spans):
+    mechanism = build("linear").bfloat16()
+    query, key, value = (x.bfloat16() for x in inputs())
+    whole = mechanism(query.requires_grad_(), key, value).detach()
+    with torch.no_grad():
+        found = mechanism(query, key, value)
+    assert spans == [8]
+    torch.testing.assert_close(found, whole, rtol=2**-7, atol=2**-12)  # a unit of rounding
 
 
 def test_few_features_are_computed_at_once(spans, monkeypatch):

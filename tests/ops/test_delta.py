@@ -310,5 +310,5 @@ def test_what_is_no_floating_point_is_refused():
 
 
 def test_the_native_backend_says_why_it_cannot():
-    with pytest.raises(RuntimeError, match="computes in float32"):
+    with pytest.raises(RuntimeError, match="takes float32, bfloat16 and float16"):
         ops.delta_writes(*inputs(4, 2), factors=2, backend="native")

@@ -302,10 +302,10 @@ def test_every_compiler_and_width_of_vectors_gives_the_same_result(compiler, cap
 
 def test_what_the_programs_cannot_take_is_refused_when_asked_for_and_avoided_by_auto():
     case = Case(length=8)
-    with pytest.raises(RuntimeError, match=r"computes in float32, got torch\.float64"):
+    with pytest.raises(RuntimeError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
         run(case, make(case), backend="native")
-    x = torch.randn(1, 1, 4, 8, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match=r"computes in float32, got torch\.bfloat16"):
+    x = torch.randn(1, 1, 4, 8, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=r"and float16, got torch\.float64"):
         learned_sketch_backend(x, "native")
     assert learned_sketch_backend(x) == "chunked"
     assert ops.linear_attention_backend(x, x) in ("reference", "chunked")

@@ -212,9 +212,9 @@ def _by_triton(query: Tensor, inputs: Inputs, factors: int, state: LinearAttenti
 def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:
     """The backend that `delta_writes` runs for these features, programs that disagree left aside.
 
-    "auto" picks the triton backend on a CUDA device where Triton is installed, the native one for float32 on a CPU
-    where there is a compiler, and else the chunked one. Where the triton backend's programs disagreed at their first
-    call (`ops.triton.self_check`), "triton" is the answer too, and the call runs the chunked backend.
+    "auto" picks the triton backend on a CUDA device where Triton is installed, the native one on a CPU where there
+    is a compiler, and else the chunked one. Where the triton backend's programs disagreed at their first call
+    (`ops.triton.self_check`), "triton" is the answer too, and the call runs the chunked backend.
 
     Raises:
         ValueError: an unknown name.

@@ -68,9 +68,9 @@ def learned_sketch(
 
 def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
     """The backend that `learned_sketch` runs for x: "auto" picks Triton's programs on a CUDA device that can run them,
-    the native one for float32 on a CPU with a compiler. Where programs disagreed with the chunked backend at their
-    first call (`ops.triton.self_check`), which depends on the weights too, the answer is "triton" all the same, and the
-    call runs the chunked backend.
+    the native one for float32, bfloat16 and float16 on a CPU with a compiler. Where programs disagreed with the chunked
+    backend at their first call (`ops.triton.self_check`), which depends on the weights too, the answer is "triton" all
+    the same, and the call runs the chunked backend.
 
     Raises:
         ValueError, RuntimeError: as `learned_sketch`.

@@ -1,6 +1,7 @@
-"""The networks of the learned sketch as a program in C++ (`ops/native/source`), float32 on a CPU.
+"""The networks of the learned sketch as a program in C++ (`ops/native/source`), on a CPU.
 
-Every thread works through blocks of 32 rows of its own; weights and activations stay in cache.
+They compute in float32, of half precision too. Every thread works through blocks of 32 rows of its own; weights and
+activations stay in cache.
 """
 
 import ctypes
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.learned_sketch.networks import Networks
-from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program, shares_of, why_not
+from polysketch.ops.native import (
+    TensorPointer,
+    in_float32,
+    library,
+    run_in_threads,
+    run_program,
+    shares_of,
+    why_not,
+)
 from polysketch.ops.parallel import run_in_parallel
 
 __all__ = ["backward", "forward", "why_not"]
@@ -34,19 +43,19 @@ class _Call(ctypes.Structure):
 
 def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     """phi(x); arguments as in `learned_sketch`."""
-    x, weights = _innermost_contiguous(x), _plain(weights)
+    given, x, weights = x.dtype, _innermost_contiguous(x), _plain(weights)
     features = x.new_empty(*x.shape[:-1], weights[-1].shape[0])
     call = _call(x, weights, networks)
     call.features = TensorPointer.of(features)
     pointers = _pointers(weights)
     call.weights = ctypes.addressof(pointers)
     run_in_threads(library().learned_sketch_forward, call, _blocks(call), [x, features, *weights])
-    return features
+    return features.to(given)
 
 
 def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> list[Tensor]:
     """Gradients of x and of every weight."""
-    x, grad, plain = _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
+    given, x, grad, plain = x.dtype, _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
     grad_x = x.new_empty(x.shape)  # never of the default dtype or device: the program writes float32
     shares = shares_of(_blocks(_call(x, plain, networks)))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
@@ -65,7 +74,7 @@ def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks)
     for others in totals[1:]:
         for total, other in zip(summed, others, strict=True):
             total.add_(other)
-    return [grad_x, *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
+    return [grad_x.to(given), *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
 
 
 def _call(x: Tensor, weights: list[Tensor], networks: Networks) -> _Call:
@@ -76,6 +85,7 @@ def _call(x: Tensor, weights: list[Tensor], networks: Networks) -> _Call:
 
 
 def _innermost_contiguous(x: Tensor) -> Tensor:
+    x = in_float32(x)
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 

@@ -90,7 +90,7 @@ def linear_attention(
             attended to by itself. Not beside a `key_mask` or states.
         compute_chunk: tokens worked on at once where there is no `local`; tuning only, no result depends on it.
         backend: "auto" (see `linear_attention_backend`), "triton" (programs for CUDA devices), "native" (a program in
-            C++ for float32 on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic,
+            C++ on a CPU, compiled at its first use), "chunked" (plain PyTorch) or "reference" (quadratic,
             the definition).
 
     Returns:
@@ -202,11 +202,12 @@ def linear_attention_backend(
 ) -> str:
     """The backend that `linear_attention` with these arguments runs, programs that disagree left aside.
 
-    "auto" picks the triton backend on a CUDA device where Triton is installed, for values up to 128 wide (one that is
-    not given is taken for such), and the native one for float32 on a CPU where there is a compiler; else, on a CPU, the
-    quadratic reference for so few weights that calls cost more than they compute, and the chunked backend for all that
-    is left. Whether the triton backend's programs disagreed at their first call (`ops.triton.self_check`) depends on
-    options that are not known here: "triton" is the answer then too, and the call runs the chunked backend.
+    "auto" picks the triton backend on a CUDA device where Triton is installed, for values up to 128 wide (one that
+    is not given is taken for such), and the native one for float32, bfloat16 and float16 on a CPU where there is a
+    compiler; else, on a CPU, the quadratic reference for so few weights that calls cost more than they compute, and
+    the chunked backend for all that is left. Whether the triton backend's programs disagreed at their first call
+    (`ops.triton.self_check`) depends on options that are not known here: "triton" is the answer then too, and the
+    call runs the chunked backend.
 
     Raises:
         ValueError: an unknown name, or features that are not (batch, heads, length, width).

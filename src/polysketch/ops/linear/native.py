@@ -1,7 +1,7 @@
-"""The native backend: the chunked algorithm as a program in C++ (`ops/native/source`), float32 on a CPU.
+"""The native backend: the chunked algorithm as a program in C++ (`ops/native/source`), on a CPU.
 
-Every thread works through key heads of its own, one chunk after another, in memory that stays in cache: 32 queries at a
-time, features expanded in strips, sums of products kept in registers.
+It computes in float32, of half precision too. Every thread works through key heads of its own, one chunk after another,
+in memory that stays in cache: 32 queries at a time, features expanded in strips, sums of products kept in registers.
 """
 
 import ctypes
@@ -68,25 +68,24 @@ def forward(inputs: Inputs, plan: Plan) -> Outputs:
     """The op on aligned inputs; see `polysketch.ops.linear_attention` for the formula."""
     (batch, heads, length, _), value = inputs.query.shape, inputs.value
     layout = _Layout(inputs.key.shape[3], plan.power, plan.factors)
-    sums = value.new_empty(batch, inputs.key.shape[1], layout.size if plan.return_sums else 0, value.shape[3])
+    expanded = layout.size if plan.return_sums else 0
+    sizes = ((heads, length, value.shape[3]), (heads, length), (inputs.key.shape[1], expanded, value.shape[3]))
     found = Outputs(
-        value.new_empty(batch, heads, length, value.shape[3]),
-        value.new_empty(batch, heads, length),
-        sums,
-        value.new_empty(sums.shape[:3]),
+        *(value.new_empty((batch, *size), dtype=torch.float32) for size in (*sizes, (inputs.key.shape[1], expanded)))
     )
     call = _Arguments(inputs, plan, layout)
     call.rows(output=found.output, denominator=found.denominator)
     if plan.return_sums:
         call.flat(sums_out=found.sums, normalizer_out=found.normalizer)
     call.run(library().linear_attention_forward)
+    found = found._replace(output=found.output.to(value.dtype))
     if not plan.return_sums:
         return found
     return found._replace(sums=layout.to_public(found.sums), normalizer=layout.to_public(found.normalizer))
 
 
 def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) -> dict[str, Tensor]:
-    """Gradients by the names of `Inputs`; see `Backend`.
+    """Gradients by the names of `Inputs`, in float32; see `Backend`.
 
     Args:
         inputs, plan: of the forward call.
@@ -95,9 +94,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
     """
     layout = _Layout(inputs.key.shape[3], plan.power, plan.factors)
     given = inputs._replace(log_decay=None).differentiable()
-    gradients = {
-        name: torch.empty_like(tensor, memory_format=torch.contiguous_format) for name, tensor in given.items()
-    }
+    gradients = {name: tensor.new_empty(tensor.shape, dtype=torch.float32) for name, tensor in given.items()}
     call = _Arguments(inputs, plan, layout)
     call.rows(output=outputs.output, denominator=outputs.denominator)
     call.rows(output_gradient=upstream.output, denominator_gradient=upstream.denominator)
@@ -106,7 +103,8 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
         of_sums, of_normalizer = layout.to_public_backward(upstream.sums, upstream.normalizer)
         call.flat(sums_out_gradient=of_sums, normalizer_out_gradient=of_normalizer)
     if inputs.sums is not None:
-        sums = inputs.value.new_empty(*inputs.key.shape[:2], layout.size, inputs.value.shape[3])
+        shape = (*inputs.key.shape[:2], layout.size, inputs.value.shape[3])
+        sums = inputs.value.new_empty(shape, dtype=torch.float32)
         normalizer = sums.new_empty(sums.shape[:3])
         call.flat(sums_in_gradient=sums, normalizer_in_gradient=normalizer)
     call.run(library().linear_attention_backward)
@@ -116,7 +114,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
 
 
 def can_extend(query: Tensor, state: LinearAttentionState | StateRows) -> bool:
-    """Whether the program can take this call: float32 on a CPU, heads of a state each in one piece, a compiler."""
+    """Whether the program can take this call: sums in float32 on a CPU, each head of them in one piece, a compiler."""
     if why_no_program(query) is not None or state.pool.sums.dtype != torch.float32:
         return False
     return all(tensor[0, 0].is_contiguous() for tensor in _kept(state) if 0 not in tensor.shape)
@@ -130,9 +128,7 @@ def _kept(state: LinearAttentionState | StateRows) -> list[Tensor]:
 def extend_one_(
     inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows, strength: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output and denominator of one token, already checked, features and value float32; the state moves on.
-
-    A decay may come in another dtype: the program reads everything as float32.
+    """Output and denominator of one token, already checked; the state moves on.
 
     Args:
         inputs, plan, state: of the call.
@@ -141,7 +137,8 @@ def extend_one_(
     """
     query, key, value, local_query, local_key, log_decay, *_ = inputs
     (batch, heads, _, features), key_heads, width = query.shape, key.shape[1], value.shape[3]
-    output, denominator = value.new_empty(batch, heads, 1, width), value.new_empty(batch, heads, 1)
+    output = value.new_empty((batch, heads, 1, width), dtype=torch.float32)
+    denominator = output.new_empty(batch, heads, 1)
     chunk, local_width = (0, 0) if local_key is None else (plan.chunk, local_key.shape[3])
     rows = [query, key, value, local_query, local_key, log_decay, output, denominator, strength]
     kept = [None if tensor is None else _innermost_contiguous(tensor.float()) for tensor in rows]
@@ -162,7 +159,7 @@ def extend_one_(
     else:
         run_in_threads(program, call, units, [*kept, *own, state.position, state.rows])
     state.advance_()
-    return output, denominator
+    return output.to(value.dtype), denominator
 
 
 class _Layout:

@@ -52,9 +52,9 @@ def low_rank_sketch(x: Tensor, factors: Tensor, *, backend: str = "auto") -> Ten
 def low_rank_sketch_backend(x: Tensor, factors: Tensor, backend: str = "auto") -> str:
     """The backend that `low_rank_sketch` runs for these tensors.
 
-    "auto" picks Triton's programs on a CUDA device that can run them, and the native ones for float32 on a CPU with a
-    compiler; but the definition for less than 16 tokens there, and where a gradient is wanted of so few tokens that
-    their linear maps are less than 16 MB. Where Triton's programs disagreed with the definition at their first call
+    "auto" picks Triton's programs on a CUDA device that can run them, and the native ones on a CPU with a compiler; but
+    the definition in float32 for less than 16 tokens there, and where a gradient is wanted of so few tokens that their
+    linear maps are less than 16 MB. Where Triton's programs disagreed with the definition at their first call
     (`ops.triton.self_check`) the answer is "triton" all the same, and the call runs the definition.
 
     Raises:
@@ -86,7 +86,12 @@ _CACHED = 2**22  # numbers that stay in the caches from forward to backward
 
 
 def _is_quicker_kept(x: Tensor, factors: Tensor) -> bool:
-    """Whether a gradient is wanted, and linear maps are so few that keeping them costs less than making them again."""
+    """Whether a gradient is wanted, and linear maps are so few that keeping them costs less than making them again.
+
+    Not in half precision: PyTorch's products there cost more than all of it.
+    """
+    if x.dtype != torch.float32:
+        return False
     wanted = torch.is_grad_enabled() and (x.requires_grad or factors.requires_grad)
     _, rank, degree, _, features = factors.shape
     return wanted and x.shape[:3].numel() * rank * degree * features < _CACHED

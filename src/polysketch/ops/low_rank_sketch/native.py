@@ -1,22 +1,24 @@
-"""The sketch as programs in C++ (`ops/native/source`), float32 on a CPU.
+"""The sketch as programs in C++ (`ops/native/source`), on a CPU.
 
-A thread works on whole maps, or on parts of the tokens where there are fewer maps than threads. Linear maps stay in
-cache between the product that makes them and the one that takes them; backward makes them again.
+They compute in float32, of half precision too. A thread works on whole maps, or on parts of the tokens where there are
+fewer maps than threads. Linear maps stay in cache between the product that makes them and the one that takes them;
+backward makes them again.
 """
 
 import ctypes
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program
+from polysketch.ops.native import TensorPointer, in_float32, library, run_in_threads, run_program
 from polysketch.ops.native import why_not as why_no_program
 from polysketch.ops.parallel import num_workers
 
 _LANES = 16  # of the widest vectors: rows are whole vectors on every machine
 _SIZES = ("batch", "heads", "maps", "tokens", "inputs", "features", "rank", "degree", "row", "input_row", "parts")
-_FEWEST = 16  # tokens of a call worth a program: one token is read by PyTorch's products as fast
+_FEWEST = 16  # tokens of a call worth a program: PyTorch's products read one token as fast, in float32
 # Fewer products than this are one thread's work: waking another costs more.
 _PRODUCTS_WORTH_A_THREAD = 2**21
 
@@ -35,24 +37,25 @@ class _Call(ctypes.Structure):
 
 def why_not(x: Tensor, factors: Tensor) -> str | None:
     """Why the programs do not take a call with tensors like these; None where they do."""
-    if x.shape[2] < _FEWEST or not (x.shape[3] and factors.shape[-1]):
+    if (x.dtype == torch.float32 and x.shape[2] < _FEWEST) or not (x.shape[3] and factors.shape[-1]):
         return f"the native backend is for {_FEWEST} tokens or more, got {tuple(x.shape)}"
     return why_no_program(x) or why_no_program(factors)
 
 
 def forward(x: Tensor, factors: Tensor) -> Tensor:
     """The features; arguments as `low_rank_sketch`."""
+    given, x, columns = x.dtype, _in_rows(x), _whole_vectors(factors)
     output = x.new_empty(*x.shape[:3], factors.shape[-1])
-    x, columns = _in_rows(x), _whole_vectors(factors)
     call = _call(x, factors)
     call.output, call.factors = TensorPointer.of(output), columns.data_ptr()
     _run("forward", call, x, columns, [output])
-    return output
+    return output.to(given)
 
 
 def backward(upstream: Tensor, x: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and of the factors."""
-    x, upstream, columns, turned = _in_rows(x), _in_rows(upstream), _whole_vectors(factors), _whole_vectors(factors.mT)
+    given, x, upstream = x.dtype, _in_rows(x), _in_rows(upstream)
+    columns, turned = _whole_vectors(factors), _whole_vectors(factors.mT)
     of_x = x.new_empty(x.shape)
     call = _call(x, factors)
     # Every unit sums gradients of its own, added in order: the same result whichever thread is first.
@@ -60,7 +63,8 @@ def backward(upstream: Tensor, x: Tensor, factors: Tensor) -> tuple[Tensor, Tens
     call.factors, call.turned, call.factor_gradients = columns.data_ptr(), turned.data_ptr(), of_units.data_ptr()
     call.output_gradient, call.x_gradient = TensorPointer.of(upstream), TensorPointer.of(of_x)
     _run("backward", call, x, columns, [upstream, turned, of_x, of_units])
-    return of_x, of_units.sum(1)[..., : factors.shape[-1]].contiguous()
+    of_factors = of_units.sum(1)[..., : factors.shape[-1]].contiguous()
+    return of_x.to(given), of_factors.to(factors.dtype)
 
 
 def _call(x: Tensor, factors: Tensor) -> _Call:
@@ -88,9 +92,11 @@ def _whole(count: int) -> int:
 
 def _whole_vectors(factors: Tensor) -> Tensor:
     """In rows of whole vectors, zeros behind."""
+    factors = in_float32(factors)
     return F.pad(factors, (0, _whole(factors.shape[-1]) - factors.shape[-1])).contiguous()
 
 
 def _in_rows(x: Tensor) -> Tensor:
     """x with the numbers of a token side by side."""
+    x = in_float32(x)
     return x if x.stride(3) == 1 else x.contiguous()

@@ -80,7 +80,7 @@ def sliding_window_attention(
         beside: one more key for every query, as the sum over all tokens before its window may be.
         cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
             attended to by itself. Not beside a `key_mask`.
-        backend: "auto" (see `sliding_window_attention_backend`), "native" (a program in C++ for float32 on a CPU,
+        backend: "auto" (see `sliding_window_attention_backend`), "native" (a program in C++ on a CPU,
             compiled at its first use), "blockwise" (PyTorch's scaled_dot_product_attention) or "reference" (quadratic,
             the definition).
 
@@ -172,7 +172,7 @@ def _attend_in_cache(
     if query.shape[2] == 1 and backend == "auto" and _by_triton(inputs):
         return attend_one(inputs, plan, key_rows)
     picked = sliding_window_attention_backend(*inputs[:3], backend=backend)
-    if query.shape[2] == 1 and picked == "native":
+    if query.shape[2] == 1 and picked == "native" and key.dtype == inputs.value.dtype == torch.float32:
         return native.forward(inputs, plan, key_rows)[0]
     own = inputs.taken(key_rows)
     check_cache_lengths(query, own.key)
@@ -194,8 +194,7 @@ def _by_triton(inputs: Inputs) -> bool:
 def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, *, backend: str = "auto") -> str:
     """The backend that `sliding_window_attention` runs for these tensors.
 
-    "auto" is "native" for float32 on a CPU with a compiler, and "blockwise" elsewhere, also under autocast, which
-    chooses the dtype of PyTorch's attention.
+    "auto" is "native" for float32, bfloat16 and float16 on a CPU with a compiler, and "blockwise" elsewhere.
 
     Args:
         query, key, value: as for `sliding_window_attention`.
@@ -207,8 +206,7 @@ def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, 
     """
     inputs = Inputs(query, key, value)
     if backend == "auto":
-        by_autocast = torch.is_autocast_enabled(query.device.type)
-        return "blockwise" if by_autocast or BACKENDS["native"].why_not(inputs) else "native"
+        return "blockwise" if BACKENDS["native"].why_not(inputs) else "native"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
     reason = BACKENDS[backend].why_not(inputs)

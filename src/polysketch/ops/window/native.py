@@ -1,8 +1,8 @@
-"""The native backend: a window of softmax as a program in C++ (`ops/native/source`), float32 on a CPU.
+"""The native backend: a window of softmax as a program in C++ (`ops/native/source`), on a CPU.
 
-32 queries at a time look at the keys that any of them sees; one query, as in decoding, has a program of its own. Every
-thread works through spans of queries of its own: all queries of a key head, or a part of them where there are fewer key
-heads than threads.
+It computes in float32, of half precision too. 32 queries at a time look at the keys that any of them sees; one query,
+as in decoding, has a program of its own. Every thread works through spans of queries of its own: all queries of a key
+head, or a part of them where there are fewer key heads than threads.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program
+from polysketch.ops.native import TensorPointer, in_float32, library, run_in_threads, run_program
 from polysketch.ops.native import why_not as why_no_program
 from polysketch.ops.parallel import num_workers
 from polysketch.ops.window.types import Inputs, Plan
@@ -49,16 +49,17 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def empty(query: Tensor, value_dim: int) -> Found:
-    """Place for what `forward` finds."""
+    """Place for what `forward` finds, in float32."""
+    rows, kind = query.shape[:3], torch.float32
     return (
-        query.new_empty(*query.shape[:3], value_dim),
-        query.new_empty(query.shape[:3]),
-        query.new_empty(query.shape[:3]),
+        query.new_empty((*rows, value_dim), dtype=kind),
+        query.new_empty(rows, dtype=kind),
+        query.new_empty(rows, dtype=kind),
     )
 
 
 def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None, into: Found | None = None) -> Found:
-    """Output; and of each query, (batch, heads, n), the largest score and the sum of weights relative to it.
+    """Output; and of each query, (batch, heads, n), the largest score and the sum of weights relative to it; float32.
 
     Args:
         inputs, plan: of the call.
@@ -78,7 +79,7 @@ def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None, into: Fo
 def backward(
     inputs: Inputs, plan: Plan, found: Found, upstream: Tensor, into: Sequence[Tensor] | None = None
 ) -> Sequence[Tensor]:
-    """Gradients of query, key, value and, where there is one, of the logit and the value of the key beside.
+    """Gradients of query, key, value and, where there is one, of the logit and the value of the key beside; float32.
 
     Args:
         inputs, plan: of the forward call.
@@ -89,7 +90,9 @@ def backward(
     given = {name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None}
     unseen = inputs.key.shape[2] - inputs.query.shape[2] > plan.behind  # keys that the program writes no gradient of
     gradients = into or [
-        tensor.new_zeros(tensor.shape) if unseen and name in ("key", "value") else tensor.new_empty(tensor.shape)
+        (tensor.new_zeros if unseen and name in ("key", "value") else tensor.new_empty)(
+            tensor.shape, dtype=torch.float32
+        )
         for name, tensor in given.items()
     ]
     call = _Arguments(inputs, plan)
@@ -128,7 +131,8 @@ class _Arguments:
     def rows(self, **tensors: Tensor) -> None:
         """Tensors (batch, heads, tokens) or (batch, heads, tokens, width), of any strides."""
         for name, tensor in tensors.items():
-            rows = tensor if tensor.dim() == 3 or tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()
+            rows = in_float32(tensor)
+            rows = rows if rows.dim() == 3 or rows.stride(3) == 1 or rows.shape[3] == 1 else rows.contiguous()
             self._kept.append(rows)
             setattr(self._call, name, TensorPointer.of(rows))
 

@@ -24,7 +24,7 @@ def attend(inputs: Inputs, plan: Plan) -> Tensor:
     inputs = Inputs(*inputs[:4], *beside)
     if nothing_looks_on(*inputs):  # an operator's call takes as long as a hundred tokens
         refuse_tangents("window_attention", *inputs)
-        return native.forward(inputs, plan)[0]
+        return native.forward(inputs, plan)[0].to(inputs.query.dtype)
     return window_attention_operator(*inputs, *plan)[0]
 
 
@@ -34,17 +34,22 @@ def _unpacked(arguments: Any) -> tuple[Inputs, Plan]:
 
 @custom_op("polysketch::window_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
 def window_attention_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The program's forward: output, and peak and mass of each query for its backward."""
+    """The program's forward: output, and, in float32, peak and mass of each query for its backward."""
     inputs, plan = _unpacked(arguments)
     with torch.autocast(inputs.query.device.type, enabled=False):
-        return native.forward(inputs, plan)
+        output, peak, mass = native.forward(inputs, plan)
+        return output.to(inputs.query.dtype), peak, mass
 
 
 @window_attention_operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, value = arguments[0], arguments[2]
-    rows = query.shape[:3]
-    return query.new_empty(*rows, value.shape[3]), query.new_empty(rows), query.new_empty(rows)
+    rows, kind = query.shape[:3], torch.float32
+    return (
+        query.new_empty(*rows, value.shape[3]),
+        query.new_empty(rows, dtype=kind),
+        query.new_empty(rows, dtype=kind),
+    )
 
 
 @custom_op("polysketch::window_attention_backward", f"(Tensor gradient, Tensor[] outputs, {_ARGUMENTS}) -> Tensor[]")
@@ -52,7 +57,8 @@ def window_attention_backward_operator(gradient: Tensor, outputs: list[Tensor], 
     """The program's backward: gradients of query, key, value and, if given, of the key beside."""
     inputs, plan = _unpacked(arguments)
     with torch.autocast(inputs.query.device.type, enabled=False):
-        return list(native.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient))
+        found = native.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient)
+        return [of_x.to(x.dtype) for of_x, x in zip(found, _differentiable(inputs), strict=True)]
 
 
 @window_attention_backward_operator.register_fake
