@@ -12,7 +12,7 @@ from benchmarks import ROOT, __main__
 @pytest.mark.alone
 def test_every_timed_section_is_written_with_machine_commit_and_plot(tmp_path, capsys):
     out = tmp_path / "cpu.json"
-    sections = ["forward", "backward", "training", "decoding"]
+    sections = ["forward", "backward", "training", "decoding", "mechanisms", "bfloat16"]
     assert __main__.main(["--quick", "--out", str(out), "--only", *sections]) == 0
     report = json.loads(out.read_text())
     assert list(report["sections"]) == sections
@@ -30,7 +30,9 @@ def test_every_timed_section_is_written_with_machine_commit_and_plot(tmp_path, c
     assert out.with_suffix(".png").stat().st_size > 1_000
     measured = [one for section in report["sections"].values() for one in section["measurements"]]
     directions = {one["direction"] for one in measured if "direction" in one}
-    assert directions >= {"forward+backward", "training step of tiny", "decoding with tiny"}
+    assert directions >= {"forward+backward", "training step of tiny", "decoding with tiny", "forward in bfloat16"}
+    found = [figure["name"] for figure in report["sections"]["mechanisms"]["figures"]]
+    assert any(name.startswith("the slowest mechanism") for name in found)
     assert "GFLOP/s" in capsys.readouterr().out
 
 
