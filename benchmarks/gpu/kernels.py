@@ -20,6 +20,7 @@ _DELTA = 48  # features of the delta rule, of two factors
 _DEGREE = 4  # of the low-rank sketch
 _ITEMSIZE = 2  # bfloat16
 _BOTH = "forward+backward"
+_EXPONENTS = (15, 17, 13, 11, 14, 12, 16, 10)  # of 2: lengths, where time runs out the last are left out
 
 
 def all_series() -> dict[str, Way]:
@@ -69,19 +70,19 @@ def _fla(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
 
 
 def cases(*, quick: bool) -> list[Labels]:
-    """All points, in the order they are timed: neighbours are compared, so lengths are the outer loop."""
+    """All points, in the order they are timed: neighbours are compared, so lengths are the outer loop.
+
+    A constant number of tokens first, from the lengths that targets are for; one sequence afterwards.
+    """
+    tokens, lengths = (256, [64, 128]) if quick else (2**17, [2**exponent for exponent in _EXPONENTS])
+    whole = [(tokens // length, length) for length in lengths]
+    one = [(1, length) for length in lengths if length < tokens]
     return [
         {"series": name, "batch": batch, "length": length, "direction": direction}
-        for length in ([64, 128] if quick else [2**11, 2**13, 2**15, 2**17, 2**10, 2**12, 2**14, 2**16])
-        for batch in _batches(256 if quick else 2**17, length)
+        for batch, length in [*whole, *one]
         for direction in ("forward", _BOTH)
         for name in all_series()
     ]
-
-
-def _batches(tokens: int, length: int) -> list[int]:
-    """A constant number of tokens, and one sequence."""
-    return [tokens // length, 1] if tokens > length else [1]
 
 
 def time_attention(bench: Bench) -> None:
