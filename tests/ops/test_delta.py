@@ -256,11 +256,11 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype):
 def test_the_operator_keeps_pytorchs_rules(backend: str):
     given = [x.requires_grad_() for x in inputs(40, 2, dtype_of(backend))]
     operator = torch.ops.polysketch.delta_writes.default
-    torch.library.opcheck(operator, (*given, None, 2, backend))
+    torch.library.opcheck(operator, (*given, None, 2, backend, None))
     plain = [x.detach() for x in given]
-    outputs = operator(*plain, None, 2, backend)
+    outputs = operator(*plain, None, 2, backend, None)
     backward = torch.ops.polysketch.delta_writes_backward.default
-    torch.library.opcheck(backward, (torch.randn_like(outputs[0]), *outputs, *plain, None, 2, backend))
+    torch.library.opcheck(backward, (torch.randn_like(outputs[0]), *outputs, *plain, None, 2, backend, None))
 
 
 # PyTorch's own, as it reads its formulas of forward mode for the first time.

@@ -118,8 +118,7 @@ class PolysketchAttention(BesideWindow):
         state: ops.LinearAttentionState | ops.StateRows | Following | None,
     ) -> tuple[Tensor, Tensor]:
         """What the sums answer, and their confidence in it; -inf where nothing was written."""
-        query_features, left = widened(query_features), widened(left)  # errors of half precision would add up
-        value = F.pad(widened(value), (0, 1), value=1.0)
+        value = F.pad(widened(value), (0, 1), value=1.0)  # what tokens write is never in half precision
         found = _answers(query_features, left[..., :-1], value, left[..., -1], state)
         recalled, confidence = found[..., :-1], found[..., -1]
         scale = self.confidence_scale.to(found.dtype).repeat_interleave(self.num_heads // self.num_kv_heads)

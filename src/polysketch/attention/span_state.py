@@ -109,7 +109,8 @@ class Following:
     ) -> Tensor:
         """What the sums answer each query once its token is written by the delta rule, as `ops.delta_attention`."""
         written = ops.delta_writes(key_features, value, strength, factors=factors, state=self.state)
-        return self.attend(query_features, key_features, written, factors=factors, normalize=False).output
+        operands = (query_features.to(written.dtype), key_features.to(written.dtype), written)
+        return self.attend(*operands, factors=factors, normalize=False).output
 
     def softmax_in_chunks(
         self, query: Tensor, key: Tensor, value: Tensor, remaining: RemainingSums, *, chunk: int

@@ -167,7 +167,7 @@ def test_in_reverse_is_what_turned_copies_give(length):
     inputs = made(Case(length=length))
     backend = operator.BACKENDS["triton"]
     turned = Inputs(*(x.flip(2) for x in inputs[:3]), inputs.sums)
-    assert torch.equal(backend.errors_in_reverse(inputs, 2), backend.errors(turned, 2).flip(2))
+    assert torch.equal(backend.errors_in_reverse(inputs, 2, None), backend.errors(turned, 2, None).flip(2))
 
 
 def test_any_strides_are_taken():
@@ -223,10 +223,10 @@ def test_it_is_an_operator():
     """Schema, fake kernel and gradients as torch.library promises them."""
     inputs = made(Case(length=5, features=4))
     leaves = [x.requires_grad_() for x in inputs]
-    torch.library.opcheck(torch.ops.polysketch.delta_writes.default, (*leaves, 2, "triton"))
+    torch.library.opcheck(torch.ops.polysketch.delta_writes.default, (*leaves, 2, "triton", None))
     plain = [x.detach() for x in leaves]
-    outputs = torch.ops.polysketch.delta_writes(*plain, 2, "triton")
-    arguments = (torch.randn_like(outputs[0]), *outputs, *plain, 2, "triton")
+    outputs = torch.ops.polysketch.delta_writes(*plain, 2, "triton", None)
+    arguments = (torch.randn_like(outputs[0]), *outputs, *plain, 2, "triton", None)
     torch.library.opcheck(torch.ops.polysketch.delta_writes_backward.default, arguments)
 
 

@@ -60,7 +60,8 @@ def delta_writes(
             definition).
 
     Returns:
-        (batch, heads, length, value_dim), in float32 or, of float64 inputs, in that.
+        (batch, heads, length, value_dim), in float32 or, of float64 inputs, in that. Programs in Triton make products
+        of TF32 where key features come in half precision, and gradients of features by products in that.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or options that do not fit, with what was expected and what came.
@@ -71,7 +72,6 @@ def delta_writes(
     columns too. Programs in Triton keep 64 numbers a token and head besides, while they run.
     """
     inputs = _inputs(key_features, value, strength, factors, state)
-    key = inputs.key
     if cu_seqlens is not None:
         if state is not None:
             raise ValueError("documents of cu_seqlens begin without a past: a state cannot be given beside")
@@ -79,16 +79,35 @@ def delta_writes(
         def write(key: Tensor, value: Tensor, strength: Tensor, *, key_mask: None) -> Tensor:
             return delta_writes(key, value, strength, factors=factors, backend=backend)
 
-        return by_documents(write, inputs[:3], cu_seqlens, causal=True)
-    picked = delta_writes_backend(key, backend=backend)
-    if backend == "auto" and key.shape[2] == 1:  # no token before it: one product, and no copy of the sums
+        return by_documents(write, [key_features, value, strength], cu_seqlens, causal=True)
+    return _writes(inputs, factors, _half(key_features), backend)
+
+
+def _writes(inputs: Inputs, factors: int, half: torch.dtype | None, backend: str) -> Tensor:
+    """`delta_writes` of checked tensors in the dtype of sums, which came in this half precision."""
+    picked = delta_writes_backend(inputs.key, backend=backend)
+    if backend == "auto" and inputs.key.shape[2] == 1:  # no token before it: one product, and no copy of the sums
         picked = "reference"
-    if backend == "auto" and picked == "triton" and not programs_agree(inputs, factors):
+    if backend == "auto" and picked == "triton" and not programs_agree(inputs, factors, half):
         picked = "chunked"
     if picked != "reference":
-        return operator.writes(inputs, factors, picked)
-    with torch.autocast(value.device.type, enabled=False):
+        return operator.writes(inputs, factors, picked, half if picked == "triton" else None)
+    with torch.autocast(inputs.value.device.type, enabled=False):
         return reference.writes(inputs, factors)
+
+
+def _half(key_features: Tensor) -> torch.dtype | None:
+    """What products may be rounded to, because features were; None for float32 and float64."""
+    return key_features.dtype if key_features.dtype in (torch.bfloat16, torch.float16) else None
+
+
+def _rounded_for_programs(
+    query: Tensor, key: Tensor, written: Tensor, half: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """In half precision where features came in it and programs on a device multiply them: by tensor cores."""
+    if half is None or key.device.type not in AUTO_DEVICES:
+        return query, key, written
+    return query.to(half), key.to(half), written.to(half)
 
 
 def delta_attention(
@@ -131,11 +150,15 @@ def delta_attention(
         def attend(*tensors: Tensor, key_mask: None) -> Tensor:
             return delta_attention(*tensors, **given)
 
-        return by_documents(attend, [query, *inputs[:3]], cu_seqlens, causal=True)
+        given_tokens = [query_features, key_features, value, strength]
+        return by_documents(attend, given_tokens, cu_seqlens, causal=True)
     if delta_writes_backend(inputs.key, backend=backend) == "native":
         return operator.attention(query, inputs, factors)
-    written = delta_writes(*inputs[:3], **given)
-    return linear_attention(query, inputs.key, written, causal=True, normalize=False, **given).output
+    half = _half(key_features)
+    written = _writes(inputs, factors, half, backend)
+    operands = _rounded_for_programs(query, inputs.key, written, half)
+    found = linear_attention(*operands, causal=True, normalize=False, **given).output
+    return found.to(written.dtype)
 
 
 @torch.no_grad()
@@ -193,10 +216,13 @@ def delta_attention_extend_(
         )
         return native.extend_one_(given, plan, state, inputs.strength)[0]
     if isinstance(state, StateRows):
-        operands = (query, *inputs[:3])
-        return state.on_a_copy(lambda own: delta_attention_extend_(*operands, own, factors=factors))
-    written = delta_writes(*inputs[:3], factors=factors, state=state)
-    return linear_attention_extend_(query, inputs.key, written, state, factors=factors, normalize=False).output
+        given_tokens = (query_features, key_features, value, strength)
+        return state.on_a_copy(lambda own: delta_attention_extend_(*given_tokens, own, factors=factors))
+    half = _half(key_features)
+    written = _writes(inputs, factors, half, "auto")
+    operands = _rounded_for_programs(query, inputs.key, written, half)
+    found = linear_attention_extend_(*operands, state, factors=factors, normalize=False).output
+    return found.to(written.dtype)
 
 
 def _by_triton(query: Tensor, inputs: Inputs, factors: int, state: LinearAttentionState | StateRows) -> bool:

@@ -19,51 +19,60 @@ def _runs_anywhere(inputs: Inputs) -> str | None:
     return None
 
 
+Errors = Callable[[Inputs, int, torch.dtype | None], Tensor]
+
+
 class Backend(NamedTuple):
     """One way to compute the errors.
 
     Attributes:
-        errors: (inputs, factors) -> (batch, heads, length, value_dim), each value less what the sums say of it.
+        errors: (inputs, factors, half) -> (batch, heads, length, value_dim), each value less what the sums say of it.
+            `half` is the dtype that products may be rounded to; None where they may not.
         errors_in_reverse: the same of tokens in reverse: the last one comes first.
         why_not: why it cannot take tensors like these, None where it can.
     """
 
-    errors: Callable[[Inputs, int], Tensor]
-    errors_in_reverse: Callable[[Inputs, int], Tensor]
+    errors: Errors
+    errors_in_reverse: Errors
     why_not: Callable[[Inputs], str | None] = _runs_anywhere
 
 
-def _of_copies(errors: Callable[[Inputs, int], Tensor]) -> Callable[[Inputs, int], Tensor]:
-    """The errors of tokens in reverse, by a function that reads them in order."""
+def _in_float32(
+    errors: Callable[[Inputs, int], Tensor], why_not: Callable[[Inputs], str | None] = _runs_anywhere
+) -> Backend:
+    """Of a function that reads tokens in order and rounds no product."""
 
-    def errors_in_reverse(inputs: Inputs, factors: int) -> Tensor:
+    def in_order(inputs: Inputs, factors: int, half: torch.dtype | None) -> Tensor:
+        return errors(inputs, factors)
+
+    def in_reverse(inputs: Inputs, factors: int, half: torch.dtype | None) -> Tensor:
         turned = Inputs(inputs.key.flip(2), inputs.value.flip(2), inputs.strength.flip(2), inputs.sums)
         return errors(turned, factors).flip(2)
 
-    return errors_in_reverse
+    return Backend(in_order, in_reverse, why_not)
 
 
 BACKENDS = {
-    "chunked": Backend(chunked.errors, _of_copies(chunked.errors)),
-    "native": Backend(native.errors, _of_copies(native.errors), native.why_not),
+    "chunked": _in_float32(chunked.errors),
+    "native": _in_float32(native.errors, native.why_not),
     "triton": Backend(triton.errors, triton.errors_in_reverse, triton.why_not),
 }
 
-_ARGUMENTS = "Tensor key, Tensor value, Tensor strength, Tensor? sums, int factors, str backend"
+_ARGUMENTS = "Tensor key, Tensor value, Tensor strength, Tensor? sums, int factors, str backend, ScalarType? half"
 
 
-def writes(inputs: Inputs, factors: int, backend: str) -> Tensor:
-    """What each token writes, differentiable once in all inputs."""
-    return delta_writes_operator(*inputs, factors, backend)[0]
+def writes(inputs: Inputs, factors: int, backend: str, half: torch.dtype | None) -> Tensor:
+    """What each token writes, differentiable once in all inputs; `half` as of a backend."""
+    return delta_writes_operator(*inputs, factors, backend, half)[0]
 
 
 @custom_op("polysketch::delta_writes", f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 def delta_writes_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """What each token writes; and, for the backward pass, its error."""
-    *tensors, factors, backend = arguments
+    *tensors, factors, backend, half = arguments
     inputs = Inputs(*tensors)
     with torch.autocast(inputs.value.device.type, enabled=False):
-        errors = BACKENDS[backend].errors(inputs, factors)
+        errors = BACKENDS[backend].errors(inputs, factors, half)
         return errors * inputs.strength[..., None], errors
 
 
@@ -125,13 +134,18 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 )
 def delta_writes_backward_operator(gradient: Tensor, written: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
     """Gradients of key, value, strength and, if given, of the sums."""
-    *tensors, factors, backend = arguments
+    *tensors, factors, backend, half = arguments
     with torch.autocast(gradient.device.type, enabled=False):
-        return gradients(Inputs(*tensors), factors, BACKENDS[backend], (written, errors), gradient)
+        return gradients(Inputs(*tensors), factors, BACKENDS[backend], half, (written, errors), gradient)
 
 
 def gradients(
-    inputs: Inputs, factors: int, backend: Backend, outputs: tuple[Tensor, Tensor], upstream: Tensor
+    inputs: Inputs,
+    factors: int,
+    backend: Backend,
+    half: torch.dtype | None,
+    outputs: tuple[Tensor, Tensor],
+    upstream: Tensor,
 ) -> list[Tensor]:
     """Gradients of key, value, strength and, if given, of the sums.
 
@@ -140,17 +154,18 @@ def gradients(
     which is the backward pass of linear attention from keys to the keys before them.
 
     Args:
-        inputs, factors, backend: of the forward call.
+        inputs, factors, backend, half: of the forward call.
         outputs: u and e, the writes and the errors that it gave.
         upstream: g.
     """
     written, errors = outputs
-    of_errors = backend.errors_in_reverse(Inputs(inputs.key, upstream, inputs.strength), factors)
+    of_errors = backend.errors_in_reverse(Inputs(inputs.key, upstream, inputs.strength), factors, half)
     of_value = of_errors * inputs.strength[..., None]
+    operands = (inputs.key, _late(inputs.key), _late(written), -of_value)
     of_query, of_key, of_sums = linear_attention_gradients(
-        *(inputs.key, _late(inputs.key), _late(written), -of_value), factors=factors, sums=inputs.sums
+        *(x if half is None else x.to(half) for x in operands), factors=factors, sums=inputs.sums
     )
-    found = [of_query + _early(of_key), of_value, (of_errors * errors).sum(-1)]
+    found = [of_query.to(of_value.dtype) + _early(of_key), of_value, (of_errors * errors).sum(-1)]
     return found if of_sums is None else [*found, of_sums]
 
 
@@ -178,7 +193,7 @@ def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...
     saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
     inputs, output = saved[:4], saved[4:]
     found = delta_writes_backward_operator(gradient, *output, *inputs, *ctx.options)
-    return (*found[:3], found[3] if len(found) == 4 else None, None, None)
+    return (*found[:3], found[3] if len(found) == 4 else None, None, None, None)
 
 
 delta_writes_operator.register_autograd(_backward, setup_context=_setup_context)

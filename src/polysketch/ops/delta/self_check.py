@@ -19,8 +19,9 @@ _LENGTH = 150  # two chunks, and a last one that is not full
 _STEPS = 6  # tokens decoded
 
 
-def programs_agree(inputs: Inputs, factors: int) -> bool:
+def programs_agree(inputs: Inputs, factors: int, half: torch.dtype | None) -> bool:
     """Whether the programs may be taken for calls with these widths and options; see `ops.triton.self_check`."""
+    like, value = (x if half is None else x[:, :, :1].to(half) for x in inputs[:2])
     call = {
         "features": inputs.key.shape[3],
         "width": inputs.value.shape[3],
@@ -28,8 +29,8 @@ def programs_agree(inputs: Inputs, factors: int) -> bool:
         "continued": inputs.sums is not None,
     }
     if torch.is_grad_enabled():
-        ask_programs_of_gradients(inputs.key, inputs.value, factors=factors)
-    return self_check.passed("delta_writes", inputs.key, call, partial(_errors, call, inputs.key))
+        ask_programs_of_gradients(like, value, factors=factors)
+    return self_check.passed("delta_writes", like, call, partial(_errors, call, like, half))
 
 
 def steps_agree(query: Tensor, inputs: Inputs, factors: int, rows: bool) -> bool:
@@ -55,7 +56,7 @@ def _step_errors(call: dict[str, Any], like: Tensor) -> dict[str, float]:
 
 
 def _attend(factors: int, query: Tensor, **given: Tensor) -> Tensor:
-    written = _write(factors, "chunked", **given)
+    written = _write(factors, "chunked", None, **given)
     options: dict[str, Any] = {"factors": factors, "normalize": False, "causal": True, "backend": "chunked"}
     return linear_attention(query, given["key"], written, **options).output
 
@@ -70,8 +71,9 @@ def _decode(call: dict[str, Any], query: Tensor, **given: Tensor) -> Tensor:
     return torch.cat([extend_one_(query[:, :, i : i + 1], steps[i], moved, factors) for i in tokens], 2)
 
 
-def _errors(call: dict[str, Any], like: Tensor, backward: bool) -> dict[str, float]:
-    run, definition = (partial(_write, call["factors"], backend) for backend in ("triton", "chunked"))
+def _errors(call: dict[str, Any], like: Tensor, half: torch.dtype | None, backward: bool) -> dict[str, float]:
+    run = partial(_write, call["factors"], "triton", half)
+    definition = partial(_write, call["factors"], "chunked", None)
     return self_check.disagreements(run, definition, _inputs(call), like, backward=backward)
 
 
@@ -88,5 +90,6 @@ def _inputs(call: dict[str, Any]) -> dict[str, Tensor]:
     return inputs
 
 
-def _write(factors: int, backend: str, **given: Tensor) -> Tensor:
-    return operator.writes(Inputs(**given), factors, backend)
+def _write(factors: int, backend: str, half: torch.dtype | None, **given: Tensor) -> Tensor:
+    wide = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in given.items()}
+    return operator.writes(Inputs(**wide), factors, backend, half)

@@ -13,20 +13,27 @@ from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear.triton.call import covering_block, num_blocks
 from polysketch.ops.triton import availability, configuration, launch, precision
 
+_HELD = 32 * 96
+"""Numbers of the sums that a warp keeps in its registers; a thread has 255."""
+
 
 def why_not(inputs: Inputs) -> str | None:
     """Why the programs cannot take a call with tensors like these; None where they can."""
     return availability.why_not(inputs.key)
 
 
-def errors(inputs: Inputs, factors: int) -> Tensor:
-    """(batch, heads, length, value_dim): each value less what the sums before its token say of it."""
-    return _errors(inputs, factors, reverse=False)
+def errors(inputs: Inputs, factors: int, half: torch.dtype | None) -> Tensor:
+    """(batch, heads, length, value_dim): each value less what the sums before its token say of it.
+
+    Where `half` says that features came in half precision, products are of TF32: sums lose what is below 2^-10 of them,
+    where features lost what is below 2^-8 or 2^-11.
+    """
+    return _errors(inputs, factors, half, reverse=False)
 
 
-def errors_in_reverse(inputs: Inputs, factors: int) -> Tensor:
+def errors_in_reverse(inputs: Inputs, factors: int, half: torch.dtype | None) -> Tensor:
     """The same of tokens in reverse: the last one comes first, and none comes before it."""
-    return _errors(inputs, factors, reverse=True)
+    return _errors(inputs, factors, half, reverse=True)
 
 
 class _Tokens(NamedTuple):
@@ -42,13 +49,13 @@ class _Tokens(NamedTuple):
         return cls(x[:, :, -1:], (batch, head, -token)) if reverse else cls(x, (batch, head, token))
 
 
-def _errors(inputs: Inputs, factors: int, *, reverse: bool) -> Tensor:
+def _errors(inputs: Inputs, factors: int, half: torch.dtype | None, *, reverse: bool) -> Tensor:
     (_, heads, length, features), width = inputs.key.shape, inputs.value.shape[3]
     found = inputs.value.new_empty(inputs.value.shape)
     given = (_unit_stride(inputs.key), _unit_stride(inputs.value), inputs.strength, found)
     tokens = [_Tokens.of(x, reverse=reverse) for x in given]
     call: dict[str, int | str] = {"factors": factors, "features": features, "width": width}
-    call["products"] = precision(torch.float32)
+    call["products"] = precision(torch.float32) if half is None else "tf32"
     use = configuration("delta_errors", found.device, **call)
     use["COLUMNS"] = min(use["COLUMNS"], covering_block(width))
     constants = {"HEADS": heads, "FEATURES": features, "FACTORS": factors, "PRECISION": call["products"]}
@@ -80,18 +87,19 @@ def _follow_chunks(
     tokens: list[_Tokens], inverse: Tensor, initial: Tensor | None, length: int, use: dict[str, int], constants: dict
 ) -> None:
     """Write the errors, the last of the tensors, from key, value and strength, the others."""
-    from polysketch.ops.delta.triton.programs.errors import delta_errors, sums_pieces
+    from polysketch.ops.delta.triton.programs.errors import delta_errors, delta_errors_held, sums_pieces
 
     batch, heads, chunks = inverse.shape[:3]
     width = tokens[1].first.shape[3]
     blocks = num_blocks(width, use["COLUMNS"])
     pieces = sums_pieces(constants["FEATURES"], constants["FACTORS"], use["ROWS"])
-    sums = inverse.new_empty(batch, heads, blocks, pieces, use["ROWS"], use["COLUMNS"])
+    is_held = pieces * use["ROWS"] * use["COLUMNS"] <= _HELD * use["num_warps"]
+    sums = [] if is_held else [inverse.new_empty(batch, heads, blocks, pieces, use["ROWS"], use["COLUMNS"])]
     key, value, strength, found = tokens
     launch(
-        delta_errors,
+        delta_errors_held if is_held else delta_errors,
         batch * heads * blocks,
-        *(key.first, value.first, strength.first, inverse, None if initial is None else initial.contiguous(), sums),
+        *(key.first, value.first, strength.first, inverse, None if initial is None else initial.contiguous(), *sums),
         *(found.first, *key.strides, *value.strides, *strength.strides, *found.strides, length, chunks),
         configuration=use,
         WIDTH=width,

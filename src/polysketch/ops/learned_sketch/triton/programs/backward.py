@@ -20,6 +20,7 @@ from polysketch.ops.learned_sketch.triton.programs.networks import (
     twice_active,
 )
 from polysketch.ops.triton.programs.rows import row_places
+from polysketch.ops.triton.programs.shared import as_operand
 
 
 @triton.jit(do_not_specialize=["length", "rows", "tiles"])
@@ -70,7 +71,7 @@ def learned_sketch_inputs_backward(
     for index in range(taken * SHARED, (taken + 1) * SHARED):
         of_stage = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
         scale, bias = scale_and_bias(of_stage, INPUTS, INPUT_LANES)
-        normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
+        normed = as_operand(standard * scale[None, :] + bias[None, :], DOT, PRECISION)
         grad_output = load_values(grad + index * every * SIZE, place * SIZE, seen, SIZE, LANES).to(DOT)
         grad_normed = tl.zeros((TOKENS, INPUT_LANES), tl.float32)
         for start in range(0, HIDDEN, BLOCK):
@@ -79,7 +80,9 @@ def learned_sketch_inputs_backward(
             hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
             grad_active = tl.dot(grad_output, down, input_precision=PRECISION)
             _active, slope = twice_active_and_slope(hidden, ACTIVATION, FAST)
-            grad_normed = tl.dot((grad_active * slope).to(DOT), up, grad_normed, input_precision=PRECISION)
+            grad_normed = tl.dot(
+                as_operand(grad_active * slope, DOT, PRECISION), up, grad_normed, input_precision=PRECISION
+            )
         grad_standard += grad_normed * (0.5 * scale)[None, :]
     mean = tl.sum(grad_standard, 1) * (1.0 / INPUTS)
     along = tl.sum(grad_standard * standard, 1) * (1.0 / INPUTS)
@@ -137,7 +140,7 @@ def learned_sketch_weights_backward(
     of_stage = weights + owner * MAP_WEIGHTS + index * NETWORK_WEIGHTS
     scale, bias = scale_and_bias(of_stage, INPUTS, INPUT_LANES)
     raw = load_up(of_stage, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(tl.float32)
-    up = (raw * scale[None, :]).to(DOT)
+    up = as_operand(raw * scale[None, :], DOT, PRECISION)
     constant = tl.sum(raw * bias[None, :], 1)
     down = tl.trans(load_down(of_stage, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK)).to(DOT)
     of_values = values + tl.cast(index // SHARED, tl.int64) * values_network
@@ -152,16 +155,16 @@ def learned_sketch_weights_backward(
         )
         inputs = load_values(of_values, of_row, seen, INPUTS, INPUT_LANES)
         standard, _inverse = standardize(inputs, INPUTS, INPUT_LANES)
-        standard = standard.to(DOT)
+        standard = as_operand(standard, DOT, PRECISION)
         # Rows past the end have no gradient, and add nothing.
         grad_output = load_values(of_grad, place * SIZE, seen, SIZE, LANES).to(DOT)
         hidden = tl.dot(up, tl.trans(standard), input_precision=PRECISION) + constant[:, None]
         grad_active = tl.dot(down, tl.trans(grad_output), input_precision=PRECISION)
         active, slope = twice_active_and_slope(hidden, ACTIVATION, FAST)
-        down_sum = tl.dot(active.to(DOT), grad_output, down_sum, input_precision=PRECISION)
+        down_sum = tl.dot(as_operand(active, DOT, PRECISION), grad_output, down_sum, input_precision=PRECISION)
         grad_hidden = grad_active * slope
         hidden_sum += tl.sum(grad_hidden, 1)
-        up_sum = tl.dot(grad_hidden.to(DOT), standard, up_sum, input_precision=PRECISION)
+        up_sum = tl.dot(as_operand(grad_hidden, DOT, PRECISION), standard, up_sum, input_precision=PRECISION)
 
     units = start + tl.arange(0, BLOCK)
     there = units < HIDDEN

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from polysketch.ops.triton.programs.rows import row_places
-from polysketch.ops.triton.programs.shared import as_float32
+from polysketch.ops.triton.programs.shared import as_float32, as_operand
 
 EPSILON = tl.constexpr(1e-5)
 LINEAR = tl.constexpr(0.7978845608028654)  # of the argument of the tanh in GELU: sqrt(2 / pi)
@@ -162,14 +162,14 @@ def stage(
     """values (TOKENS, INPUT_LANES) -> (TOKENS, LANES), both float32."""
     standard, _inverse = standardize(values, INPUTS, INPUT_LANES)
     scale, bias = scale_and_bias(weights, INPUTS, INPUT_LANES)
-    normed = (standard * scale[None, :] + bias[None, :]).to(DOT)
+    normed = as_operand(standard * scale[None, :] + bias[None, :], DOT, PRECISION)
     total = tl.zeros((TOKENS, LANES), tl.float32)
     for start in range(0, HIDDEN, BLOCK):
         up = load_up(weights, start, INPUTS, HIDDEN, INPUT_LANES, BLOCK).to(DOT)
         down = load_down(weights, start, INPUTS, SIZE, HIDDEN, LANES, BLOCK).to(DOT)
         hidden = tl.dot(normed, tl.trans(up), input_precision=PRECISION)
         active, _bounded = twice_active(hidden, ACTIVATION, FAST)
-        total = tl.dot(active.to(DOT), tl.trans(down), total, input_precision=PRECISION)
+        total = tl.dot(as_operand(active, DOT, PRECISION), tl.trans(down), total, input_precision=PRECISION)
     return 0.5 * total
 
 

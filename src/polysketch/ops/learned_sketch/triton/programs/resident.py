@@ -18,6 +18,7 @@ from polysketch.ops.learned_sketch.triton.programs.networks import (
     twice_active,
 )
 from polysketch.ops.triton.programs.rows import row_places
+from polysketch.ops.triton.programs.shared import as_operand
 
 
 @triton.jit(do_not_specialize=["length", "rows", "tiles", "tiles_per_program", "programs"])
@@ -75,10 +76,10 @@ def learned_sketch_resident(
             tile, owner, rows, length, values_batch, values_head, values_token, HEADS, MAPS, TOKENS
         )
         standard = load_standard(left_values, of_row, seen, INPUTS, INPUT_LANES)
-        left_normed = affine(standard, of_left, INPUTS, DOT, INPUT_LANES)
+        left_normed = affine(standard, of_left, INPUTS, PRECISION, DOT, INPUT_LANES)
         if not SHARED:
             standard = load_standard(right_values, of_row, seen, INPUTS, INPUT_LANES)
-        right_normed = affine(standard, of_right, INPUTS, DOT, INPUT_LANES)
+        right_normed = affine(standard, of_right, INPUTS, PRECISION, DOT, INPUT_LANES)
         left = held_network(
             left_normed, left_held, of_left + FIRST, middles, 2 * pair, place, every, seen,
             2 * PAIRS, SIZE, HIDDEN, ACTIVATION, FAST, PRECISION, DOT, LANES, TOKENS,
@@ -139,13 +140,16 @@ def load_standard(values, of_row, seen, INPUTS: tl.constexpr, INPUT_LANES: tl.co
 
 
 @triton.jit
-def affine(standard, weights, INPUTS: tl.constexpr, DOT: tl.constexpr, INPUT_LANES: tl.constexpr):
+def affine(
+    standard, weights,
+    INPUTS: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr, INPUT_LANES: tl.constexpr,
+):  # fmt: skip
     """Standardized values by the scale and bias of a stage, rounded for its product.
 
     Scale and bias are small, and in the first cache: they are not worth the registers that holding them takes.
     """
     scale, bias = scale_and_bias(weights, INPUTS, INPUT_LANES)
-    return (standard * scale[None, :] + bias[None, :]).to(DOT)
+    return as_operand(standard * scale[None, :] + bias[None, :], DOT, PRECISION)
 
 
 @triton.jit
@@ -175,7 +179,7 @@ def held_network(
             store_rows(middles + (before * NETWORKS + index) * every * SIZE, place, output, seen, SIZE, LANES)
         standard, _inverse = standardize(output, SIZE, LANES)
         of_stage = later_weights + before * (2 * SIZE + 2 * HIDDEN * SIZE)
-        later = affine(standard, of_stage, SIZE, DOT, LANES)
+        later = affine(standard, of_stage, SIZE, PRECISION, DOT, LANES)
         output = held_stage(later, held[before + 1], ACTIVATION, FAST, PRECISION, DOT, LANES, TOKENS)
     return output.to(DOT)
 
@@ -197,5 +201,5 @@ def held_stage(
     for block in tl.static_range(len(ups)):
         hidden = tl.dot(normed, tl.trans(ups[block]), input_precision=PRECISION)
         active, _bounded = twice_active(hidden, ACTIVATION, FAST)
-        total = tl.dot(active.to(DOT), tl.trans(downs[block]), total, input_precision=PRECISION)
+        total = tl.dot(as_operand(active, DOT, PRECISION), tl.trans(downs[block]), total, input_precision=PRECISION)
     return 0.5 * total
