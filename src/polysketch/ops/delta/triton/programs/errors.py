@@ -210,6 +210,7 @@ def delta_errors_held(
             asking = piece_rows(key, places, key_token, seen, piece, FEATURES, FACTORS, CHUNK, ROWS)
             answer = tl.dot(asking, one, answer, input_precision=PRECISION)
             moved = moved + (one,)  # type: ignore[assignment]  # noqa: RUF005
+            tl.debug_barrier()  # else compilers load all pieces' features first, for which there are no registers
         held = moved
         rest = load_rows(value, places, value_token, columns, seen, WIDTH) - answer
         error = tl.dot(tl.load(inverse), rest, input_precision=PRECISION)
