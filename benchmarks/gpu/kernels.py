@@ -36,6 +36,8 @@ def all_series() -> dict[str, Way]:
     power_one = partial(calls.linear, features=_FEATURES, power=1, offset=0.0, normalize=False)
     found[f"features m={_FEATURES}, power 1"] = Way("", power_one, _power_one_floor)
     found[f"delta rule, two factors, m={_DELTA}"] = Way("", partial(calls.delta, features=_DELTA), _delta_floor)
+    # Its window apart, which is a tenth of the operations.
+    found["polysketch"] = Way("", way("polysketch", Sizes()).prepare, _polysketch_floor)
     for name, backend in (("low-rank sketch", "auto"), ("low-rank sketch by PyTorch", "reference")):
         sketch = partial(calls.low_rank, features=_FEATURES, degree=_DEGREE, backend=backend)
         found[f"{name} m={_FEATURES}"] = Way("", sketch, _low_rank_floor)
@@ -50,6 +52,13 @@ def _delta_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
     """Backward is the rule in reverse, and the gradients of sums, which are as much as two passes more."""
     row = (_DELTA + shape.head_dim + 1) * itemsize + 4 * shape.head_dim  # written in float32
     return Floor(shape.rows * _DELTA**2 * shape.head_dim, shape.rows * row).times(4 if backward else 1)
+
+
+def _polysketch_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
+    """Writing and answering by two sketches of 32: three products with the sums, and seven backward."""
+    products = 2 * shape.rows * 32**2 * (shape.head_dim + 1)
+    row = 4 * shape.head_dim * itemsize
+    return Floor(3 * products, shape.rows * row).times(10 / 3 if backward else 1)
 
 
 def _low_rank_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
