@@ -53,6 +53,28 @@ def test_every_backend_errs_like_the_plain_formula(size, dtype, device, record_p
         assert_as_good_as_plain(partial(write, backend, factors), formula, given, dtype, device.where, record)
 
 
+def attend(factors: int, query: Tensor, **given: Tensor) -> Tensor:
+    """What the sums answer to queries."""
+    return ops.delta_attention(query, given["key"], given["value"], given["strength"], factors=factors)
+
+
+def answers(factors: int, query: Tensor, key: Tensor, value: Tensor, strength: Tensor) -> Tensor:
+    """The formula of that."""
+    written = plain.delta_writes(key, value, strength, factors=factors)
+    options = {"power": 1, "factors": factors, "causal": True, "offset": 0.0, "normalize": False, "degree": 2}
+    return plain.linear_attention(query, key, written, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(64, 2, 65), SIZES[4]], ids=str)
+def test_answers_err_like_the_plain_formula(size, dtype, device, record_property):
+    given, factors = inputs(*size, device), size[1]
+    given = {"query": given["key"].flip(2), **given}
+    record = lambda name, value: record_property(f"auto {name}", value)  # noqa: E731
+    attention, formula = partial(attend, factors), partial(answers, factors)
+    assert_as_good_as_plain(attention, formula, given, dtype, device.where, record)
+
+
 def test_the_plain_formula_in_float64_is_the_reference():
     given = inputs(*SIZES[0], Device("cpu"))
     found = plain.delta_writes(**given, factors=2)

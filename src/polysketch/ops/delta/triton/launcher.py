@@ -13,7 +13,7 @@ from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear.triton.call import covering_block, num_blocks
 from polysketch.ops.triton import availability, configuration, launch, precision
 
-_HELD = 32 * 96
+_HELD = 32 * 128
 """Numbers of the sums that a warp keeps in its registers; a thread has 255."""
 
 
