@@ -1,20 +1,21 @@
 """Polysketch attention (PolySketchFormer, sections 2.2 to 3.2): sketched beyond the local chunk, exact inside it."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.base import check_even_degree, head_norm
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
+from polysketch.attention.normed_heads import normed_heads
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
 from polysketch.feature_maps.draws import seed_or_default
 from polysketch.ops.arguments import check_at_least_one
 
-_FEW_NUMBERS = 4096
 _PAPER_NETWORKS = {"expansion": 8, "depth": 2, "activation": "gelu"}
 PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
 
@@ -198,10 +199,14 @@ class PolysketchPaperAttention(LinearizedAttention):
         Raises:
             ValueError: a gate without `hidden`.
         """
-        normed = (query, key)
+        normed: Sequence[Tensor] = (query, key)
+        features: Sequence[Tensor] | None = None
         if self.query_norm is not None and self.key_norm is not None:
-            normed = (_normed(self.query_norm, query).to(dtype), _normed(self.key_norm, key).to(dtype))
-        query_features, key_features = self._features(*((query, key) if self.learned else normed), with_gain)
+            sketch = self.feature_map if isinstance(self.feature_map, RandomSketch) else None
+            normed, features = normed_heads((self.query_norm, self.key_norm), normed, dtype, sketch)
+        if features is None:
+            features = self.feature_map.map_both(*((query, key) if self.learned else normed))
+        query_features, key_features = self._weighed(*features, with_gain)
         options = {
             "power": self.feature_map.power,
             "offset": self.offset,
@@ -210,8 +215,8 @@ class PolysketchPaperAttention(LinearizedAttention):
         }
         return (query_features.to(dtype), key_features.to(dtype)), options
 
-    def _features(self, query: Tensor, key: Tensor, with_gain: bool) -> tuple[Tensor, Tensor]:
-        query_features, key_features = self.feature_map.map_both(query, key)
+    def _weighed(self, query_features: Tensor, key_features: Tensor, with_gain: bool) -> tuple[Tensor, Tensor]:
+        """Features with the gain, and none of queries where the prefix is removed."""
         if self.prefix_gain is not None and with_gain:
             query_features, key_features = self.prefix_gain(query_features, key_features)
         return torch.zeros_like(query_features) if self.prefix_removed else query_features, key_features
@@ -240,21 +245,6 @@ class PolysketchPaperAttention(LinearizedAttention):
     def _expect_local(self, what: str) -> None:
         if self.local_chunk is None:
             raise ValueError(f"{what} needs a local part: with local_chunk=None every weight is sketched")
-
-
-def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """norm(x); of few rows on a CPU in small operations, for PyTorch's own wakes a thread for each row.
-
-    A thread that wakes takes longer than the rest of a decoding step together. Not in half precision, in which
-    PyTorch's computes with float32 inside: a fourth power quadruples what small operations in half would lose.
-    """
-    if torch.compiler.is_exporting():  # one graph for few rows and many
-        return norm(x)
-    few = x.device.type == "cpu" and x.numel() <= _FEW_NUMBERS and x.dtype == norm.weight.dtype
-    if not few or torch.is_grad_enabled() or torch.finfo(x.dtype).bits < 32:
-        return norm(x)
-    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    return torch.addcmul(norm.bias, (x - mean).mul_(torch.rsqrt(variance + norm.eps)), norm.weight)
 
 
 def _check_sketch(learned: bool, networks: dict[str, Any], redraw_interval: int | None) -> None:

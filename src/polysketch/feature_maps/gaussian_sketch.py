@@ -37,14 +37,20 @@ class GaussianSketch(RandomSketch):
         """(num_maps, nodes, inputs, sketch_size), leaves of the recursion at level 0."""
         return getattr(self, f"matrices_{level}")
 
+    def product_matrices(self, dtype: torch.dtype) -> Tensor | None:
+        """As `RandomSketch.product_matrices`: at degree 4."""
+        return self._scaled(0, dtype) if self.num_levels == 1 else None
+
     def project(self, values: list[Tensor], level: int) -> list[Tensor]:
         """Each node's value times its matrix, the leaves' in one product."""
-        matrices = self.matrices(level).to(values[0].dtype)
-        matrices = matrices * self.feature_dim**-0.25  # of two such factors: sqrt(1/r)
+        matrices = self._scaled(level, values[0].dtype)
         if len(values) == 1:
             joined = values[0] @ _for_heads(matrices.transpose(1, 2).flatten(2))
             return list(joined.chunk(matrices.shape[1], dim=-1))
         return [value @ _for_heads(matrices[:, node]) for node, value in enumerate(values)]
+
+    def _scaled(self, level: int, dtype: torch.dtype) -> Tensor:
+        return self.matrices(level).to(dtype) * self.feature_dim**-0.25  # of two such factors: sqrt(1/r)
 
 
 def _for_heads(matrix: Tensor) -> Tensor:

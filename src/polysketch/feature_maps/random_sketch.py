@@ -84,6 +84,10 @@ class RandomSketch(FeatureMap):
         """
         raise NotImplementedError(f"{type(self).__name__} has no projections")
 
+    def product_matrices(self, dtype: torch.dtype) -> Tensor | None:
+        """(num_maps, 2, head_dim, sketch_size) where phi(x) = (x G1) * (x G2), scaled; None for other recursions."""
+        return None
+
     def map(self, x: Tensor) -> Tensor:
         """phi of queries or of keys, which share it."""
         self.check_input(x)
