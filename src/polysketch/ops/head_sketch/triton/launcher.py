@@ -97,8 +97,7 @@ def backward(
         configuration=use,
         **call.constants,
     )
-    of_scale, of_bias = sums.sum(0)
-    return found, of_scale.to(scale.dtype), of_bias.to(bias.dtype)
+    return found, sums[:, 0].sum(0).to(scale.dtype), sums[:, 1].sum(0).to(bias.dtype)
 
 
 class _Call:
