@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention.covering import first_always
-from device import plain
+from device import plain, test_head_sketch
 from device.test_linear import TOLERANCES
 from device.yardstick import Named, assert_as_good_as_plain, assert_within, moved, rounded
 from ops.linear_cases import Case, assert_precision_agrees
@@ -168,6 +168,21 @@ def test_the_low_rank_sketch_errs_like_the_plain_formula(size, launched):
     assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
     backward = {f"low_rank_sketch_{part}_backward" for part in ("inputs", "factors")}
     assert launched.keys() == {"low_rank_sketch", *backward}
+
+
+# Width of heads, features (0 for the norm alone), maps, tokens.
+HEAD_SKETCH = [(64, 32, 1, 70), (20, 37, 2, 37), (64, 0, 1, 150), (128, 64, 1, 70), (7, 3, 1, 1)]
+
+
+@pytest.mark.parametrize("size", first_always(HEAD_SKETCH, 2), ids=str)
+def test_norm_and_sketch_of_heads_err_like_the_plain_formula(size, launched):
+    width, features, maps, tokens = size
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = {"x": normal(1, 2, tokens, width), "scale": 1 + normal(width) / 4, "bias": normal(width)}
+    matrices = (normal(maps, 2, width, features) * width**-0.5).to(DTYPE)
+    attend, formula = (partial(test_head_sketch.both, matrices, backend) for backend in ("triton", "reference"))
+    assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
+    assert launched.keys() == {"head_sketch", "head_sketch_backward"}
 
 
 # Features, factors, width, tokens.

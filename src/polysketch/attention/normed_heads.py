@@ -9,12 +9,14 @@ from polysketch.feature_maps import RandomSketch
 from polysketch.ops.head_sketch import head_sketch, head_sketch_backend, programs_take
 
 _FEW_NUMBERS = 4096
+Pair = tuple[Tensor, Tensor]
+"""Of queries and of keys."""
 
 
 def normed_heads(
-    norms: Sequence[nn.LayerNorm], heads: Sequence[Tensor], dtype: torch.dtype, sketch: RandomSketch | None
-) -> tuple[list[Tensor], list[Tensor] | None]:
-    """Every norm of its heads, in `dtype`, and features of these; None for features where no program makes them.
+    norms: tuple[nn.LayerNorm, nn.LayerNorm], heads: Pair, dtype: torch.dtype, sketch: RandomSketch | None
+) -> tuple[Pair, Pair | None]:
+    """Queries and keys after their norms, in `dtype`, and features of these; None where no program makes features.
 
     Args:
         norms: for queries and for keys.
@@ -30,7 +32,8 @@ def normed_heads(
         for given in (None,) if matrices is None else (matrices, None):
             if all(programs_take(x, norm.weight, given, eps=norm.eps) for norm, x in pairs):
                 return _by_programs(pairs, dtype, given)
-    return [normed(norm, x).to(dtype) for norm, x in pairs], None
+    query, key = (normed(norm, x).to(dtype) for norm, x in pairs)
+    return (query, key), None
 
 
 def _may_take(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> bool:
@@ -40,10 +43,12 @@ def _may_take(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> bool:
 
 def _by_programs(
     pairs: Sequence[tuple[nn.LayerNorm, Tensor]], dtype: torch.dtype, matrices: Tensor | None
-) -> tuple[list[Tensor], list[Tensor] | None]:
-    made = [head_sketch(x, norm.weight, norm.bias, matrices, eps=norm.eps, backend="triton") for norm, x in pairs]
-    features = [one for _, one in made if one is not None]
-    return [one.to(dtype) for one, _ in made], features or None
+) -> tuple[Pair, Pair | None]:
+    (query, of_query), (key, of_key) = (
+        head_sketch(x, norm.weight, norm.bias, matrices, eps=norm.eps, backend="triton") for norm, x in pairs
+    )
+    features = None if of_query is None or of_key is None else (of_query, of_key)
+    return (query.to(dtype), key.to(dtype)), features
 
 
 def normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Polysketch attention (PolySketchFormer, sections 2.2 to 3.2): sketched beyond the local chunk, exact inside it."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -199,8 +198,7 @@ class PolysketchPaperAttention(LinearizedAttention):
         Raises:
             ValueError: a gate without `hidden`.
         """
-        normed: Sequence[Tensor] = (query, key)
-        features: Sequence[Tensor] | None = None
+        normed, features = (query, key), None
         if self.query_norm is not None and self.key_norm is not None:
             sketch = self.feature_map if isinstance(self.feature_map, RandomSketch) else None
             normed, features = normed_heads((self.query_norm, self.key_norm), normed, dtype, sketch)

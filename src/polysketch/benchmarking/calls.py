@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polysketch import ops
 from polysketch.benchmarking.floors import Shape
+from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.low_rank_sketch import low_rank_sketch
 
 DEGREE = 4
@@ -128,6 +129,20 @@ def low_rank(
     factors = torch.randn(1, rank, degree, shape.head_dim, features, device=device) * shape.head_dim**-0.5
     leaves = [random(shape, device, dtype), factors.to(dtype)]
     return Call(lambda: low_rank_sketch(*leaves, **options), leaves)
+
+
+def normed_heads(shape: Shape, device: torch.device, dtype: torch.dtype, *, sketch_size: int, **options: Any) -> Call:
+    """Norm of heads and, for a size above 0, their random sketch of degree 4, laid side by side."""
+    scale, bias = (torch.randn(shape.head_dim, device=device).to(dtype) for _ in range(2))
+    sizes = (1, 2, shape.head_dim, sketch_size)
+    matrices = (torch.randn(sizes, device=device) * shape.head_dim**-0.5).to(dtype) if sketch_size else None
+    x = random(shape, device, dtype)
+
+    def attend() -> Tensor:
+        normed, features = head_sketch(x, scale, bias, matrices, **options)
+        return normed if features is None else torch.cat([normed, features], -1)
+
+    return Call(attend, [x, scale, bias])
 
 
 def exact(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -38,6 +38,8 @@ _COMMON = {
     "sketch r=32, h=64",
     "sketch r=64, h=128",
     "low rank m=256, h=64, degree 4",
+    "head sketch r=32, h=64",
+    "head norm h=64",
     "polynomial h=64",
     "polynomial h=128",
     "hyper h=64",
@@ -60,7 +62,7 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, low_rank, polynomial, hyper, delta or decoding.
+        op: linear, sketch, low_rank, head_sketch, polynomial, hyper, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -157,6 +159,14 @@ def _low_rank_calls() -> Iterator[Named]:
 def _low_rank(width: int, *, features: int, degree: int, rank: int = 1) -> Named:
     name = f"low rank m={features}, h={width}, degree {degree}{f', rank {rank}' if rank > 1 else ''}"
     return name, width, partial(calls.low_rank, features=features, degree=degree, rank=rank, backend="triton")
+
+
+def _head_sketch_calls() -> Iterator[Named]:
+    """Norms of heads, alone and with the sketch of what comes out."""
+    for size, width in itertools.product((32, 64, 128), (64, 128)):
+        yield f"head sketch r={size}, h={width}", width, partial(calls.normed_heads, sketch_size=size, backend="triton")
+    for width in (64, 128, 256):
+        yield f"head norm h={width}", width, partial(calls.normed_heads, sketch_size=0, backend="triton")
 
 
 def _polynomial_calls() -> Iterator[Named]:
@@ -278,6 +288,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "linear": _linear_calls,
     "sketch": _sketch_calls,
     "low_rank": _low_rank_calls,
+    "head_sketch": _head_sketch_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
     "delta": _delta_calls,

@@ -14,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.linear import decode
 from polysketch.ops.linear.triton import decoding
@@ -26,6 +27,7 @@ PROGRAM = {
     "linear": "linear_outputs",
     "sketch": "learned_sketch",
     "low rank": "low_rank_sketch",
+    "head sketch": "head_sketch",
     "polynomial": "polynomial_forward",
     "delta": "delta_errors",
 }
@@ -33,12 +35,14 @@ OPS = tuple(PROGRAM)
 GRADIENT = {
     "sketch": "learned_sketch_inputs_backward",
     "low rank": "low_rank_sketch_factors_backward",
+    "head sketch": "head_sketch_backward",
     "polynomial": "polynomial_grad_query",
 }
 PLAIN = {
     "linear": "chunked",
     "sketch": "chunked",
     "low rank": "reference",
+    "head sketch": "reference",
     "polynomial": "blockwise",
     "delta": "chunked",
 }
@@ -63,6 +67,8 @@ def tensors(op: str) -> list[Tensor]:
         return [torch.randn(1, 1, 20, 8), *(w.detach() for one in networks for w in one.weights())]
     if op == "low rank":
         return [torch.randn(1, 2, 20, 6), torch.randn(2, 1, 2, 6, 5)]
+    if op == "head sketch":
+        return [torch.randn(1, 2, 20, 6), torch.randn(6), torch.randn(6), torch.randn(2, 2, 6, 5)]
     if op == "delta":
         return [
             torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
@@ -79,6 +85,8 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return learned_sketch(given[0], given[1:], 2, backend=backend)
     if op == "low rank":
         return low_rank_sketch(*given, backend=backend)
+    if op == "head sketch":
+        return torch.cat(head_sketch(*given, backend=backend), -1)
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
     return ops.polynomial_attention(*given, degree=2, causal=True, backend=backend)

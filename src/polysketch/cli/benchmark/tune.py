@@ -23,7 +23,9 @@ class TuneFlags:
 
     programs: tuple[str, ...] = ()
     """only these programs, by the names of their files of configurations, linear_outputs for one; default: all"""
-    ops: tuple[Literal["linear", "sketch", "low_rank", "polynomial", "hyper", "delta", "decoding"], ...] = ()
+    ops: tuple[
+        Literal["linear", "sketch", "low_rank", "head_sketch", "polynomial", "hyper", "delta", "decoding"], ...
+    ] = ()
     """only the programs of these ops; default: all"""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
     """of the inputs"""
