@@ -15,7 +15,7 @@ from polysketch.ops.linear.packing_rows import Rows, num_pairs, pair_rows
 from polysketch.ops.linear.state import LinearAttentionState
 from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
-from polysketch.ops.native import TensorPointer, library, run_in_threads, run_program
+from polysketch.ops.native import TensorPointer, expect_writes, library, run_in_threads, run_program
 from polysketch.ops.native import why_not as why_no_program
 
 _SIZES = ("heads", "key_heads", "queries", "keys", "features", "value_width", "local_width")
@@ -71,7 +71,10 @@ def forward(inputs: Inputs, plan: Plan) -> Outputs:
     expanded = layout.size if plan.return_sums else 0
     sizes = ((heads, length, value.shape[3]), (heads, length), (inputs.key.shape[1], expanded, value.shape[3]))
     found = Outputs(
-        *(value.new_empty((batch, *size), dtype=torch.float32) for size in (*sizes, (inputs.key.shape[1], expanded)))
+        *(
+            expect_writes(value.new_empty((batch, *size), dtype=torch.float32))
+            for size in (*sizes, (inputs.key.shape[1], expanded))
+        )
     )
     call = _Arguments(inputs, plan, layout)
     call.rows(output=found.output, denominator=found.denominator)
@@ -94,7 +97,9 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
     """
     layout = _Layout(inputs.key.shape[3], plan.power, plan.factors)
     given = inputs._replace(log_decay=None).differentiable()
-    gradients = {name: tensor.new_empty(tensor.shape, dtype=torch.float32) for name, tensor in given.items()}
+    gradients = {
+        name: expect_writes(tensor.new_empty(tensor.shape, dtype=torch.float32)) for name, tensor in given.items()
+    }
     call = _Arguments(inputs, plan, layout)
     call.rows(output=outputs.output, denominator=outputs.denominator)
     call.rows(output_gradient=upstream.output, denominator_gradient=upstream.denominator)

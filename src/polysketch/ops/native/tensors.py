@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from polysketch.ops.native.build import why_unavailable
+from polysketch.ops.native.build import library, why_unavailable
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
+
+# Bytes from which the C library asks the kernel at every allocation; less than that it keeps, and gives out again.
+_ALWAYS_NEW = 2**25
 
 
 class TensorPointer(ctypes.Structure):
@@ -47,6 +50,17 @@ def why_not(tensor: Tensor) -> str | None:
     if tensor.dtype not in DTYPES:
         return f"the native backend takes float32, bfloat16 and float16, got {tensor.dtype}"
     return why_unavailable()
+
+
+def expect_writes(tensor: Tensor) -> Tensor:
+    """The same tensor, new and contiguous, which a program is about to fill: a large one in pages of 2 MB, on Linux.
+
+    Each page waits for the kernel at its first write, and 64 MB are 16,384 pages of 4 KB.
+    """
+    size = tensor.numel() * tensor.element_size()
+    if size >= _ALWAYS_NEW:
+        library().advise_huge_pages(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(size))
+    return tensor
 
 
 def shares_of(count: int) -> list[Sequence[int]]:

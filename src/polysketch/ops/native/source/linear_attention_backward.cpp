@@ -34,6 +34,32 @@ class Upstream {
   float masses[kBlock];
 };
 
+// The queries of a chunk of few tokens, all that share its keys, and what goes from them to those keys.
+struct QueriesOfChunk {
+  explicit QueriesOfChunk(const Head& head)
+      : head(head), tokens(head.by_dots ? round_up(head.chunk, kBlock) : 0), count(head.shared * tokens),
+        queries(count * head.feature_row), changes(count * tokens), values(count * head.row), masses(count) {}
+
+  void clear() {
+    zero(changes, count * tokens);
+    if (tokens == kBlock) return;  // each block writes its own rows, and there is one
+    zero(queries, count * head.feature_row);
+    zero(values, count * head.row);
+    zero(masses, count);
+  }
+
+  void fold(Sums& sums) const {
+    for (int64_t first = 0; first < count; first += kFoldTokens)
+      sums.fold_rows(queries + first * head.feature_row, head.feature_row, std::min(kFoldTokens, count - first),
+                     values + first * head.row, masses + first);
+  }
+
+  const Head& head;
+  int64_t tokens, count;  // of each head, and of all; zeros behind those that there are
+  // Rows of features; gradients of scores [query][key of the chunk]; of numerators and of denominators.
+  Buffer queries, changes, values, masses;
+};
+
 class Backward {
  public:
   Backward(const LinearAttentionCall& call, int64_t unit)
@@ -43,7 +69,8 @@ class Backward {
         inner_query_(head_.factors * head_.inner_width * kBlock), inner_query_rows_(head_.factors * query_part()),
         inner_query_gradient_(head_.factors * query_part()), weights_(head_.factors * kScores),
         changes_(head_.factors * kScores), block_values_(head_.row * kBlock),
-        values_gradient_(head_.chunk * head_.row), keys_gradient_(head_.factors * head_.chunk * key_row()) {}
+        values_gradient_(head_.chunk * head_.row),
+        keys_gradient_(head_.by_dots ? 0 : head_.factors * head_.chunk * head_.inner_row), of_chunk_(head_) {}
 
   void run() {
     start_sums(head_, expansion_, sums_);
@@ -64,18 +91,27 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     for (int64_t start = 0; start < call.keys; start += call.chunk) {
       chunk_.read(head_, start, head_.folded);
-      if (head_.by_dots) folder_.read_keys(chunk_, 0);
-      zero(values_gradient_, chunk_.size * head_.row);
-      for (int64_t f = 0; f < head_.factors; f++) zero(keys_gradient_ + f * chunk_.part, chunk_.size * key_row());
+      if (head_.by_dots) {
+        folder_.read_keys(chunk_, 0);
+      } else {
+        zero(values_gradient_, chunk_.size * head_.row);
+        for (int64_t f = 0; f < head_.factors; f++) zero(keys_gradient_ + f * chunk_.part, chunk_.size * head_.inner_row);
+      }
       for (int64_t shared = 0; shared < head_.shared; shared++)
         for (int64_t first = 0; first < chunk_.size; first += kBlock) queries_of_block(shared, first);
-      const Tensor& inner_key_gradient = head_.local ? call.local_key_gradient : call.key_gradient;
-      write_rows(values_gradient_, head_.row, chunk_.size, call.value_width, head_.of_key(call.value_gradient, start), false);
-      for (int64_t f = 0; f < head_.factors; f++)
-        write_rows(keys_gradient_ + f * chunk_.part, key_row(), chunk_.size, head_.inner_width,
-                   head_.part(head_.of_key(inner_key_gradient, start), f), false);
+      if (!head_.by_dots) write_keys_inside(start);
       if (start + call.chunk < call.keys) fold_chunk(chunk_, folder_, sums_, head_.by_dots);
     }
+  }
+
+  // What the chunk itself gave to its keys and values.
+  void write_keys_inside(int64_t start) {
+    const LinearAttentionCall& call = head_.call;
+    const Tensor& inner_key_gradient = head_.local ? call.local_key_gradient : call.key_gradient;
+    write_rows(values_gradient_, head_.row, chunk_.size, call.value_width, head_.of_key(call.value_gradient, start), false);
+    for (int64_t f = 0; f < head_.factors; f++)
+      write_rows(keys_gradient_ + f * chunk_.part, head_.inner_row, chunk_.size, head_.inner_width,
+                 head_.part(head_.of_key(inner_key_gradient, start), f), false);
   }
 
   void queries_of_block(int64_t shared, int64_t first) {
@@ -93,46 +129,57 @@ class Backward {
                  head_.part(head_.of_query(target, shared, token), f), !head_.local);
   }
 
-  // Few keys, whose features and those of the queries lie in rows as they are: gradients of a query's features are
-  // added up for some of them after others, through the sums and inside the chunk.
+  // Few keys, whose features lie in rows as they are: gradients of a query's features are added up for some of them after
+  // others, through the sums and inside the chunk.
   void queries_by_dots(int64_t shared, int64_t first, int64_t count) {
     const LinearAttentionCall& call = head_.call;
-    const int64_t token = chunk_.start + first, row = head_.feature_row;
-    const int64_t visible = call.diagonal == kNone ? 0 : head_.visible(first + kBlock, chunk_.size);
+    const int64_t token = chunk_.start + first, visible = seen_by_block(first);
     upstream_.read(shared, token, count, nullptr);
-    if (visible) weigh_by_dots(shared, first, count, visible);
+    changes_by_dots(first, visible);
     if (chunk_.decay.any()) upstream_.read(shared, token, count, chunk_.decay.read() + first);
     const Rows target = head_.of_query(call.query_gradient, shared, token);
     sums_.read_rows_backward(upstream_.columns, upstream_.masses, [&](int64_t from, int64_t to, float* gradient) {
       for (int64_t m = 0; m < kBlock && visible; m += kPanel)
-        product(to - from, kPanel, seen_by_panel(first + m, visible), {folder_.x() + from, 1, row}, {changes_ + m, kBlock},
-                {gradient + m, kBlock}, true);
+        product(to - from, kPanel, seen_by_panel(first + m, visible), {folder_.x() + from, 1, head_.feature_row},
+                {changes_ + m, kBlock}, {gradient + m, kBlock}, true);
       write_columns(gradient, kBlock, count, to - from, {target.data + from, target.token}, false);
-      for_key_tiles(first, visible, [&](int64_t key, int64_t keys, int64_t query) {
-        product(keys, padded(to - from), kBlock - query, {changes_ + key * kBlock + query, kBlock, 1},
-                {x_ + query * row + from, row}, {keys_gradient_ + key * row + from, row}, true);
-      });
     });
   }
 
-  // The chunk's weights, and the gradients of its scores; adds to those of its values.
-  void weigh_by_dots(int64_t shared, int64_t first, int64_t count, int64_t visible) {
-    read_block(head_.of_query(head_.call.query, shared, chunk_.start + first), count);
-    scores_by_dots(head_, first, chunk_.size, visible, x_, folder_.x(), weights_);
+  // Gradients of the chunk's scores, for a block of queries whose upstream gradients have been read.
+  void changes_by_dots(int64_t first, int64_t visible) {
     for (int64_t m = 0; m < kBlock; m += kPanel)
       product(seen_by_panel(first + m, visible), kPanel, head_.call.value_width, {chunk_.values, head_.row, 1},
               {upstream_.columns + m, kBlock}, {changes_ + m, kBlock}, false);
-    for (int64_t j = 0; j < visible; j++) weigh(first, j, weights_ + j * kBlock, changes_ + j * kBlock);
-    for_key_tiles(first, visible, [&](int64_t key, int64_t keys, int64_t query) {
-      product(keys, head_.row, kBlock - query, {weights_ + key * kBlock + query, kBlock, 1},
-              {upstream_.rows + query * head_.row, head_.row}, {values_gradient_ + key * head_.row, head_.row}, true);
-    });
+    for (int64_t key = 0; key < visible; key++) {
+      float* row = changes_ + key * kBlock;
+      for (int64_t t = 0; t < kBlock; t += kLanes) store(row + t, load(row + t) + load(upstream_.masses + t));
+      see(first, key, row);
+    }
+  }
+
+  // Of one key's row over a block of queries: times the decay to each, and zeros at those that do not see it.
+  void see(int64_t first, int64_t key, float* row) const {
+    const int64_t from = head_.seen_from(key);
+    const int unseen = vectors_before(from, first);
+    for (int v = 0; v < unseen; v++) store(row + v * kLanes, Vector{});
+    for (int v = unseen; v < kBlockVectors; v++) {
+      const int64_t query = first + v * kLanes;
+      Vector entry = load(row + v * kLanes);
+      if (chunk_.decay.any()) entry *= decay_between(chunk_.decay, query, key);
+      store(row + v * kLanes, from > query ? keep(entry, at_least(query, from)) : entry);
+    }
   }
 
   // Features of `count` tokens in rows, zeros up to kBlock.
-  void read_block(Rows from, int64_t count) {
-    read_rows(from, count, head_.call.features, x_, head_.feature_row);
-    zero(x_ + count * head_.feature_row, (kBlock - count) * head_.feature_row);
+  void read_block(Rows from, int64_t count, float* to) const {
+    read_rows(from, count, head_.call.features, to, head_.feature_row);
+    zero(to + count * head_.feature_row, (kBlock - count) * head_.feature_row);
+  }
+
+  // Keys that any of a block's queries may see inside the chunk.
+  int64_t seen_by_block(int64_t first) const {
+    return head_.call.diagonal == kNone ? 0 : head_.visible(first + kBlock, chunk_.size);
   }
 
   // Keys that any of kPanel queries from `first` on may see.
@@ -146,8 +193,6 @@ class Backward {
     for (int64_t key = 0; key < visible; key += kTileRows)
       work(key, std::min<int64_t>(kTileRows, visible - key), std::clamp<int64_t>(head_.seen_from(key) - first, 0, kBlock));
   }
-
-  int64_t key_row() const { return head_.by_dots ? head_.feature_row : head_.inner_row; }
 
   // Query gradients through the sums.
   void through_sums(int64_t shared, int64_t token, int64_t count, bool add) {
@@ -232,13 +277,84 @@ class Backward {
     if (call.return_sums) start_carried();
     for (int64_t start = head_.last_chunk(); start >= 0; start -= call.chunk) {
       chunk_.read(head_, start, head_.folded);
-      keys_of_chunk(true, !head_.local);
+      if (head_.by_dots) {
+        keys_by_dots();
+      } else {
+        keys_of_chunk(true, !head_.local);
+      }
       if (chunk_.decay.any() && chunk_.folded && !carried_.empty()) carried_.scale(chunk_.decay.carried());
       if (start == 0 && !call.sums_in) break;  // nothing comes before the first chunk
-      fold_queries(start, chunk_.size, chunk_.decay.any() ? chunk_.decay.read() : nullptr);
+      if (head_.by_dots) {
+        of_chunk_.fold(carried_);
+      } else {
+        fold_queries(start, chunk_.size, chunk_.decay.any() ? chunk_.decay.read() : nullptr);
+      }
     }
     if (call.sums_in_gradient)
       carried_.write_to(call.sums_in_gradient + place * call.value_width, call.normalizer_in_gradient + place);
+  }
+
+  // Gradients of the keys and values of few tokens, inside the chunk and through the sums. Its queries are left in
+  // `of_chunk_`, to be folded.
+  void keys_by_dots() {
+    folder_.read_keys(chunk_, 0);
+    zero(values_gradient_, chunk_.size * head_.row);
+    of_chunk_.clear();
+    for (int64_t shared = 0; shared < head_.shared; shared++)
+      for (int64_t first = 0; first < chunk_.size; first += kBlock) queries_to_keys(shared, first);
+    for (int64_t first = 0; first < chunk_.size; first += kBlock) keys_of_block(first, std::min(kBlock, chunk_.size - first));
+  }
+
+  // What a block of queries gives to the values of its chunk; its rows, and the gradients of its scores, are kept.
+  void queries_to_keys(int64_t shared, int64_t first) {
+    const int64_t token = chunk_.start + first, count = std::min(kBlock, chunk_.size - first), visible = seen_by_block(first);
+    const int64_t place = shared * of_chunk_.tokens + first;
+    float* queries = of_chunk_.queries + place * head_.feature_row;
+    read_block(head_.of_query(head_.call.query, shared, token), count, queries);
+    upstream_.read(shared, token, count, nullptr);
+    if (visible) {
+      scores_by_dots(head_, first, chunk_.size, visible, queries, folder_.x(), weights_);
+      for (int64_t key = 0; key < visible; key++) see(first, key, weights_ + key * kBlock);
+      for_key_tiles(first, visible, [&](int64_t key, int64_t keys, int64_t query) {
+        product(keys, head_.row, kBlock - query, {weights_ + key * kBlock + query, kBlock, 1},
+                {upstream_.rows + query * head_.row, head_.row}, {values_gradient_ + key * head_.row, head_.row}, true);
+      });
+      changes_by_dots(first, visible);
+      turn(changes_, kBlock, visible, kBlock, of_chunk_.changes + place * of_chunk_.tokens, of_chunk_.tokens, false);
+    }
+    if (chunk_.decay.any()) upstream_.read(shared, token, count, chunk_.decay.read() + first, false);
+    std::copy(upstream_.rows + 0, upstream_.rows + kBlock * head_.row, of_chunk_.values + place * head_.row);
+    std::copy(upstream_.masses, upstream_.masses + kBlock, of_chunk_.masses + place);
+  }
+
+  // Gradients of a block of keys and values: what the chunk's queries have left, and what later chunks have.
+  void keys_of_block(int64_t first, int64_t count) {
+    const LinearAttentionCall& call = head_.call;
+    const int64_t token = chunk_.start + first, row = head_.row;
+    const float *factor = chunk_.decay.fold() + first, *values = chunk_.values + first * row;
+    if (!carried_.empty()) {
+      carried_.read_rows(folder_.x() + first * head_.feature_row, head_.feature_row, inner_values(), nullptr);
+      for (int64_t t = 0; t < count; t++)
+        add_scaled(factor[t], inner_values() + t * row, values_gradient_ + (first + t) * row, row);
+    }
+    write_rows(values_gradient_ + first * row, row, count, call.value_width, head_.of_key(call.value_gradient, token), false);
+    read_rows({const_cast<float*>(values), row}, count, row, inner_values(), row, factor);
+    read_columns({inner_values(), row}, count, row, block_values_, kBlock);
+    const Rows target = head_.of_key(call.key_gradient, token);
+    carried_.read_rows_backward(block_values_, factor, [&](int64_t from, int64_t to, float* gradient) {
+      for (int64_t m = 0; m < count; m += kPanel) add_changes(first + m, from, to, gradient + m);
+      write_columns(gradient, kBlock, count, to - from, {target.data + from, target.token}, false);
+    });
+  }
+
+  // What the chunk's queries give to kPanel of its keys from `key` on, features from..to, gradient[feature][kBlock].
+  void add_changes(int64_t key, int64_t from, int64_t to, float* gradient) const {
+    const int64_t query = head_.seen_from(key);
+    for (int64_t shared = 0; shared < head_.shared && head_.call.diagonal != kNone; shared++) {
+      const int64_t place = shared * of_chunk_.tokens + query;
+      product(to - from, kPanel, chunk_.size - query, {of_chunk_.queries + place * head_.feature_row + from, 1, head_.feature_row},
+              {of_chunk_.changes + place * of_chunk_.tokens + key, of_chunk_.tokens}, {gradient, kBlock}, true);
+    }
   }
 
   // Gradients of a chunk's keys and values through the sums that they were folded into.
@@ -275,7 +391,7 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     const int64_t start = chunk_.start + first, row = head_.row;
     const float *factor = chunk_.decay.fold() + first, *values = chunk_.values + first * row;
-    read_block(head_.of_key(call.key, start), count);
+    read_block(head_.of_key(call.key, start), count, x_);
     carried_.read_rows(x_, head_.feature_row, inner_values(), nullptr);
     scale_rows(inner_values(), factor, count);
     write_rows(inner_values(), row, count, call.value_width, head_.of_key(call.value_gradient, start), add_values);
@@ -381,6 +497,7 @@ class Backward {
   Upstream upstream_;
   Buffer x_, x_gradient_, inner_query_, inner_query_rows_, inner_query_gradient_, weights_, changes_, block_values_;
   Buffer values_gradient_, keys_gradient_;
+  QueriesOfChunk of_chunk_;
 };
 
 }  // namespace
