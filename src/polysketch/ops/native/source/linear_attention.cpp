@@ -8,7 +8,7 @@ class Forward {
   Forward(const LinearAttentionCall& call, int64_t unit)
       : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
         keys_in_folder_(!head_.local && head_.chunk <= kFoldTokens), chunk_(head_, keys_in_folder_), folder_(head_),
-        query_(kBlock * std::max(call.features, head_.plain ? head_.feature_row : 0)), inner_query_(head_.inner_width * kBlock),
+        copy_(kBlock * std::max(call.features, head_.plain ? head_.feature_row : 0)), query_(copy_), inner_query_(head_.inner_width * kBlock),
         weights_(head_.factors * kScores), output_(kBlock * head_.row) {}
 
   void run() {
@@ -104,11 +104,14 @@ class Forward {
 
   // Features of `count` queries: in rows where they stand for themselves, else tokens innermost; zeros up to kBlock.
   void read_queries(Rows from, int64_t count) {
-    if (head_.plain) {
-      read_rows(from, count, head_.call.features, query_, head_.feature_row);
-      zero(query_ + count * head_.feature_row, (kBlock - count) * head_.feature_row);
+    query_ = copy_;
+    if (head_.in_place && count == kBlock) {
+      query_ = from.data;
+    } else if (head_.plain) {
+      read_rows(from, count, head_.call.features, copy_, head_.feature_row);
+      zero(copy_ + count * head_.feature_row, (kBlock - count) * head_.feature_row);
     } else {
-      read_columns(from, count, head_.call.features, query_, kBlock);
+      read_columns(from, count, head_.call.features, copy_, kBlock);
     }
   }
 
@@ -194,7 +197,9 @@ class Forward {
   bool keys_in_folder_;  // the chunk's keys are in the folder, tokens innermost, and nowhere else
   Chunk chunk_;
   Folder folder_;
-  Buffer query_, inner_query_, weights_, output_;
+  Buffer copy_;
+  const float* query_;  // the copy, or where a block's queries lie
+  Buffer inner_query_, weights_, output_;
   float mass_[kBlock];
 };
 

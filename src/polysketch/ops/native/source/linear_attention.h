@@ -11,6 +11,8 @@ enum Diagonal : int64_t { kFull = -1, kNone = 0, kCausal = 1 };
 constexpr int64_t kKeys = 64;                  // keys inside a chunk worked on at once
 constexpr int64_t kScores = kKeys * kBlock;    // of a block of queries and so many keys
 
+constexpr int64_t kInPlace = 128;              // features up to which a block's rows do not crowd one another out of the cache
+
 struct LinearAttentionCall {
   int64_t heads, key_heads, queries, keys, features, value_width, local_width;
   int64_t power, factors, causal, normalize, degree, chunk, diagonal, return_sums;
@@ -34,9 +36,11 @@ struct Head {
         shared(call.heads / call.key_heads), row(padded(call.value_width)), local(call.local_query),
         factors(local ? 1 : call.factors), inner_width(local ? call.local_width : call.features / factors),
         inner_row(padded(inner_width)),
-        plain(call.power * call.factors == 1), feature_row(odd_lines(call.features)),
-        exponent(static_cast<int>(local ? call.degree : call.power)), chunk(std::min(call.chunk, call.keys)),
-        by_dots(plain && !local && chunk <= kKeys),
+        plain(call.power * call.factors == 1), exponent(static_cast<int>(local ? call.degree : call.power)),
+        chunk(std::min(call.chunk, call.keys)), by_dots(plain && !local && chunk <= kKeys),
+        in_place(by_dots && call.features <= kInPlace && call.features % kLanes == 0 &&
+                 call.query.token == call.features && call.key.token == call.features),
+        feature_row(in_place ? call.features : odd_lines(call.features)),
         chunks_of_block(call.causal && call.diagonal > call.chunk ? call.diagonal / call.chunk : 1),
         folded(call.length ? call.length[batch] : call.keys) {
     if (local) folded -= folded % call.chunk;
@@ -74,11 +78,12 @@ struct Head {
   bool local;
   int64_t factors;                 // scores whose product is a weight inside a chunk, each of a part of the features
   int64_t inner_width, inner_row;  // of one such part
-  bool plain;           // features stand for themselves, and lie in rows
-  int64_t feature_row;  // of such rows
+  bool plain;      // features stand for themselves, and lie in rows
   int exponent;
   int64_t chunk;   // tokens of the longest chunk
   bool by_dots;    // scores inside a chunk are made of rows as they are: worth it for few keys
+  bool in_place;   // whole blocks of queries and keys are read where they lie, and not copied
+  int64_t feature_row;  // of features in rows
   int64_t chunks_of_block;
   int64_t folded;  // tokens that end up in the sums of earlier chunks
 };
@@ -121,14 +126,17 @@ class ChunkDecay {
 // The keys and values of one chunk; keys part after part, unless `without_keys`.
 struct Chunk {
   explicit Chunk(const Head& head, bool without_keys = false)
-      : part(without_keys ? 0 : head.chunk * head.inner_row), values(head.chunk * head.row),
-        inner_keys(head.factors * part), decay(head.chunk) {}
+      : part(without_keys ? 0 : head.chunk * head.inner_row), inner_keys(head.factors * part), decay(head.chunk),
+        values_in_place_(head.by_dots && head.call.value.token == head.row && head.call.value_width == head.row),
+        values_(values_in_place_ ? 0 : head.chunk * head.row), values(values_) {}
 
   // Tokens before `stop` are folded.
   void read(const Head& head, int64_t from, int64_t stop) {
     start = from;
     size = std::min(head.call.chunk, head.call.keys - from);
-    read_rows(head.of_key(head.call.value, start), size, head.call.value_width, values, head.row);
+    const Rows of_values = head.of_key(head.call.value, start);
+    if (!values_in_place_) read_rows(of_values, size, head.call.value_width, values_, head.row);
+    if (values_in_place_) values = of_values.data;
     for (int64_t f = 0; f < head.factors && part; f++)
       read_rows(head.part(head.of_key(head.inner_key(), start), f), size, head.inner_width, inner_keys + f * part,
                 head.inner_row);
@@ -137,8 +145,15 @@ struct Chunk {
   }
 
   int64_t start = 0, size = 0, folded = 0, part;
-  Buffer values, inner_keys;
+  Buffer inner_keys;
   ChunkDecay decay;
+
+ private:
+  bool values_in_place_;
+  Buffer values_;
+
+ public:
+  const float* values;  // [size][row]
 };
 
 // Folds tokens of a chunk into sums: keys with their values, or, backward, queries with the gradients of their outputs.
@@ -146,8 +161,7 @@ class Folder {
  public:
   explicit Folder(const Head& head)
       : tokens(std::min(kFoldTokens, round_up(head.chunk, kBlock))), head_(head),
-        x_(tokens * (head.plain ? head.feature_row : head.call.features)),
-        values_(tokens * head.row) {}
+        copy_(tokens * (head.plain ? head.feature_row : head.call.features)), x_(copy_), values_(tokens * head.row) {}
 
   void fold_keys(const Chunk& chunk, Sums& sums) {
     for (int64_t first = 0; first < chunk.folded; first += tokens) {
@@ -163,10 +177,13 @@ class Folder {
 
   // Features of `count` tokens: in rows where they stand for themselves, else tokens innermost.
   void read(Rows from, int64_t count) {
-    if (head_.plain) {
-      read_rows(from, count, head_.call.features, x_, head_.feature_row);
+    x_ = copy_;
+    if (head_.in_place && count % kBlock == 0) {
+      x_ = from.data;
+    } else if (head_.plain) {
+      read_rows(from, count, head_.call.features, copy_, head_.feature_row);
     } else {
-      read_columns(from, count, head_.call.features, x_, tokens);
+      read_columns(from, count, head_.call.features, copy_, tokens);
     }
   }
 
@@ -192,13 +209,15 @@ class Folder {
   }
 
   const int64_t tokens;  // folded at once
-  float* x() { return x_; }
+  const float* x() const { return x_; }
   float* values() { return values_; }
   float* masses() { return masses_; }
 
  private:
   const Head& head_;
-  Buffer x_, values_;
+  Buffer copy_;
+  const float* x_;  // the copy, or where the features lie
+  Buffer values_;
   float masses_[kFoldTokens];
 };
 

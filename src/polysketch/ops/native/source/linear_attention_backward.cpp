@@ -8,13 +8,15 @@ namespace {
 // Gradients of numerators and denominators of kBlock queries, from those of their outputs.
 class Upstream {
  public:
-  explicit Upstream(const Head& head) : head_(head), rows(kBlock * head.row), columns(head.row * kBlock) {}
+  explicit Upstream(const Head& head) : head_(head), rows(kBlock * head.row), columns(head.row * kBlock) {
+    zero(rows, kBlock * head.row);
+  }
 
   // `decay` is that of each query since the start of its chunk, or null; `turned`: whether the columns are wanted too.
   void read(int64_t shared, int64_t token, int64_t count, const float* decay, bool turned = true) {
     const LinearAttentionCall& call = head_.call;
-    zero(rows, kBlock * head_.row);
-    zero(masses, kBlock);
+    zero(rows + count * head_.row, (kBlock - count) * head_.row);
+    zero(masses + count, kBlock - count);
     for (int64_t t = 0; t < count; t++) {
       const float* output = head_.of_query(call.output, shared, token + t).data;
       const float* gradient = head_.of_query(call.output_gradient, shared, token + t).data;
@@ -38,14 +40,25 @@ class Upstream {
 struct QueriesOfChunk {
   explicit QueriesOfChunk(const Head& head)
       : head(head), tokens(head.by_dots ? round_up(head.chunk, kBlock) : 0), count(head.shared * tokens),
-        queries(count * head.feature_row), changes(count * tokens), values(count * head.row), masses(count) {}
+        changes(count * tokens), values(count * head.row), masses(count), copy_(count * head.feature_row), queries(copy_) {}
 
-  void clear() {
+  void clear(int64_t size) {
+    in_place_ = head.in_place && head.shared == 1 && size == tokens;
     zero(changes, count * tokens);
     if (tokens == kBlock) return;  // each block writes its own rows, and there is one
-    zero(queries, count * head.feature_row);
+    zero(copy_, count * head.feature_row);
     zero(values, count * head.row);
     zero(masses, count);
+  }
+
+  // Features of `size` queries of a block, zeros up to kBlock.
+  void read(int64_t shared, int64_t start, int64_t first, int64_t size) {
+    const Rows from = head.of_query(head.call.query, shared, start);
+    queries = in_place_ ? from.data : copy_;
+    if (in_place_) return;
+    float* to = copy_ + (shared * tokens + first) * head.feature_row;
+    read_rows({from.at(first), from.token}, size, head.call.features, to, head.feature_row);
+    zero(to + size * head.feature_row, (kBlock - size) * head.feature_row);
   }
 
   void fold(Sums& sums) const {
@@ -56,8 +69,15 @@ struct QueriesOfChunk {
 
   const Head& head;
   int64_t tokens, count;  // of each head, and of all; zeros behind those that there are
-  // Rows of features; gradients of scores [query][key of the chunk]; of numerators and of denominators.
-  Buffer queries, changes, values, masses;
+  // Gradients of scores [query][key of the chunk], of numerators and of denominators; rows of features, copied or where they lie.
+  Buffer changes, values, masses;
+
+ private:
+  Buffer copy_;
+  bool in_place_ = false;
+
+ public:
+  const float* queries;
 };
 
 class Backward {
@@ -172,9 +192,9 @@ class Backward {
   }
 
   // Features of `count` tokens in rows, zeros up to kBlock.
-  void read_block(Rows from, int64_t count, float* to) const {
-    read_rows(from, count, head_.call.features, to, head_.feature_row);
-    zero(to + count * head_.feature_row, (kBlock - count) * head_.feature_row);
+  void read_block(Rows from, int64_t count) {
+    read_rows(from, count, head_.call.features, x_, head_.feature_row);
+    zero(x_ + count * head_.feature_row, (kBlock - count) * head_.feature_row);
   }
 
   // Keys that any of a block's queries may see inside the chunk.
@@ -299,7 +319,7 @@ class Backward {
   void keys_by_dots() {
     folder_.read_keys(chunk_, 0);
     zero(values_gradient_, chunk_.size * head_.row);
-    of_chunk_.clear();
+    of_chunk_.clear(chunk_.size);
     for (int64_t shared = 0; shared < head_.shared; shared++)
       for (int64_t first = 0; first < chunk_.size; first += kBlock) queries_to_keys(shared, first);
     for (int64_t first = 0; first < chunk_.size; first += kBlock) keys_of_block(first, std::min(kBlock, chunk_.size - first));
@@ -309,8 +329,8 @@ class Backward {
   void queries_to_keys(int64_t shared, int64_t first) {
     const int64_t token = chunk_.start + first, count = std::min(kBlock, chunk_.size - first), visible = seen_by_block(first);
     const int64_t place = shared * of_chunk_.tokens + first;
-    float* queries = of_chunk_.queries + place * head_.feature_row;
-    read_block(head_.of_query(head_.call.query, shared, token), count, queries);
+    of_chunk_.read(shared, chunk_.start, first, count);
+    const float* queries = of_chunk_.queries + place * head_.feature_row;
     upstream_.read(shared, token, count, nullptr);
     if (visible) {
       scores_by_dots(head_, first, chunk_.size, visible, queries, folder_.x(), weights_);
@@ -375,7 +395,7 @@ class Backward {
       if (!carried_.empty() && first < chunk_.folded) {
         read_columns(head_.of_key(call.key, start), count, call.features, x_, kBlock);
         carried_.read(x_, 1.0f, inner_values(), ignored);
-        read_columns({chunk_.values + first * head_.row, head_.row}, count, head_.row, block_values_, kBlock);
+        read_columns({const_cast<float*>(chunk_.values) + first * head_.row, head_.row}, count, head_.row, block_values_, kBlock);
         carried_.read_backward(x_, 1.0f, block_values_, ones, x_gradient_);
         for (int64_t i = 0; i < call.features * kBlock; i++) x_gradient_[i] *= factor[i % kBlock];
         for (int64_t t = 0; t < count; t++)
@@ -391,7 +411,7 @@ class Backward {
     const LinearAttentionCall& call = head_.call;
     const int64_t start = chunk_.start + first, row = head_.row;
     const float *factor = chunk_.decay.fold() + first, *values = chunk_.values + first * row;
-    read_block(head_.of_key(call.key, start), count, x_);
+    read_block(head_.of_key(call.key, start), count);
     carried_.read_rows(x_, head_.feature_row, inner_values(), nullptr);
     scale_rows(inner_values(), factor, count);
     write_rows(inner_values(), row, count, call.value_width, head_.of_key(call.value_gradient, start), add_values);

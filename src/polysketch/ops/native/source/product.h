@@ -38,30 +38,30 @@ template <int kRows, int kColumns>
   Vector sums[kRows][kColumns];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int n = 0; n < kColumns; n++) sums[m][n] = add && !c.lost ? load(c.data + m * c.row + n * kLanes) : Vector{};
   const float* left = a.data;
   const float* right = b.data;
   for (int64_t k = 0; k < depth; k++, left += a.step, right += b.step) {
     Vector row[kColumns];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int n = 0; n < kColumns; n++) row[n] = load(right + n * kLanes);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < kColumns; n++) sums[m][n] += left[m * a.row] * row[n];
   }
   if (c.lost) {
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < kColumns; n++)
         add_compensated(c.data + m * c.row + n * kLanes, c.lost + m * c.row + n * kLanes, sums[m][n]);
     return;
   }
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int n = 0; n < kColumns; n++) store(c.data + m * c.row + n * kLanes, sums[m][n]);
 }
 
@@ -70,6 +70,8 @@ template <int kColumns>
   int64_t m = 0;
   auto left = [&](int64_t m) { return Left{a.data + m * a.row, a.row, a.step}; };
   auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row, c.lost ? c.lost + m * c.row : nullptr}; };
+  for (; kTallRows > kTileRows && (rows - m == kTallRows || rows - m >= kTallRows + 4); m += kTallRows)
+    tile<kTallRows, kColumns>(depth, left(m), b, result(m), add);
   for (; m + kTileRows <= rows; m += kTileRows) tile<kTileRows, kColumns>(depth, left(m), b, result(m), add);
   for (; m + 4 <= rows; m += 4) tile<4, kColumns>(depth, left(m), b, result(m), add);
   for (; m < rows; m++) tile<1, kColumns>(depth, left(m), b, result(m), add);
@@ -78,6 +80,8 @@ template <int kColumns>
 static void product(int64_t rows, int64_t width, int64_t depth, Left a, Right b, Result c, bool add) {
   auto result = [&](int64_t n) { return Result{c.data + n, c.row, c.lost ? c.lost + n : nullptr}; };
   int64_t n = 0;
+  for (; rows == 1 && n + 8 * kLanes <= width; n += 8 * kLanes)  // one row alone waits for its two sums
+    tile<1, 8>(depth, a, {b.data + n, b.step}, result(n), add);
   for (; n + 2 * kLanes <= width; n += 2 * kLanes)
     columns<2>(rows, depth, a, {b.data + n, b.step}, result(n), add);
   for (; n < width; n += kLanes) columns<1>(rows, depth, a, {b.data + n, b.step}, result(n), add);
@@ -97,7 +101,7 @@ static inline void dots_tile(int64_t depth, const float* a, int64_t a_row, const
       for (int n = 0; n < kColumns; n++) sums[n * kTileRows + m] += left * load(b + n * b_row + k);
     }
   float totals[kSums];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < kSums; i += kLanes) store(totals + i, sums_of_rows(reinterpret_cast<Vector(&)[kLanes]>(sums[i])));
   for (int n = 0; n < kColumns; n++) std::memcpy(c.data + n * c.row, totals + n * kTileRows, sizeof(float) * kTileRows);
 }
