@@ -7,7 +7,7 @@ import pytest
 from benchmarks import plain_features
 
 
-def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(tmp_path, monkeypatch):
+def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(tmp_path, monkeypatch, capsys):
     seconds = iter([1.0, 10.0, 3.0, 50.0, 2.0, 20.0])
     operations = 4 * plain_features.HEADS * plain_features.TOKENS * 8 * (plain_features.VALUE_WIDTH + 1)
     monkeypatch.setattr(
@@ -23,6 +23,9 @@ def test_medians_of_both_checkouts_stand_beside_the_floor_of_the_measured_rate(t
     assert (after["forward"], before["forward"]) == (2000.0, 20000.0)
     assert (after["forward_floor"], after["forward_share"], before["forward_share"]) == (1000.0, 50, 5)
     assert (after["with_backward_floor"], after["with_backward_share"]) == (3500.0, 50)
+    assert [(one["at_least"], one["reached"]) for one in json.loads(out.read_text())["figures"]] == [(70, False)] * 2
+    assert "8 features, with backward: of the floor" in (printed := capsys.readouterr().out)
+    assert printed.count("MISSED") == 2
     assert (after["onnx_runtime"], after["times_as_fast"]) == (6000.0, 3.0)
 
 

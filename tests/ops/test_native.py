@@ -43,6 +43,9 @@ WIDE = [
     Case(local_chunk=0, length=700, features=33, value_dim=70, decays=True, compute_chunk=None),
     Case(local_chunk=0, length=1300, features=7, value_dim=5, compute_chunk=None, batch=1),
     Case(power=1, local_chunk=0, length=300, features=600, value_dim=64, batch=1, key_heads=4),
+    Case(power=1, local_chunk=0, length=96, features=32, value_dim=64),
+    Case(power=1, local_chunk=0, length=200, features=64, value_dim=16, key_heads=4, compute_chunk=64, decays=True),
+    Case(power=1, local_chunk=0, length=100, features=16, compute_chunk=64, block_size=5, padded=True),
     Case(causal=False, local_chunk=48, length=331, features=33, head_dim=70, value_dim=70, key_heads=1, padded=True),
     Case(causal=False, local_chunk=32, power=1, length=130, features=40, batch=1, normalize=False),
     Case(block_size=96, local_chunk=32, length=331, features=12, heads=6, padded=True),
@@ -205,6 +208,12 @@ MUTANTS = {
     "rows of keys see a panel too few": (BACKWARD, "visible(first + kPanel, chunk_", "visible(first, chunk_"),
     "rows of keys seen from too late": (BACKWARD, "head_.seen_from(key) - first,", "head_.seen_from(key) + 1 - first,"),
     "rows of the wrong tokens": (FORWARD, "read_rows(from, count,", "read_rows({from.at(1), from.token}, count - 1,"),
+    "rows inside a chunk dropped": (BACKWARD, "turn(changes_, kBlock, visible,", "turn(changes_, kBlock, 0,"),
+    "rows of other queries folded": (BACKWARD, "std::min(kFoldTokens, count - first),", "kBlock,"),
+    "queries in place beside theirs": (FORWARD, "query_ = from.data;", "query_ = from.data + 1;"),
+    "keys in place beside theirs": (SHARED, "x_ = from.data;", "x_ = from.data + 1;"),
+    "queries of a chunk in place beside theirs": (BACKWARD, "? from.data : copy_", "? from.data + 1 : copy_"),
+    "values in place beside theirs": (SHARED, "values = of_values.data;", "values = of_values.data + 1;"),
     "rows of a mass forgotten": ("sums.h", "t < kBlock && mass;", "t < 0 && mass;"),
     "rows of the gradient of a mass forgotten": ("sums.h", "{normalizer_ + first, 1,", "{normalizer_ + first, 0,"),
 }
@@ -218,6 +227,8 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     case = Case(length=100, power=1, factors=2, local_chunk=0) if "factor" in name else case
     case = Case(block_size=32, length=100) if "blocks" in name else case
     case = Case(length=100, power=1, local_chunk=0) if "rows" in name else case
+    in_place = Case(length=96, power=1, local_chunk=0, features=32, value_dim=64, key_heads=4)
+    case = in_place if "in place" in name else case
     assert_native_agrees(case)
     broken = with_mutant(*MUTANTS[name], tmp_path)
     monkeypatch.setattr(native_attention, "library", lambda: broken)
