@@ -13,9 +13,6 @@ from polysketch.ops.delta.types import Inputs
 from polysketch.ops.linear.triton.call import covering_block, num_blocks
 from polysketch.ops.triton import availability, configuration, launch, precision
 
-_HELD = 32 * 128
-"""Numbers of the sums that a warp keeps in its registers; a thread has 255."""
-
 
 def why_not(inputs: Inputs) -> str | None:
     """Why the programs cannot take a call with tensors like these; None where they can."""
@@ -87,19 +84,18 @@ def _follow_chunks(
     tokens: list[_Tokens], inverse: Tensor, initial: Tensor | None, length: int, use: dict[str, int], constants: dict
 ) -> None:
     """Write the errors, the last of the tensors, from key, value and strength, the others."""
-    from polysketch.ops.delta.triton.programs.errors import delta_errors, delta_errors_held, sums_pieces
+    from polysketch.ops.delta.triton.programs.errors import delta_errors, sums_pieces
 
     batch, heads, chunks = inverse.shape[:3]
     width = tokens[1].first.shape[3]
     blocks = num_blocks(width, use["COLUMNS"])
     pieces = sums_pieces(constants["FEATURES"], constants["FACTORS"], use["ROWS"])
-    is_held = pieces * use["ROWS"] * use["COLUMNS"] <= _HELD * use["num_warps"]
-    sums = [] if is_held else [inverse.new_empty(batch, heads, blocks, pieces, use["ROWS"], use["COLUMNS"])]
+    sums = inverse.new_empty(batch, heads, blocks, pieces, use["ROWS"], use["COLUMNS"])
     key, value, strength, found = tokens
     launch(
-        delta_errors_held if is_held else delta_errors,
+        delta_errors,
         batch * heads * blocks,
-        *(key.first, value.first, strength.first, inverse, None if initial is None else initial.contiguous(), *sums),
+        *(key.first, value.first, strength.first, inverse, None if initial is None else initial.contiguous(), sums),
         *(found.first, *key.strides, *value.strides, *strength.strides, *found.strides, length, chunks),
         configuration=use,
         WIDTH=width,

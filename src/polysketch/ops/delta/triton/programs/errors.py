@@ -2,9 +2,9 @@
 
     E = T (V - E(K) S)        S' = S + E(K)^T diag(s) E
 
-A chunk's answers and the writes of the chunk before it need the same sums, piece after piece. Where all pieces of some
-columns of values fit into a program's registers they stay there. Else a piece of S is read once for both, and written
-back, and stays in the device's caches.
+A chunk's answers and the writes of the chunk before it need the same sums: a piece of S is read once for both, and
+written back. Pieces are small, so that many programs share a multiprocessor and wait for one another's memory; S stays
+in the device's caches.
 """
 
 import triton
@@ -148,75 +148,6 @@ def delta_errors(
         tl.store(errors + entry, error, seen[:, None] & (columns < WIDTH)[None, :])
         written = error * tl.load(strength + places * strength_token, mask=seen, other=0.0)[:, None]
         tl.debug_barrier()  # the next chunk's pieces may be loaded by other threads than have stored them
-        key += CHUNK * key_token
-        value += CHUNK * value_token
-        strength += CHUNK * strength_token
-        errors += CHUNK * errors_token
-        inverse += CHUNK * CHUNK
-
-
-@triton.jit(do_not_specialize=["length", "chunks"])
-def delta_errors_held(
-    key, value, strength, inverse, initial, errors,
-    key_batch, key_head, key_token,
-    value_batch, value_head, value_token,
-    strength_batch, strength_head, strength_token,
-    errors_batch, errors_head, errors_token,
-    length, chunks,
-    HEADS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    FACTORS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """`delta_errors` with the sums in registers, and without their workspace."""
-    BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
-    PIECES: tl.constexpr = sums_pieces(FEATURES, FACTORS, ROWS)
-    EXPANDED: tl.constexpr = expanded_rows(FEATURES, 1, FACTORS)
-    number = tl.program_id(0)
-    row = (number // BLOCKS).to(tl.int64)
-    batch, head = row // HEADS, row % HEADS
-    lanes = tl.arange(0, COLUMNS)
-    columns = (number % BLOCKS) * COLUMNS + lanes
-    places = tl.arange(0, CHUNK)
-    key += batch * key_batch + head * key_head
-    value += batch * value_batch + head * value_head
-    strength += batch * strength_batch + head * strength_head
-    errors += batch * errors_batch + head * errors_head
-    inverse += row * chunks * CHUNK * CHUNK + places[:, None] * CHUNK + places[None, :]
-    held = ()
-    for piece in tl.static_range(PIECES):
-        if initial is None:
-            begun = tl.zeros((ROWS, COLUMNS), tl.float32)
-        else:
-            begun = initial_piece(initial + row * EXPANDED * WIDTH, piece, columns, FEATURES, FACTORS, WIDTH, ROWS).to(
-                tl.float32
-            )
-        held = held + (begun,)  # type: ignore[assignment]  # noqa: RUF005
-    written = tl.zeros((CHUNK, COLUMNS), tl.float32)
-    for index in range(chunks):
-        seen = places < length - index * CHUNK
-        told = places < index * CHUNK  # the whole chunk before, or nothing
-        answer = tl.zeros((CHUNK, COLUMNS), tl.float32)
-        moved = ()
-        for piece in tl.static_range(PIECES):
-            writing = piece_columns(
-                key - CHUNK * key_token, places, key_token, told, piece, FEATURES, FACTORS, CHUNK, ROWS
-            )
-            one = tl.dot(writing, written, held[piece], input_precision=PRECISION)
-            asking = piece_rows(key, places, key_token, seen, piece, FEATURES, FACTORS, CHUNK, ROWS)
-            answer = tl.dot(asking, one, answer, input_precision=PRECISION)
-            moved = moved + (one,)  # type: ignore[assignment]  # noqa: RUF005
-            tl.debug_barrier()  # else compilers load all pieces' features first, for which there are no registers
-        held = moved
-        rest = load_rows(value, places, value_token, columns, seen, WIDTH) - answer
-        error = tl.dot(tl.load(inverse), rest, input_precision=PRECISION)
-        entry = places[:, None] * errors_token + columns[None, :]
-        tl.store(errors + entry, error, seen[:, None] & (columns < WIDTH)[None, :])
-        written = error * tl.load(strength + places * strength_token, mask=seen, other=0.0)[:, None]
         key += CHUNK * key_token
         value += CHUNK * value_token
         strength += CHUNK * strength_token
