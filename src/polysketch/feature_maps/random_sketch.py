@@ -91,8 +91,10 @@ class RandomSketch(FeatureMap):
     def map(self, x: Tensor) -> Tensor:
         """phi of queries or of keys, which share it."""
         self.check_input(x)
-        values = [x.unflatten(1, (self.num_maps, -1))]
+        # On a CPU PyTorch's products in half precision may take ten times as long as in float32.
+        wide = x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
+        values = [wide.unflatten(1, (self.num_maps, -1))]
         for level in range(self.num_levels):
             projected = self.project(values, level)
             values = [left * right for left, right in zip(projected[::2], projected[1::2], strict=True)]
-        return values[0].flatten(1, 2)
+        return values[0].flatten(1, 2).to(x.dtype)
