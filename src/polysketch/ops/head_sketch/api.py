@@ -80,10 +80,10 @@ def programs_take(x: Tensor, scale: Tensor, matrices: Tensor | None = None, *, e
 
 
 def _can_take(x: Tensor, scale: Tensor, matrices: Tensor | None) -> bool:
-    if torch.compiler.is_exporting():
-        return False  # a graph is for other machines and programs
     elsewhere = not x.is_cpu or "cpu" in AUTO_DEVICES  # naming a tensor's device takes a tenth of a call of one token
-    return elsewhere and x.device.type in AUTO_DEVICES and triton.why_not(x, scale, matrices) is None
+    if not elsewhere or torch.compiler.is_exporting():
+        return False  # an exported graph is for other machines and programs
+    return x.device.type in AUTO_DEVICES and triton.why_not(x, scale, matrices) is None
 
 
 @custom_op(
