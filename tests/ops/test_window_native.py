@@ -228,7 +228,7 @@ def test_a_query_without_a_key_gets_zeros_and_a_gradient_of_zeros():
 def test_it_is_an_operator(case):
     tensors, mask = make(case)
     tensors = [x.float() for x in tensors]
-    arguments = [*tensors[:3], mask, *(tensors[3:] or (None, None)), 19, 0, 0.3, 0]
+    arguments = [*tensors[:3], mask, *(tensors[3:] or (None, None)), 19, 0, 0.3, 0, "native"]
     differentiable = [x if x is None or not x.is_floating_point() else x.requires_grad_() for x in arguments[:6]]
     torch.library.opcheck(torch.ops.polysketch.window_attention.default, (*differentiable, *arguments[6:]))
     plain = [x.detach() if isinstance(x, Tensor) else x for x in arguments]

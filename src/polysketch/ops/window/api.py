@@ -19,8 +19,8 @@ from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.triton.availability import AUTO_DEVICES
 from polysketch.ops.window import blockwise, native, operator, reference
-from polysketch.ops.window.self_check import program_agrees
-from polysketch.ops.window.triton import attend_one
+from polysketch.ops.window.self_check import program_agrees, programs_agree
+from polysketch.ops.window.triton import attend_one, launcher
 from polysketch.ops.window.triton import why_not as why_no_program
 from polysketch.ops.window.types import BesideKey, Inputs, Plan
 
@@ -45,6 +45,7 @@ BACKENDS = {
     "reference": Backend(reference.attend),
     "blockwise": Backend(blockwise.attend),
     "native": Backend(operator.attend, native.why_not),
+    "triton": Backend(operator.attend_by_triton, launcher.why_not),
 }
 
 
@@ -81,8 +82,8 @@ def sliding_window_attention(
         cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
             attended to by itself. Not beside a `key_mask`.
         backend: "auto" (see `sliding_window_attention_backend`), "native" (a program in C++ on a CPU,
-            compiled at its first use), "blockwise" (PyTorch's scaled_dot_product_attention) or "reference" (quadratic,
-            the definition).
+            compiled at its first use), "triton" (programs for CUDA devices: not float64, vectors of up to 128),
+            "blockwise" (PyTorch's scaled_dot_product_attention) or "reference" (quadratic, the definition).
 
     Returns:
         (batch, heads, length, value_dim). A query that sees no real key, nor one beside, gets zeros.
@@ -90,11 +91,12 @@ def sliding_window_attention(
     Raises:
         ValueError: a window below 1, shapes or devices that disagree, queries not as many as keys, an unknown backend.
         TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the backend that was asked for cannot run here, with the reason.
 
     Cost: 2 * length * (window + 31) * (head_dim + value_dim) operations a head by the native backend, forward. The
     blockwise one looks at up to window + 255 keys, on a CPU at window + 63 where the window is short; with a key beside
-    its widths are one more. Memory is linear in the length.
+    its widths are one more. The programs in Triton look at up to window + 190 (bfloat16, on an H100), and keep 4 bytes
+    of a query for backward. Memory is linear in the length.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_causal_lengths(query, key)
@@ -171,7 +173,7 @@ def _attend_in_cache(
     plan = Plan(min(window, key.shape[2]) - 1, 0, query.shape[3] ** -0.5 if scale is None else scale)
     if query.shape[2] == 1 and backend == "auto" and _by_triton(inputs):
         return attend_one(inputs, plan, key_rows)
-    picked = sliding_window_attention_backend(*inputs[:3], backend=backend)
+    picked = _picked(inputs, plan, block_size, backend)
     if query.shape[2] == 1 and picked == "native" and key.dtype == inputs.value.dtype == torch.float32:
         return native.forward(inputs, plan, key_rows)[0]
     own = inputs.taken(key_rows)
@@ -194,18 +196,22 @@ def _by_triton(inputs: Inputs) -> bool:
 def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, *, backend: str = "auto") -> str:
     """The backend that `sliding_window_attention` runs for these tensors.
 
-    "auto" is "native" for float32, bfloat16 and float16 on a CPU with a compiler, and "blockwise" elsewhere.
+    "auto" is "native" for float32, bfloat16 and float16 on a CPU with a compiler, "triton" on CUDA devices that can run
+    its programs, and "blockwise" elsewhere. Where the programs disagreed with the definition at their first call
+    (`ops.triton.self_check`) the answer is "triton" all the same, and the call runs "blockwise".
 
     Args:
         query, key, value: as for `sliding_window_attention`.
-        backend: "auto", "native", "blockwise" or "reference".
+        backend: "auto", "native", "triton", "blockwise" or "reference".
 
     Raises:
         ValueError: an unknown name.
-        RuntimeError: the native backend was asked for and cannot run here, with the reason.
+        RuntimeError: the backend that was asked for cannot run here, with the reason.
     """
     inputs = Inputs(query, key, value)
     if backend == "auto":
+        if _on_a_device_of_programs(query) and BACKENDS["triton"].why_not(inputs) is None:
+            return "triton"
         return "blockwise" if BACKENDS["native"].why_not(inputs) else "native"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto', {', '.join(map(repr, sorted(BACKENDS)))}")
@@ -213,6 +219,20 @@ def sliding_window_attention_backend(query: Tensor, key: Tensor, value: Tensor, 
     if reason is not None:
         raise RuntimeError(reason)
     return backend
+
+
+def _on_a_device_of_programs(query: Tensor) -> bool:
+    elsewhere = not query.is_cpu or "cpu" in AUTO_DEVICES  # naming a tensor's device takes longer than asking this
+    # A graph that is exported is for other machines.
+    return elsewhere and query.device.type in AUTO_DEVICES and not torch.compiler.is_exporting()
+
+
+def _picked(inputs: Inputs, plan: Plan, block_size: int | None, backend: str) -> str:
+    """The backend for a call; by "auto" none of programs that disagreed with the definition."""
+    picked = sliding_window_attention_backend(*inputs[:3], backend=backend)
+    if picked != "triton" or backend == picked:
+        return picked
+    return picked if programs_agree(inputs, plan, (block_size or 1) > 1) else "blockwise"
 
 
 def _attend(
@@ -232,12 +252,13 @@ def _attend(
         _check_beside(query, value, beside)
     behind = min(window, key.shape[2]) - 1
     plan = Plan(behind, 0 if causal else behind, query.shape[3] ** -0.5 if scale is None else scale)
-    picked = sliding_window_attention_backend(query, key, value, backend=backend)
+    inputs = Inputs(query, key, value, key_mask, *(beside or ()))
     if block_size is not None:
         check_block_size(block_size, causal)
-        if block_size > 1:
-            return _attend_by_blocks(picked, Inputs(query, key, value, key_mask, *(beside or ())), plan, block_size)
-    return BACKENDS[picked].attend(Inputs(query, key, value, key_mask, *(beside or ())), plan)
+    picked = _picked(inputs, plan, block_size, backend)
+    if block_size is not None and block_size > 1:
+        return _attend_by_blocks(picked, inputs, plan, block_size)
+    return BACKENDS[picked].attend(inputs, plan)
 
 
 def _attend_by_blocks(picked: str, inputs: Inputs, plan: Plan, block_size: int) -> Tensor:

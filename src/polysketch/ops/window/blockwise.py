@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.softmax import masked_attention
-from polysketch.ops.window.types import Inputs, Plan
+from polysketch.ops.window.types import Inputs, Plan, computed_in
 
 _MULTIPLE = 8  # of a width, for CUDA's fused kernels with a mask
 _FEWEST_ROWS, _MOST_ROWS = 64, 256
@@ -22,7 +22,7 @@ def attend(inputs: Inputs, plan: Plan) -> Tensor:
     query, key, value, _, beside_logit, beside_value = inputs
     if beside_logit is None or beside_value is None:
         return _attend_in_blocks(inputs, plan)
-    (head_dim, value_dim), limit = (query.shape[3], value.shape[3]), torch.finfo(_computed_in(query)).max / 4
+    (head_dim, value_dim), limit = (query.shape[3], value.shape[3]), torch.finfo(computed_in(query)).max / 4
     # Without a key there: a weight of zero, and a gradient that is a number.
     logit = beside_logit.clamp(-limit, limit).to(query.dtype)[..., None]
     more_key, more_value = (1 + (-(width + 1) % _MULTIPLE if query.is_cuda else 0) for width in (head_dim, value_dim))
@@ -33,13 +33,6 @@ def attend(inputs: Inputs, plan: Plan) -> Tensor:
     near, share = found[..., :value_dim], found[..., value_dim : value_dim + 1]
     none = (beside_logit == float("-inf"))[..., None]
     return near + share.masked_fill(none, 0.0) * beside_value.to(near.dtype)
-
-
-def _computed_in(query: Tensor) -> torch.dtype:
-    """The dtype of PyTorch's attention kernels, which autocast chooses for all but float64."""
-    device = query.device.type
-    cast = torch.is_autocast_enabled(device) and query.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if cast else query.dtype
 
 
 def _unit_row(like: Tensor, entry: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The native backend as a `torch.library` operator: shapes for tracing, gradients, operation counts."""
+"""The backends of programs as one `torch.library` operator: shapes for tracing, gradients, operation counts."""
 
 from typing import Any
 
@@ -8,14 +8,16 @@ from torch import Tensor
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.window import native
-from polysketch.ops.window.types import Inputs, Plan
+from polysketch.ops.window.triton import launcher
+from polysketch.ops.window.types import Inputs, Plan, computed_in
 
 # What `Inputs` and `Plan` are to PyTorch, in their order.
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? beside_logit, Tensor? beside_value, "
-    "int behind, int ahead, float scale, int block"
+    "int behind, int ahead, float scale, int block, str backend"
 )
 _TENSORS = len(Inputs._fields)
+_PROGRAMS = {"native": native, "triton": launcher}
 
 
 def attend(inputs: Inputs, plan: Plan) -> Tensor:
@@ -25,45 +27,49 @@ def attend(inputs: Inputs, plan: Plan) -> Tensor:
     if nothing_looks_on(*inputs):  # an operator's call takes as long as a hundred tokens
         refuse_tangents("window_attention", *inputs)
         return native.forward(inputs, plan)[0].to(inputs.query.dtype)
-    return window_attention_operator(*inputs, *plan)[0]
+    return window_attention_operator(*inputs, *plan, "native")[0]
 
 
-def _unpacked(arguments: Any) -> tuple[Inputs, Plan]:
-    return Inputs(*arguments[:_TENSORS]), Plan(*arguments[_TENSORS:])
+def attend_by_triton(inputs: Inputs, plan: Plan) -> Tensor:
+    """The triton backend's output, as `attend`; under autocast in its dtype, as PyTorch's attention has it."""
+    query, key, value = (x.to(computed_in(x)) for x in inputs[:3])
+    return window_attention_operator(query, key, value, *inputs[3:], *plan, "triton")[0]
+
+
+def _unpacked(arguments: Any) -> tuple[Inputs, Plan, Any]:
+    """What is given, and who computes."""
+    inputs, (*options, backend) = Inputs(*arguments[:_TENSORS]), arguments[_TENSORS:]
+    return inputs, Plan(*options), _PROGRAMS[backend]
 
 
 @custom_op("polysketch::window_attention", f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
 def window_attention_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The program's forward: output, and, in float32, peak and mass of each query for its backward."""
-    inputs, plan = _unpacked(arguments)
+    """The programs' forward: output, and what they keep of each query for their backward, in float32."""
+    inputs, plan, programs = _unpacked(arguments)
     with torch.autocast(inputs.query.device.type, enabled=False):
-        output, peak, mass = native.forward(inputs, plan)
-        return output.to(inputs.query.dtype), peak, mass
+        output, *kept = programs.forward(inputs, plan)
+        return output.to(inputs.query.dtype), *kept
 
 
 @window_attention_operator.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, value = arguments[0], arguments[2]
-    rows, kind = query.shape[:3], torch.float32
-    return (
-        query.new_empty(*rows, value.shape[3]),
-        query.new_empty(rows, dtype=kind),
-        query.new_empty(rows, dtype=kind),
-    )
+    inputs, _, programs = _unpacked(arguments)
+    output, *kept = programs.empty(inputs.query, inputs.value.shape[3])
+    return output.to(inputs.query.dtype), *kept
 
 
 @custom_op("polysketch::window_attention_backward", f"(Tensor gradient, Tensor[] outputs, {_ARGUMENTS}) -> Tensor[]")
 def window_attention_backward_operator(gradient: Tensor, outputs: list[Tensor], *arguments: Any) -> list[Tensor]:
-    """The program's backward: gradients of query, key, value and, if given, of the key beside."""
-    inputs, plan = _unpacked(arguments)
+    """The programs' backward: gradients of query, key, value and, if given, of the key beside."""
+    inputs, plan, programs = _unpacked(arguments)
     with torch.autocast(inputs.query.device.type, enabled=False):
-        found = native.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient)
+        found = programs.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient)
         return [of_x.to(x.dtype) for of_x, x in zip(found, _differentiable(inputs), strict=True)]
 
 
 @window_attention_backward_operator.register_fake
 def _(gradient: Tensor, outputs: list[Tensor], *arguments: Any) -> list[Tensor]:
-    inputs, _ = _unpacked(arguments)
+    inputs, *_ = _unpacked(arguments)
     return [x.new_empty(x.shape) for x in _differentiable(inputs)]
 
 
@@ -73,15 +79,15 @@ def _differentiable(inputs: Inputs) -> list[Tensor]:
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:_TENSORS], *output)
-    ctx.plan = inputs[_TENSORS:]
+    ctx.options = inputs[_TENSORS:]
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
     inputs, outputs = saved[:_TENSORS], list(saved[_TENSORS:])
-    found = window_attention_backward_operator(gradient, outputs, *inputs, *ctx.plan)
+    found = window_attention_backward_operator(gradient, outputs, *inputs, *ctx.options)
     beside = found[3:] or (None, None)
-    return (*found[:3], None, *beside, *(None for _ in ctx.plan))
+    return (*found[:3], None, *beside, *(None for _ in ctx.options))
 
 
 window_attention_operator.register_autograd(_backward, setup_context=_setup_context)
@@ -110,9 +116,9 @@ def _triangle(count: int) -> int:
 
 @counts_operations_of(torch.ops.polysketch.window_attention)
 def _forward_operations(*shapes: Any, **_: Any) -> int:
-    return _operations(*_unpacked(shapes))
+    return _operations(*_unpacked(shapes)[:2])
 
 
 @counts_operations_of(torch.ops.polysketch.window_attention_backward)
 def _backward_operations(gradient: Any, outputs: Any, *shapes: Any, **_: Any) -> int:
-    return _operations(*_unpacked(shapes)) * 5 // 2
+    return _operations(*_unpacked(shapes)[:2]) * 5 // 2

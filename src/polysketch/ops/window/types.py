@@ -48,6 +48,13 @@ class Inputs(NamedTuple):
         return self._replace(key=key, value=value, key_mask=mask)
 
 
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """The dtype of PyTorch's attention kernels, which autocast chooses for all but float64."""
+    device = tensor.device.type
+    cast = torch.is_autocast_enabled(device) and tensor.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if cast else tensor.dtype
+
+
 class Plan(NamedTuple):
     """The options of one call.
 

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from polysketch.ops.linear.triton.call import covering_block
 from polysketch.ops.triton import availability, configuration, launch
+from polysketch.ops.window.triton.launcher import side_by_side
 from polysketch.ops.window.types import Inputs, Plan
 
 
@@ -21,11 +22,11 @@ def attend_one(inputs: Inputs, plan: Plan, rows: Tensor) -> Tensor:
     """
     from polysketch.ops.window.triton.programs.one import window_one
 
-    query, key, value = inputs.query[:, :, 0], _side_by_side(inputs.key), _side_by_side(inputs.value)
+    query, key, value = inputs.query[:, :, 0], side_by_side(inputs.key), side_by_side(inputs.value)
     query = query if query.stride(2) == 1 else query.contiguous()
     (batch, heads, width), value_width, keys = query.shape, value.shape[3], key.shape[2]
     logit, beside, mask = inputs.beside_logit, inputs.beside_value, inputs.key_mask
-    beside = None if beside is None else _side_by_side(beside)
+    beside = None if beside is None else side_by_side(beside)
     mask = mask if mask is None or mask.stride(1) == 1 else mask.contiguous()
     output = query.new_empty(batch, heads, value_width)
     launch(
@@ -45,8 +46,3 @@ def attend_one(inputs: Inputs, plan: Plan, rows: Tensor) -> Tensor:
         COLUMNS=covering_block(value_width),
     )
     return output[:, :, None]
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """The tensor with neighbouring entries of a vector side by side."""
-    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
