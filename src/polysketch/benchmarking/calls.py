@@ -145,6 +145,28 @@ def normed_heads(shape: Shape, device: torch.device, dtype: torch.dtype, *, sket
     return Call(attend, [x, scale, bias])
 
 
+def window(
+    shape: Shape, device: torch.device, dtype: torch.dtype, *, beside: bool = False, shared: int = 1, **options: Any
+) -> Call:
+    """Softmax within a window, perhaps with a key beside for every query.
+
+    Args:
+        beside: whether there is one.
+        shared: queries of a key.
+        **options: of the op.
+    """
+    keys = replace(shape, heads=shape.heads // shared)
+    leaves = [random(each, device, dtype) for each in (shape, keys, keys)]
+    if beside:
+        leaves += [random(shape, device, dtype)[..., 0].contiguous(), random(shape, device, dtype)]
+
+    def attend() -> Tensor:
+        own = ops.BesideKey(*leaves[3:]) if beside else None
+        return ops.sliding_window_attention(*leaves[:3], beside=own, **{"causal": shape.causal, **options})
+
+    return Call(attend, leaves)
+
+
 def exact(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copies in float64 on the CPU."""
     return [tensor.detach().cpu().double() for tensor in tensors]

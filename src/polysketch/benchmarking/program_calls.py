@@ -44,6 +44,9 @@ _COMMON = {
     "polynomial h=128",
     "hyper h=64",
     "hyper h=128",
+    "window of 256, h=64",
+    "window of 256, h=64, a key beside",
+    "window of 256, h=128",
     "delta two factors, m=48, h=64",
     "delta two factors, m=48, h=65",
     "delta power 1, m=64, h=64",
@@ -62,7 +65,7 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, low_rank, head_sketch, polynomial, hyper, delta or decoding.
+        op: linear, sketch, low_rank, head_sketch, polynomial, hyper, window, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -192,6 +195,26 @@ def _hyper(causal: bool, shape: Shape, device: torch.device, dtype: torch.dtype)
     )
 
 
+def _window_calls() -> Iterator[Named]:
+    """As `polysketch` has it, with a key beside, and as `sliding-window`; every option once."""
+    for width, beside in itertools.product((64, 128), (True, False)):
+        yield _window(width, beside=beside)
+    yield _window(64, beside=True, shared=2)
+    yield _window(64, causal=False)
+    yield _window(64, block_size=64)
+
+
+def _window(width: int, *, beside: bool = False, shared: int = 1, **options: Any) -> Named:
+    flags = {
+        "a key beside": beside,
+        "not causal": not options.get("causal", True),
+        "blocks": options.get("block_size"),
+        f"{shared} queries a key": shared > 1,
+    }
+    name = ", ".join([f"window of {_LOCAL}, h={width}", *(flag for flag, is_set in flags.items() if is_set)])
+    return name, width, partial(calls.window, window=_LOCAL, beside=beside, shared=shared, backend="triton", **options)
+
+
 def _delta_calls() -> Iterator[Named]:
     """Values as wide as heads, and with the one behind them that mechanisms ask for."""
     for features, width, factors in ((48, 64, 2), (48, 65, 2), (64, 64, 1), (32, 65, 2), (64, 129, 2)):
@@ -291,6 +314,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "head_sketch": _head_sketch_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
+    "window": _window_calls,
     "delta": _delta_calls,
     "decoding": _decoding_calls,
 }

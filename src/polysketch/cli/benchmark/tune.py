@@ -24,7 +24,8 @@ class TuneFlags:
     programs: tuple[str, ...] = ()
     """only these programs, by the names of their files of configurations, linear_outputs for one; default: all"""
     ops: tuple[
-        Literal["linear", "sketch", "low_rank", "head_sketch", "polynomial", "hyper", "delta", "decoding"], ...
+        Literal["linear", "sketch", "low_rank", "head_sketch", "polynomial", "hyper", "window", "delta", "decoding"],
+        ...,
     ] = ()
     """only the programs of these ops; default: all"""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)

@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 def computed_in(tensor: Tensor) -> torch.dtype:
     """The dtype of PyTorch's attention kernels, which autocast chooses for all but float64."""
     device = tensor.device.type
-    cast = torch.is_autocast_enabled(device) and tensor.dtype != torch.float64
+    cast = device != "meta" and torch.is_autocast_enabled(device) and tensor.dtype != torch.float64
     return torch.get_autocast_dtype(device) if cast else tensor.dtype
 
 

@@ -61,8 +61,9 @@ def window_grad_query(
     first = tl.program_id(0) % tiles * ROWS
     heads = (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = heads // (KEY_HEADS * SHARED), heads % (KEY_HEADS * SHARED)
-    rows = (first + tl.arange(0, ROWS)).to(tl.int64)
-    asked, line = rows < queries, heads * queries + rows
+    places = first + tl.arange(0, ROWS)
+    rows, asked = places.to(tl.int64), places < queries
+    line = heads * queries + rows
     inner, columns = tl.arange(0, HEAD_BLOCK), tl.arange(0, WIDTH_BLOCK)
     asking = load_rows(query + batch * query_batch + head * query_head, rows, query_token, inner, asked, HEAD)
     of_upstream = grad_output + batch * output_batch + head * output_head
@@ -86,12 +87,12 @@ def window_grad_query(
     of_mask = None if key_mask is None else key_mask + batch * mask_row
     total = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
     earlier = keys - queries
-    oldest, newest = seen_of(rows, earlier, behind, ahead, block, BLOCKS)
+    oldest, newest = seen_of(places, earlier, behind, ahead, block, BLOCKS)
     end = tl.minimum(tl.minimum(first + ROWS, queries) + earlier + ahead, keys)
     for start in tl.range(tl.maximum(first + earlier - behind, 0), end, KEYS):
         tokens, real = real_keys(of_mask, start, end, KEYS)
-        near = load_rows(of_key, tokens, key_token, inner, real, HEAD)
-        values = load_rows(of_value, tokens, value_token, columns, real, WIDTH)
+        near = load_rows(of_key, tokens.to(tl.int64), key_token, inner, real, HEAD)
+        values = load_rows(of_value, tokens.to(tl.int64), value_token, columns, real, WIDTH)
         scores = tl.dot(asking, tl.trans(near), input_precision=PRECISION) * (scale * LOG2_E)
         seen = real[None, :] & (tokens[None, :] >= oldest[:, None]) & (tokens[None, :] <= newest[:, None])
         weights = tl.exp2(tl.where(seen, scores, HIDDEN) - masses[:, None])
@@ -145,8 +146,9 @@ def window_grad_key_value(
     of_mask = None if key_mask is None else key_mask + batch * mask_row
     tokens, real = real_keys(of_mask, first, keys, KEYS)
     inner, columns = tl.arange(0, HEAD_BLOCK), tl.arange(0, WIDTH_BLOCK)
-    near = load_rows(key + batch * key_batch + head * key_head, tokens, key_token, inner, real, HEAD)
-    values = load_rows(value + batch * value_batch + head * value_head, tokens, value_token, columns, real, WIDTH)
+    line = tokens.to(tl.int64)
+    near = load_rows(key + batch * key_batch + head * key_head, line, key_token, inner, real, HEAD)
+    values = load_rows(value + batch * value_batch + head * value_head, line, value_token, columns, real, WIDTH)
 
     total_key = tl.zeros((KEYS, HEAD_BLOCK), tl.float32)
     total_value = tl.zeros((KEYS, WIDTH_BLOCK), tl.float32)
@@ -156,15 +158,16 @@ def window_grad_key_value(
     pieces = tl.cdiv(tl.maximum(end - begin, 0), ROWS)
     for item in tl.range(0, SHARED * pieces):
         member = head * SHARED + item // pieces
-        rows = (begin + item % pieces * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        asked, line = rows < end, (batch * KEY_HEADS * SHARED + member) * queries + rows
+        places = begin + item % pieces * ROWS + tl.arange(0, ROWS)
+        rows, asked = places.to(tl.int64), places < end
+        of_rows = (batch * KEY_HEADS * SHARED + member) * queries + rows
         of_query = query + batch * query_batch + member * query_head
         asking = load_rows(of_query, rows, query_token, inner, asked, HEAD)
         of_upstream = grad_output + batch * output_batch + member * output_head
         upstream = load_rows(of_upstream, rows, output_token, columns, asked, WIDTH)
-        masses = tl.load(log_mass + line, mask=asked, other=UNSEEN)
-        means = tl.load(mean + line, mask=asked, other=0.0)
-        oldest, newest = seen_of(rows, earlier, behind, ahead, block, BLOCKS)
+        masses = tl.load(log_mass + of_rows, mask=asked, other=UNSEEN)
+        means = tl.load(mean + of_rows, mask=asked, other=0.0)
+        oldest, newest = seen_of(places, earlier, behind, ahead, block, BLOCKS)
         scores = tl.dot(near, tl.trans(asking), input_precision=PRECISION) * (scale * LOG2_E)
         seen = real[:, None] & (tokens[:, None] >= oldest[None, :]) & (tokens[:, None] <= newest[None, :])
         weights = tl.exp2(tl.where(seen, scores, HIDDEN) - masses[None, :])
@@ -173,6 +176,6 @@ def window_grad_key_value(
         total_value = tl.dot(weighing, upstream.to(DOT), total_value, input_precision=PRECISION)
         total_key = tl.dot(changing, asking.to(DOT), total_key, input_precision=PRECISION)
 
-    line, inside = heads * keys + tokens, tokens < keys
-    store_rows(grad_key, total_key * scale, line, inner, inside, HEAD)
-    store_rows(grad_value, total_value, line, columns, inside, WIDTH)
+    inside = tokens < keys
+    store_rows(grad_key, total_key * scale, heads * keys + line, inner, inside, HEAD)
+    store_rows(grad_value, total_value, heads * keys + line, columns, inside, WIDTH)

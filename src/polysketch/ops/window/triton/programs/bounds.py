@@ -20,7 +20,7 @@ def seen_of(rows, earlier, behind, ahead, block, BLOCKS: tl.constexpr):
 @triton.jit
 def real_keys(key_mask, start, end, KEYS: tl.constexpr):
     """(keys from `start` on, whether they are real ones before `end`)."""
-    tokens = (start + tl.arange(0, KEYS)).to(tl.int64)
+    tokens = start + tl.arange(0, KEYS)
     real = tokens < end
     if key_mask is not None:
         real = real & (tl.load(key_mask + tokens, mask=real, other=0) != 0)

@@ -58,8 +58,8 @@ def window_forward(
     first = tl.program_id(0) % tiles * ROWS
     heads = (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = heads // (KEY_HEADS * SHARED), heads % (KEY_HEADS * SHARED)
-    rows = (first + tl.arange(0, ROWS)).to(tl.int64)
-    asked = rows < queries
+    places = first + tl.arange(0, ROWS)
+    rows, asked = places.to(tl.int64), places < queries
     inner, columns = tl.arange(0, HEAD_BLOCK), tl.arange(0, WIDTH_BLOCK)
     asking = load_rows(query + batch * query_batch + head * query_head, rows, query_token, inner, asked, HEAD)
     of_key = key + batch * key_batch + head // SHARED * key_head
@@ -80,12 +80,12 @@ def window_forward(
         numerator = tl.where(there[:, None], beside, 0.0)
 
     earlier = keys - queries
-    oldest, newest = seen_of(rows, earlier, behind, ahead, block, BLOCKS)
+    oldest, newest = seen_of(places, earlier, behind, ahead, block, BLOCKS)
     end = tl.minimum(tl.minimum(first + ROWS, queries) + earlier + ahead, keys)
     for start in tl.range(tl.maximum(first + earlier - behind, 0), end, KEYS):
         tokens, real = real_keys(of_mask, start, end, KEYS)
-        near = load_rows(of_key, tokens, key_token, inner, real, HEAD)
-        values = load_rows(of_value, tokens, value_token, columns, real, WIDTH)
+        near = load_rows(of_key, tokens.to(tl.int64), key_token, inner, real, HEAD)
+        values = load_rows(of_value, tokens.to(tl.int64), value_token, columns, real, WIDTH)
         scores = tl.dot(asking, tl.trans(near), input_precision=PRECISION) * (scale * LOG2_E)
         seen = real[None, :] & (tokens[None, :] >= oldest[:, None]) & (tokens[None, :] <= newest[:, None])
         scores = tl.where(seen, scores, HIDDEN)
