@@ -27,7 +27,7 @@ class LaunchingModule(pytest.Module):
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Called by pytest for the modules of this folder alone."""
-    launches = module_path.name in ("test_programs.py", "test_decoding.py", "test_hyper.py")
+    launches = module_path.name in ("test_programs.py", "test_decoding.py", "test_hyper.py", "test_window.py")
     return LaunchingModule.from_parent(parent, path=module_path) if launches else None
 
 

@@ -29,6 +29,7 @@ PROGRAM = {
     "low rank": "low_rank_sketch",
     "head sketch": "head_sketch",
     "polynomial": "polynomial_forward",
+    "window": "window_forward",
     "delta": "delta_errors",
 }
 OPS = tuple(PROGRAM)
@@ -37,6 +38,7 @@ GRADIENT = {
     "low rank": "low_rank_sketch_factors_backward",
     "head sketch": "head_sketch_backward",
     "polynomial": "polynomial_grad_query",
+    "window": "window_grad_query",
 }
 PLAIN = {
     "linear": "chunked",
@@ -44,6 +46,7 @@ PLAIN = {
     "low rank": "reference",
     "head sketch": "reference",
     "polynomial": "blockwise",
+    "window": "blockwise",
     "delta": "chunked",
 }
 
@@ -89,6 +92,8 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return torch.cat(head_sketch(*given, backend=backend), -1)
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
+    if op == "window":
+        return ops.sliding_window_attention(*given, window=9, causal=True, backend=backend)
     return ops.polynomial_attention(*given, degree=2, causal=True, backend=backend)
 
 

@@ -74,8 +74,9 @@ def window_forward(
         logit = tl.load(of_logit + rows * logit_token, mask=asked, other=0.0).to(tl.float32)
         of_beside = beside_value + batch * beside_batch + head * beside_head
         beside = load_rows(of_beside, rows, beside_token, columns, asked, WIDTH).to(tl.float32)
+        logit *= LOG2_E
         there = logit != float("-inf")
-        highest = tl.where(there, logit * LOG2_E, LOWEST)
+        highest = tl.where(there, logit, LOWEST)
         mass = tl.where(there, 1.0, 0.0)
         numerator = tl.where(there[:, None], beside, 0.0)
 
