@@ -321,6 +321,24 @@ def test_operations_are_counted_for_the_keys_that_are_seen():
     assert counter.get_total_flops() == 2 * seen * (case.head_dim + case.value_dim)
 
 
+def test_one_compiled_graph_takes_every_length(programs_on_a_cpu):
+    """Also where the window is longer than the sequence."""
+    case, graphs = Case(window=9, beside=True), []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(
+        lambda *given: attend(case, given, None, "auto"), fullgraph=True, dynamic=True, backend=counted
+    )
+    for length in (20, 33, 6):
+        tensors, _ = float32(Case(length=length, beside=True))
+        assert torch.equal(compiled(*tensors), attend(case, tensors, None))
+    assert len(graphs) == 1
+    assert "polysketch.window_attention" in graphs[0].code
+
+
 MECHANISMS = {
     "polysketch": lambda: PolysketchAttention(2, 12, 1, window=9, sketch_size=4),
     "sliding-window": lambda: SlidingWindowAttention(2, 12, 1, window=9),

@@ -14,7 +14,7 @@ from polysketch.ops.window.types import Inputs, Plan, computed_in
 # What `Inputs` and `Plan` are to PyTorch, in their order.
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? beside_logit, Tensor? beside_value, "
-    "int behind, int ahead, float scale, int block, str backend"
+    "SymInt behind, SymInt ahead, float scale, SymInt block, str backend"
 )
 _TENSORS = len(Inputs._fields)
 _PROGRAMS = {"native": native, "triton": launcher}
