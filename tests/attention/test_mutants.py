@@ -105,7 +105,7 @@ MUTANTS = {
         (partial(formulas.test_polynomial_attention_is_its_formula, 4, 0.1),),
     ),
     "polysketch: 1 / r for sqrt(1 / r), Gaussian": Mutant(
-        GaussianSketch.project,
+        GaussianSketch._scaled,
         "self.feature_dim**-0.25",
         "self.feature_dim**-0.5",
         (partial(gaussian_sketch.test_the_features_follow_the_recursion_of_algorithm_1, 4),),
@@ -186,8 +186,8 @@ MUTANTS = {
     ),
     "polysketch: decoding writes what a new sequence would": Mutant(
         ops.delta_attention_extend_,
-        "factors=factors, state=state)",
-        "factors=factors)",
+        "_writes(inputs, factors",
+        "_writes(inputs._replace(sums=None), factors",
         (partial(contract.test_forward_equals_extend_over_a_split, WRITTEN, [33, 2, 2]),),
     ),
     "polysketch: a query does not see whether to trust what it recalls": Mutant(
@@ -210,7 +210,7 @@ MUTANTS = {
     ),
     "delta: the gradient of keys forgets the tokens that ask": Mutant(
         delta_operator.gradients,
-        "of_query + _early(of_key)",
+        "of_query.to(of_value.dtype) + _early(of_key)",
         "_early(of_key)",
         (partial(delta_op.test_gradients_of_every_backend_are_those_of_the_definition, "chunked", 2, False),),
     ),

@@ -68,7 +68,7 @@ def test_every_check_passes_and_is_recorded(every, checks, tmp_path, capsys, mon
     assert all(one["reason"] if one["kind"] == "skipped" else one["seconds"] >= 0 for one in tests)
     shown = capsys.readouterr().out
     assert f"{kinds['check']} of {kinds['check']} tests passed" in shown
-    assert re.search(r"linear +bfloat16 +chunked +\d+ +0\.\d\d", shown)
+    assert re.search(r"float(16|32) +(native|chunked|blockwise) +\d+ +\d\.\d\d", shown)
 
 
 def test_tests_are_picked_by_an_expression(tmp_path):
