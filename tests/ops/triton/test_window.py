@@ -429,7 +429,11 @@ def without_a_mask(key_mask, start, end, KEYS: tl.constexpr):
 EVERYTHING = Case(window=17, heads=2, block=6, masked=True, beside=True)
 
 
-@pytest.mark.parametrize("broken", [one_too_many, without_order, without_blocks, without_a_mask], ids=repr)
+def _named(kernel) -> str:
+    return kernel.fn.__name__
+
+
+@pytest.mark.parametrize("broken", [one_too_many, without_order, without_blocks, without_a_mask], ids=_named)
 @pytest.mark.parametrize("module", [forward, backward], ids=["forward", "backward"])
 def test_a_broken_part_makes_the_comparison_fail_for_what_it_is_part_of(module, broken, monkeypatch):
     name = "real_keys" if broken is without_a_mask else "seen_of"
