@@ -265,6 +265,7 @@ def test_decoding_one_token_at_a_time_gives_the_rows_of_the_whole():
 
 
 HEADER, FORWARD, ONE, BACKWARD = (f"window_attention{name}" for name in (".h", ".cpp", "_one.cpp", "_backward.cpp"))
+SOFTMAX = "running_softmax.h"
 MUTANTS = {
     "one token too many": (
         HEADER,
@@ -280,14 +281,10 @@ MUTANTS = {
     ),
     "the mask is forgotten": (HEADER, "if (!span.is_real(key + j)) {", "if (false) {"),
     "keys are not moved": (HEADER, "(last_ - range.first) * row * sizeof", "0 * sizeof"),
-    "earlier blocks keep their scale": (FORWARD, "store(factor_ + v, factor);", "store(factor_ + v, splat(1.0f));"),
-    "the mass keeps its scale": (FORWARD, "load(mass_ + v) * factor + mass", "load(mass_ + v) + mass"),
-    "the key beside has no mass": (FORWARD, "mass_[t] = 1.0f;", "mass_[t] = 0.0f;"),
-    "the key beside has no value": (
-        FORWARD,
-        "std::copy_n(span_.of_query(call.beside_value",
-        "if (false) std::copy_n(span_.of_query(call.beside_value",
-    ),
+    "earlier blocks keep their scale": (SOFTMAX, "store(factor_ + v, factor);", "store(factor_ + v, splat(1.0f));"),
+    "the mass keeps its scale": (SOFTMAX, "load(mass + v) * factor + sum", "load(mass + v) + sum"),
+    "the key beside has no mass": (FORWARD, "softmax_.resume(t, logit, 1.0f,", "softmax_.resume(t, logit, 0.0f,"),
+    "the key beside has no value": (SOFTMAX, "mean[i] * from_mass", "0.0f * from_mass"),
     "one query sees all keys": (ONE, "std::max<int64_t>(call.keys - 1 - call.behind, 0)", "0"),
     "one query forgets the mask": (ONE, "          span_.is_real(key) ? dot", "          true ? dot"),
     "one query forgets its scale": (ONE, "query[i] * call.scale", "query[i]"),
@@ -298,7 +295,7 @@ MUTANTS = {
         "padded(seen_.count()), kHidden);",
         "padded(seen_.count()), 0.0f);",
     ),
-    "weights are not normalised": (BACKWARD, "(load(changes_ + i) - mean)", "load(changes_ + i)"),
+    "the mean is not taken away": (SOFTMAX, "(load(changes + i) - average)", "load(changes + i)"),
     "no scale in the gradient of queries": (BACKWARD, "query_gradient_[i] *= call.scale", "query_gradient_[i] *= 1.0f"),
     "no scale in the gradient of keys": (
         BACKWARD,
