@@ -102,10 +102,10 @@ def _half(key_features: Tensor) -> torch.dtype | None:
 
 
 def _rounded_for_programs(
-    query: Tensor, key: Tensor, written: Tensor, half: torch.dtype | None
+    query: Tensor, key: Tensor, written: Tensor, half: torch.dtype | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """In half precision where features came in it and programs on a device multiply them: by tensor cores."""
-    if half is None or key.device.type not in AUTO_DEVICES:
+    if half is None or key.device.type not in AUTO_DEVICES or backend not in ("auto", "triton"):
         return query, key, written
     return query.to(half), key.to(half), written.to(half)
 
@@ -156,7 +156,7 @@ def delta_attention(
         return operator.attention(query, inputs, factors)
     half = _half(key_features)
     written = _writes(inputs, factors, half, backend)
-    operands = _rounded_for_programs(query, inputs.key, written, half)
+    operands = _rounded_for_programs(query, inputs.key, written, half, backend)
     found = linear_attention(*operands, causal=True, normalize=False, **given).output
     return found.to(written.dtype)
 
@@ -220,7 +220,7 @@ def delta_attention_extend_(
         return state.on_a_copy(lambda own: delta_attention_extend_(*given_tokens, own, factors=factors))
     half = _half(key_features)
     written = _writes(inputs, factors, half, "auto")
-    operands = _rounded_for_programs(query, inputs.key, written, half)
+    operands = _rounded_for_programs(query, inputs.key, written, half, "auto")
     found = linear_attention_extend_(*operands, state, factors=factors, normalize=False).output
     return found.to(written.dtype)
 
