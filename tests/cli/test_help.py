@@ -12,6 +12,7 @@ import tyro
 
 from polysketch import cli
 from polysketch.cli import flags_of, main
+from polysketch.cli.benchmark.tune import Op
 from polysketch.cli.help import asks_for_help, help_of, subcommands_of
 
 COMMANDS = [(verb, name) for verb in cli.VERBS for name in ("", *subcommands_of(flags_of(verb)))]
@@ -132,3 +133,9 @@ def test_it_is_as_wide_as_the_terminal_within_limits(monkeypatch, capsys):
     assert 20 < widths["20"] <= 60
     assert 70 < widths["80"] <= 80
     assert 90 < widths["400"] <= 100
+
+
+def test_every_op_that_can_be_tuned_is_named():
+    text = shown("benchmark", "tune", "--help")
+    for op in typing.get_args(Op):
+        assert re.search(rf"\b{op}\b[,;]", text), op

@@ -3,12 +3,16 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["TuneFlags", "run"]
+
+Op = Literal["linear", "sketch", "low_rank", "head_sketch", "polynomial", "hyper", "window", "delta", "decoding"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +27,9 @@ class TuneFlags:
 
     programs: tuple[str, ...] = ()
     """only these programs, by the names of their files of configurations, linear_outputs for one; default: all"""
-    ops: tuple[
-        Literal["linear", "sketch", "low_rank", "head_sketch", "polynomial", "hyper", "window", "delta", "decoding"],
-        ...,
-    ] = ()
-    """only the programs of these ops; default: all"""
+    ops: Annotated[tuple[Op, ...], tyro.conf.arg(metavar="OP...")] = ()
+    """only the programs of these: linear, sketch, low_rank, head_sketch, polynomial, hyper, window, delta, decoding;
+    default: all"""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
     """of the inputs"""
     match: str = ""
