@@ -15,7 +15,7 @@ from polysketch.models import ModelConfig, TransformerLM, preset
 from polysketch.storage import disk
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
 from polysketch.studies.study import Verdict
-from polysketch.studies.task_study import TaskSettings, TaskStudy, state_bytes
+from polysketch.studies.task_study import Shorter, TaskSettings, TaskStudy, state_bytes
 from polysketch.tasks import open_task
 
 OF_TASKS = [
@@ -73,6 +73,24 @@ def test_a_row_that_begins_exactly_makes_its_steps_in_two_runs(folder: Path, cap
     capsys.readouterr()
     assert main(["study", "exact-first", "--only", "softmax+exact=0.5"]) == 1
     assert "expected polysketch-paper beside a share exact" in capsys.readouterr().err
+
+
+def test_a_task_may_be_learned_on_shorter_rows_first(folder: Path, monkeypatch):
+    study = study_called("selective-copying")
+    shorter = (Shorter(24, 3, 2, 1e-2), Shorter(28, 1, 2, 1e-3))
+    monkeypatch.setitem(study.sizes, "smoke", dataclasses.replace(study.sizes["smoke"], shorter=shorter))
+    assert main(["study", "selective-copying", "--only", "polysketch", "--threads", "1"]) == 0
+    runs = folder / "runs/studies/selective-copying-smoke"
+    (row,) = runs.glob("polysketch-seed0*")
+    found = [json.loads((row / run / "config.json").read_text()) for run in ("run-24", "run-28", "run")]
+    configs = [one["training"] for one in found]
+    assert [(one["steps"], one["learning_rate"]) for one in configs[:2]] == [(3, 1e-2), (1, 1e-3)]
+    assert configs[0]["init_from"] is None
+    assert [Path(one["init_from"]).name for one in configs[1:]] == ["run-24", "run-28"]
+    assert [open_task(one["data"]).options()["length"] for one in configs] == [24, 28, 32]
+    record = json.loads((runs / "results/polysketch-seed0.json").read_text())
+    assert [step for step, *_ in record["curve"]] == [3, 4, 6]
+    assert record["settings"]["shorter"][0]["length"] == 24
 
 
 def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path, capsys, monkeypatch):

@@ -27,13 +27,28 @@ _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
 
 _ROTARY = "rotary"
 
-_NEWER = ("state_at", "validation_rows", "training")  # than some records, which say nothing of them
+_NEWER = ("state_at", "validation_rows", "training", "shorter")  # than some records, which say nothing of them
 
 FEW: dict[str, Any] = {"steps": 2, "batch_size": 4, "layers": 1, "evaluations": 1, "validation_rows": 4, "test_rows": 8}
 """Of every smoke size."""
 
 _SPAN = 512  # tokens read at once to fill a state
 _COLOURS = 10  # of Matplotlib's cycle; lines beyond them are dashed
+
+
+@dataclass(frozen=True)
+class Shorter:
+    """Training on shorter rows of a task, before those that count.
+
+    Attributes:
+        length: of the rows.
+        steps, batch_size, learning_rate: of training.
+    """
+
+    length: int
+    steps: int
+    batch_size: int
+    learning_rate: float
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,7 @@ class TaskSettings:
         preset, layers: of the model.
         steps, batch_size, learning_rate: of training.
         training: more options of `TrainingConfig`, for instance its `warmup`.
+        shorter: rows to learn from before, one length after the other; a learning rate rises and falls for each.
         evaluations: during training.
         validation_rows: of each evaluation; None for as many as 65,536 tokens hold.
         test_rows: that the trained model is measured on.
@@ -59,6 +75,7 @@ class TaskSettings:
     steps: int = 600
     batch_size: int = 32
     learning_rate: float = 3e-3
+    shorter: tuple[Shorter, ...] = ()
     evaluations: int = 30
     validation_rows: int | None = None
     test_rows: int = 1_000
@@ -145,14 +162,18 @@ class TaskStudy(Study):
 
     def trainings(self, row: str, seed: int, settings: TaskSettings, folder: Path, task: Task) -> list[TrainingConfig]:
         """The training runs of a row, one after the other; the last one's model is measured."""
-        options = self.options_of(row, settings)
-        return [training_of(parsed(row)[0], options, seed, settings, folder, task, rotary=parsed(row)[1].get(_ROTARY))]
+        name, given = parsed(row)
+        last = training_of(
+            name, self.options_of(row, settings), seed, settings, folder, task, rotary=given.get(_ROTARY)
+        )
+        runs: list[TrainingConfig] = []
+        for one in settings.shorter:
+            runs.append(_on_shorter(last, one, settings, at(task, one.length), after=runs))
+        return [*runs, dataclasses.replace(last, init_from=runs[-1].out) if runs else last]
 
     def make(self, row: str, seed: int, settings: TaskSettings, folder: Path) -> dict[str, Any]:
         """Train, and measure."""
-        if not is_task(folder / "task"):
-            write_task(self.task_of(settings, seed), folder / "task")
-        task = open_task(folder / "task")
+        task = open_task(_written(self.task_of(settings, seed), folder / "task"))
         steps, seconds, curve = 0, 0.0, []
         for config in self.trainings(row, seed, settings, folder, task):
             trained, evaluated = _run(config)
@@ -223,6 +244,37 @@ def _against_softmax(accuracy: Mapping[str, float], behind: float) -> Verdict:
     return Verdict(", ".join(told), accuracy[best] >= accuracy["softmax"] - behind)
 
 
+def _written(task: Task, folder: Path) -> Path:
+    """The folder, with the task in it."""
+    if not is_task(folder):
+        write_task(task, folder)
+    return folder
+
+
+def _on_shorter(
+    last: TrainingConfig, shorter: Shorter, settings: TaskSettings, task: Task, *, after: Sequence[TrainingConfig]
+) -> TrainingConfig:
+    """A run on shorter rows, as the last one but for its size."""
+    every = max(1, shorter.steps // settings.evaluations)
+    return dataclasses.replace(
+        last,
+        data=_written(task, last.out.with_name(f"task-{shorter.length}")),
+        out=last.out.with_name(f"run-{shorter.length}"),
+        steps=shorter.steps,
+        batch_size=shorter.batch_size,
+        learning_rate=shorter.learning_rate,
+        eval_every=every,
+        save_every=every,
+        eval_tokens=_eval_tokens(settings, task),
+        init_from=after[-1].out if after else None,
+    )
+
+
+def _eval_tokens(settings: TaskSettings, task: Task) -> int:
+    rows = settings.validation_rows
+    return TrainingConfig.eval_tokens if rows is None else rows * task.longest
+
+
 def at(task: Task, length: int) -> Task:
     """The same task with rows of another length."""
     assert isinstance(task, GeneratedTask)
@@ -254,11 +306,10 @@ def training_of(
         task: that of the folder.
         **changes: other options of `TrainingConfig`.
     """
-    rows = settings.validation_rows
     given = {
         "steps": settings.steps,
         "learning_rate": settings.learning_rate,
-        "eval_tokens": TrainingConfig.eval_tokens if rows is None else rows * task.longest,
+        "eval_tokens": _eval_tokens(settings, task),
         **settings.training,
         "out": folder / "run",
         **changes,
