@@ -23,6 +23,8 @@ from ops.linear_cases import (
     run,
 )
 from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
+from ops.test_polynomial_native import CASES as POLYNOMIALS
+from ops.test_polynomial_native import assert_agrees as assert_polynomial_agrees
 from ops.test_window_native import CASES as WINDOWS
 from ops.test_window_native import assert_all_agree
 from polysketch import ops
@@ -35,6 +37,7 @@ from polysketch.ops.linear import native as native_attention
 from polysketch.ops.low_rank_sketch import native as native_low_rank
 from polysketch.ops.native import build, library, why_unavailable
 from polysketch.ops.native.trusted import find_trusted
+from polysketch.ops.polynomial import native as native_polynomial
 from polysketch.ops.window import native as native_window
 
 SOURCE = Path(build.__file__).parent / "source"
@@ -303,11 +306,13 @@ def test_every_compiler_and_width_of_vectors_gives_the_same_result(compiler, cap
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     made = ctypes.CDLL(str(build.compiled(SOURCE, tmp_path)))
-    for module in (native_attention, native_sketch, native_window):
+    for module in (native_attention, native_sketch, native_window, native_polynomial):
         monkeypatch.setattr(module, "library", lambda: made)
     for case in (*PAIRWISE, *WIDE):
         assert_native_agrees(case)
     assert_all_agree(WINDOWS)
+    for case in POLYNOMIALS:
+        assert_polynomial_agrees(case)
     test_learned_sketch_agrees_with_the_formula_in_float64(8, "head", (2, 4, 33, 24), 10)
 
 
@@ -485,6 +490,7 @@ STRUCTURES = {
     "linear_attention.h": ("LinearAttentionCall", native_attention._AttentionCall),
     "learned_sketch.h": ("LearnedSketchCall", native_sketch._Call),
     "low_rank_sketch.h": ("LowRankSketchCall", native_low_rank._Call),
+    "polynomial_attention.h": ("PolynomialAttentionCall", native_polynomial._Call),
     "window_attention.h": ("WindowAttentionCall", native_window._Call),
     "tile_attention.h": ("TileAttentionCall", native_hyper._Call),
     "delta_rule.h": ("DeltaRuleCall", native_delta._Call),

@@ -11,8 +11,7 @@ from ops.test_window_native import make as make_window
 from ops.test_window_native import output_and_gradients
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
-from polysketch.ops.native import why_unavailable
-from polysketch.ops.window import native as native_window
+from polysketch.ops.native import pairs, why_unavailable
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason="needs the native programs")
 
@@ -65,7 +64,7 @@ def delta(seed):
 @pytest.fixture(params=[1, 2])
 def threads(request, monkeypatch):
     """PyTorch's number of threads, put back afterwards; each window is worth them."""
-    monkeypatch.setattr(native_window, "_PRODUCTS_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(pairs, "_PRODUCTS_WORTH_A_THREAD", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

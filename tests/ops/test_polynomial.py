@@ -18,7 +18,7 @@ from polysketch.ops.polynomial import (
 from polysketch.ops.polynomial.blockwise import odd_power, power_
 from polysketch.ops.triton import availability
 
-BACKENDS = ["reference", "blockwise"]
+BACKENDS = ["reference", "blockwise"]  # that take float64; the native one has tests of its own
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -49,7 +49,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 # The definition, by hand.
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "native"])
 def test_hand_computed_values(backend):
     query = torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]])
     key = torch.tensor([[[[2.0, 5.0], [-1.0, 2.0]]]])
@@ -282,7 +282,7 @@ def test_it_compiles_without_a_graph_break_and_with_its_gradient(backend):
         torch.testing.assert_close(actual, reference, **TOLERANCE)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "native"])
 def test_autocast_changes_neither_output_nor_gradients(backend):
     inputs = [tensor.float() for tensor in tensors(300)]
     expected = output_and_gradients(inputs, causal=True, backend=backend)
@@ -358,7 +358,7 @@ def test_auto_is_the_reference_on_short_sequences_and_blockwise_beyond():
         == "blockwise"
     )
     assert polynomial_attention_backend(short, short, backend="blockwise") == "blockwise"
-    with pytest.raises(ValueError, match="one of auto, reference, blockwise, triton, got 'flash'"):
+    with pytest.raises(ValueError, match="one of auto, reference, blockwise, native, triton, got 'flash'"):
         polynomial_attention(short, short, short, backend="flash")
     with pytest.raises(RuntimeError, match=r"the triton backend computes float32, .* got torch.float64"):
         polynomial_attention(short, short, short, backend="triton")

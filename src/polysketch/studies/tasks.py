@@ -28,7 +28,7 @@ SELECTIVE_COPYING = TaskStudy(
             validation_rows=128,
             lengths=(192, 384),
         ),
-        # The paper's length, where most steps are on shorter rows: an hour or two of one thread, where "long" takes many.
+        # The paper's length, most steps on shorter rows: an hour or two of one thread, where "long" takes many.
         "grown": TaskSettings(
             task={"length": 4096},
             shorter=(Shorter(256, 3_000, 16, 3e-3), Shorter(1024, 300, 4, 1e-3)),

@@ -4,12 +4,13 @@ import math
 from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths, check_offset
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.packed import PackedDocuments, by_documents
-from polysketch.ops.polynomial import triton
+from polysketch.ops.polynomial import native, triton
 from polysketch.ops.polynomial.blockwise import blockwise_polynomial_attention
 from polysketch.ops.polynomial.reference import reference_polynomial_attention
 from polysketch.ops.polynomial.self_check import programs_agree
@@ -37,8 +38,12 @@ class PolynomialBackend(Protocol):
 POLYNOMIAL_BACKENDS: dict[str, PolynomialBackend] = {
     "reference": reference_polynomial_attention,
     "blockwise": blockwise_polynomial_attention,
+    "native": native.native_polynomial_attention,
     "triton": triton.triton_polynomial_attention,
 }
+
+# The native program works on 32 queries at a time, however few there are.
+_NATIVE_QUERIES = 16
 
 # Below both, the reference is faster than blocks, measured on two CPU cores with heads of 64.
 _REFERENCE_KEYS = 64
@@ -85,8 +90,9 @@ def polynomial_attention(
         key_mask: (batch, key_length) bool, True for a real token.
         cu_seqlens: (documents + 1,) int32 offsets, or `ops.PackedDocuments`: the batch is one row of documents, each
             attended to by itself. Not beside a `key_mask`.
-        backend: "reference", "blockwise", "triton" (programs for CUDA devices: not float64, vectors of up to 128, no
-            blocks), or "auto"; ``polynomial_attention_backend`` tells what "auto" picks.
+        backend: "reference", "blockwise", "native" (a program in C++ on a CPU, compiled at its first use: not
+            float64), "triton" (programs for CUDA devices: not float64, vectors of up to 128, no blocks), or "auto";
+            ``polynomial_attention_backend`` tells what "auto" picks.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
@@ -95,10 +101,10 @@ def polynomial_attention(
     Raises:
         ValueError: shapes, devices, degree, scale, offset or backend do not fit, or ``causal`` with unequal lengths.
         TypeError: dtypes that are not floating point or not alike (outside autocast), or a mask that is not bool.
-        RuntimeError: the triton backend was asked for and cannot run here, with the reason.
+        RuntimeError: the native or the triton backend was asked for and cannot run here, with the reason.
 
     Cost: 2 * query_length * key_length * (head_dim + value_dim) operations a head, half of it when causal. The
-    blockwise backend holds a few blocks of weights, never the whole matrix; the triton backend holds none.
+    blockwise backend holds a few blocks of weights, never the whole matrix; the programs hold none.
     """
     check_attention_tensors(query, key, value, key_mask)
     if causal:
@@ -171,8 +177,9 @@ def polynomial_attention_backend(
 ) -> str:
     """Name of the backend that ``polynomial_attention`` runs for these tensors, programs that disagree left aside.
 
-    "auto" is "triton" on CUDA devices, where its programs take such tensors. Elsewhere it is "blockwise", except for a
-    few short sequences, where one product is faster than a loop of one block. Whether the programs disagreed with
+    "auto" is "triton" on CUDA devices, where its programs take such tensors, and "native" on a CPU with a compiler, but
+    for a few queries at a time, as in decoding. Elsewhere it is "blockwise", except for a few short sequences, where
+    one product is faster than a loop of one block. Whether the programs disagreed with
     "blockwise" at their first call (`ops.triton.self_check`) depends on options that are not known here: "triton" is
     the answer then too, and the call runs "blockwise".
 
@@ -183,23 +190,30 @@ def polynomial_attention_backend(
     Raises:
         ValueError: ``backend`` is not one of "auto" and the names in ``POLYNOMIAL_BACKENDS``; or tensors that
             ``polynomial_attention`` would refuse.
-        RuntimeError: "triton" was asked for and cannot run here, with the reason.
+        RuntimeError: "native" or "triton" was asked for and cannot run here, with the reason.
     """
-    check_attention_tensors(query, key, key if value is None else value, None)
+    value = key if value is None else value
+    check_attention_tensors(query, key, value, None)
     if backend == "auto":
         if query.device.type in AUTO_DEVICES and triton.why_not(query, key, value) is None:
             return "triton"
-        return plain_backend(query, key)
+        return backend_without_triton(query, key, value)
     if backend not in POLYNOMIAL_BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(['auto', *POLYNOMIAL_BACKENDS])}, got {backend!r}")
-    reason = triton.why_not(query, key, value) if backend == "triton" else None
+    reason = _WHY_NOT[backend](query, key, value) if backend in _WHY_NOT else None
     if reason is not None:
         raise RuntimeError(reason)
     return backend
 
 
-def plain_backend(query: Tensor, key: Tensor) -> str:
-    """The faster one of the two backends in plain PyTorch, "reference" and "blockwise"."""
+_WHY_NOT = {"native": native.why_not, "triton": triton.why_not}
+
+
+def backend_without_triton(query: Tensor, key: Tensor, value: Tensor) -> str:
+    """The fastest one of the others. A graph that is exported is for other machines: in PyTorch's own operations."""
+    many = query.shape[2] >= _NATIVE_QUERIES or query.shape[2] == key.shape[2]
+    if many and not torch.compiler.is_exporting() and native.why_not(query, key, value) is None:
+        return "native"
     weights = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     small = key.shape[2] <= _REFERENCE_KEYS and weights <= _REFERENCE_WEIGHTS
     return "reference" if small else "blockwise"

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths, check_offset
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
-from polysketch.ops.polynomial.api import plain_backend
+from polysketch.ops.polynomial import native
+from polysketch.ops.polynomial.api import backend_without_triton
 from polysketch.ops.polynomial.reference import working_dtype
 from polysketch.ops.polynomial.squared_blockwise import blockwise_squared_polynomial_attention
 from polysketch.ops.polynomial.squared_reference import reference_squared_polynomial_attention
@@ -35,6 +36,7 @@ class SquaredPolynomialBackend(Protocol):
 SQUARED_POLYNOMIAL_BACKENDS: dict[str, SquaredPolynomialBackend] = {
     "reference": reference_squared_polynomial_attention,
     "blockwise": blockwise_squared_polynomial_attention,
+    "native": native.native_squared_polynomial_attention,
 }
 
 
@@ -70,7 +72,8 @@ def squared_polynomial_attention(
             block and of all blocks before; None for 1. Blocks count from a row's first real token; the last may be
             short.
         key_mask: (batch, key_length) bool, True for a real token.
-        backend: "reference", "blockwise", or "auto", which picks the faster one.
+        backend: "reference", "blockwise", "native" (a program in C++ on a CPU, compiled at its first use: not
+            float64), or "auto", which picks the fastest one.
 
     Returns:
         (batch, heads, query_length, value_dim) in the dtype of ``value``. A query that sees no real key gets zeros.
@@ -79,6 +82,7 @@ def squared_polynomial_attention(
     Raises:
         ValueError: shapes, devices, coefficients, offset or backend do not fit, or ``causal`` with unequal lengths.
         TypeError: dtypes that are not floating point or not alike (outside autocast), or a mask that is not bool.
+        RuntimeError: the native backend was asked for and cannot run here, with the reason.
 
     Cost: 2 * query_length * key_length * (head_dim + value_dim + D) operations a head, half of it when causal. The
     blockwise backend holds a few blocks of weights, never the whole matrix.
@@ -162,7 +166,7 @@ def _attend(
 ) -> Tensor:
     check_offset(offset)
     terms = _as_tensor(coefficients, query, working_dtype(query, key, value))
-    attend = SQUARED_POLYNOMIAL_BACKENDS[_picked(query, key, backend)]
+    attend = SQUARED_POLYNOMIAL_BACKENDS[_picked(query, key, value, backend)]
     if block_size is None or block_size == 1:
         return attend(query, key, value, terms, offset=offset, first_position=first_position, key_mask=key_mask)
 
@@ -173,11 +177,14 @@ def _attend(
     return in_aligned_rows(by_blocks, query, key, value, key_mask)
 
 
-def _picked(query: Tensor, key: Tensor, backend: str) -> str:
+def _picked(query: Tensor, key: Tensor, value: Tensor, backend: str) -> str:
     if backend == "auto":
-        return plain_backend(query, key)
+        return backend_without_triton(query, key, value)
     if backend not in SQUARED_POLYNOMIAL_BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(['auto', *SQUARED_POLYNOMIAL_BACKENDS])}, got {backend!r}")
+    reason = native.why_not(query, key, value) if backend == "native" else None
+    if reason is not None:
+        raise RuntimeError(reason)
     return backend
 
 

@@ -7,35 +7,28 @@ head, or a part of them where there are fewer key heads than threads.
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from polysketch.ops.native import TensorPointer, in_float32, library, run_in_threads, run_program
+from polysketch.ops.native import TensorPointer, library
 from polysketch.ops.native import why_not as why_no_program
+from polysketch.ops.native.pairs import PAIRS_FIELDS, QUERIES, Pairs, PairsArguments
 from polysketch.ops.parallel import num_workers
 from polysketch.ops.window.types import Inputs, Plan
 
-_SIZES = ("heads", "key_heads", "queries", "keys", "width", "value_width", "behind", "ahead", "block", "spans")
 _INPUTS = ("query", "key", "value", "beside_logit", "beside_value")
+_BESIDE = _INPUTS[3:]
 _OUTPUTS = ("output", "peak", "mass")
-_QUERIES = 32  # kQueries of window_attention.h
-# Fewer products than this are one thread's work: waking another costs more.
-_PRODUCTS_WORTH_A_THREAD = 2**21
 
 
 class _Call(ctypes.Structure):
     """`WindowAttentionCall` of window_attention.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in _SIZES),
-        ("scale", ctypes.c_float),
-        *((name, TensorPointer) for name in _INPUTS),
-        ("key_mask", ctypes.c_void_p),
-        ("key_mask_row", ctypes.c_int64),
-        ("key_rows", ctypes.c_void_p),
-        *((name, TensorPointer) for name in (*_OUTPUTS, "output_gradient")),
+        *PAIRS_FIELDS,
+        *((name, TensorPointer) for name in (*_BESIDE, *_OUTPUTS, "output_gradient")),
         *((f"{name}_gradient", TensorPointer) for name in _INPUTS),
     )
 
@@ -68,7 +61,7 @@ def forward(inputs: Inputs, plan: Plan, key_rows: Tensor | None = None, into: Fo
     """
     output, peak, mass = empty(inputs.query, inputs.value.shape[3]) if into is None else into
     query = inputs.query
-    call = _Arguments(inputs, plan)
+    call = _arguments(inputs, plan)
     call.rows(output=output, peak=peak, mass=mass)
     call.point("key_rows", key_rows)
     programs = library()
@@ -95,57 +88,23 @@ def backward(
         )
         for name, tensor in given.items()
     ]
-    call = _Arguments(inputs, plan)
+    call = _arguments(inputs, plan)
     call.rows(**dict(zip(_OUTPUTS, found, strict=True)), output_gradient=upstream)
     call.rows(**{f"{name}_gradient": gradient for name, gradient in zip(given, gradients, strict=True)})
     call.run(library().window_attention_backward)
     return gradients
 
 
-class _Arguments:
-    """A `_Call` and the tensors that its pointers look into."""
-
-    def __init__(self, inputs: Inputs, plan: Plan) -> None:
-        self._kept: list[Tensor] = []
-        query, key, value = inputs.query, inputs.key, inputs.value
-        heads = query.shape[0] * key.shape[1]
-        sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3])
-        products = query.shape[0] * query.shape[1] * query.shape[2] * (plan.behind + plan.ahead + 1) * sum(sizes[4:])
-        self._threaded = products >= _PRODUCTS_WORTH_A_THREAD
-        spans = _num_spans(heads, query.shape[2], plan) if self._threaded else 1
-        self._units = heads * spans
-        self._call = _Call(*sizes, plan.behind, plan.ahead, plan.block, spans, plan.scale)
-        self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
-        mask = inputs.key_mask
-        if mask is not None:
-            mask = mask if mask.stride(1) == 1 or mask.shape[1] == 1 else mask.contiguous()
-            self.point("key_mask", mask)
-            self._call.key_mask_row = mask.stride(0)
-
-    def point(self, name: str, tensor: Tensor | None) -> None:
-        """An address; nothing for None."""
-        if tensor is not None:
-            self._kept.append(tensor)
-            setattr(self._call, name, tensor.data_ptr())
-
-    def rows(self, **tensors: Tensor) -> None:
-        """Tensors (batch, heads, tokens) or (batch, heads, tokens, width), of any strides."""
-        for name, tensor in tensors.items():
-            rows = in_float32(tensor)
-            rows = rows if rows.dim() == 3 or rows.stride(3) == 1 or rows.shape[3] == 1 else rows.contiguous()
-            self._kept.append(rows)
-            setattr(self._call, name, TensorPointer.of(rows))
-
-    def run(self, program: Callable[..., int]) -> None:
-        """Run the program on all spans, dealt out to the threads."""
-        if self._threaded:
-            run_in_threads(program, self._call, self._units, self._kept)
-        else:
-            run_program(program, self._call, range(self._units))
+def _arguments(inputs: Inputs, plan: Plan) -> PairsArguments:
+    pairs = Pairs(*inputs[:4], plan.behind, plan.ahead, plan.block)
+    queries = inputs.query.shape[2]
+    call = PairsArguments(_Call, pairs, plan.scale, lambda heads: _num_spans(heads, queries, plan))
+    call.rows(**{name: tensor for name in _BESIDE if (tensor := getattr(inputs, name)) is not None})
+    return call
 
 
 def _num_spans(heads: int, queries: int, plan: Plan) -> int:
     """Spans of a key head, so that every thread has as many; none is short beside what its neighbours see of it."""
     threads = num_workers(torch.device("cpu"))
-    shortest = max(_QUERIES, 2 * (plan.behind + plan.ahead))
+    shortest = max(QUERIES, 2 * (plan.behind + plan.ahead))
     return max(1, min(threads // math.gcd(heads, threads), queries // shortest))

@@ -11,6 +11,9 @@
 
 #include "vector.h"
 
+constexpr int64_t kQueries = 32;  // of exact attention, worked on at once: columns of products
+constexpr int kQueryVectors = kQueries / kLanes;
+
 struct Left {
   const float* data;
   int64_t row, step;

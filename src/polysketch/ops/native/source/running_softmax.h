@@ -4,8 +4,6 @@
 #include "memory.h"
 #include "product.h"
 
-constexpr int64_t kQueries = 32;  // worked on at once
-constexpr int kQueryVectors = kQueries / kLanes;
 constexpr float kHidden = -1e30f;      // the score of a key that is not seen
 constexpr float kLowest = -1e29f;      // the largest score of a query that has seen none: above hidden ones
 constexpr float kNegligible = -87.0f;  // weights of e^x below it are zero

@@ -7,8 +7,8 @@ namespace {
 class Forward {
  public:
   Forward(const WindowAttentionCall& call, int64_t unit)
-      : span_(call, unit), keys_(span_, call.key, call.width), values_(span_, call.value, call.value_width),
-        row_(values_.row), query_(call.width * kQueries), scores_(kWindowKeys * kQueries), softmax_(row_) {}
+      : call_(call), span_(call, unit), keys_(span_, call.key, call.width), values_(span_, call.value, call.value_width),
+        row_(values_.row), query_(call.width * kQueries), scores_(kKeys * kQueries), softmax_(row_) {}
 
   void run() {
     for (int64_t query = span_.queries.first; query < span_.queries.last; query += kQueries) {
@@ -21,23 +21,23 @@ class Forward {
 
  private:
   void block(int64_t shared, int64_t query, Range seen) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     const int64_t count = std::min(kQueries, call.queries - query);
     read_columns(span_.of_query(call.query, shared, query), count, call.width, query_, kQueries);
     for (int64_t i = 0; i < call.width * kQueries; i += kLanes) store(query_ + i, load(query_ + i) * call.scale);
     start(shared, query, count);
-    for (int64_t key = seen.first; key < seen.last; key += kWindowKeys)
-      through(query, {key, std::min(key + kWindowKeys, seen.last)});
+    for (int64_t key = seen.first; key < seen.last; key += kKeys)
+      through(query, {key, std::min(key + kKeys, seen.last)});
     write(shared, query, count);
   }
 
   // Adds values of some keys times their weights.
   void through(int64_t query, Range range) {
     span_.for_parts(query, range, [&](Range keys, Range queries) {
-      product(keys.count(), queries.count(), span_.call.width, {keys_.at(keys.first), keys_.row, 1},
+      product(keys.count(), queries.count(), call_.width, {keys_.at(keys.first), keys_.row, 1},
               {query_ + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
     });
-    hide(span_, query, range.first, range.count(), scores_);
+    hide(span_, query, range.first, range.count(), scores_, kHidden);
     softmax_.weigh(scores_, range.count());
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       product(queries.count(), row_, keys.count(), {scores(range, keys, queries), 1, kQueries},
@@ -51,7 +51,7 @@ class Forward {
 
   // The key beside is the first of all: its weight relative to itself is one.
   void start(int64_t shared, int64_t query, int64_t count) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     softmax_.clear();
     for (int64_t t = 0; call.beside_logit && t < count; t++) {
       const float logit = *span_.of_query(call.beside_logit, shared, query + t).data;
@@ -61,7 +61,7 @@ class Forward {
   }
 
   void write(int64_t shared, int64_t query, int64_t count) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     softmax_.divide();
     write_rows(softmax_.output, row_, count, call.value_width, span_.of_query(call.output, shared, query), false);
     for (int64_t t = 0; t < count; t++) {
@@ -70,6 +70,7 @@ class Forward {
     }
   }
 
+  const WindowAttentionCall& call_;
   Span span_;
   MovingTokens keys_, values_;
   int64_t row_;

@@ -5,39 +5,14 @@
 
 namespace {
 
-// Sums of gradients of the keys or values that a span owns, written out when no later query sees them.
-class MovingSums : public MovingRows {
- public:
-  MovingSums(const Span& span, const Tensor& to, int64_t width)
-      : MovingRows(span, width), span_(span), to_(to), width_(width) {}
-
-  void move_to(Range range) {
-    write_until(range.first);
-    if (!last()) written_ = range.first;
-    MovingRows::move_to(range, [&](int64_t, float* sums) { zero(sums, row); });
-  }
-
-  void finish() { write_until(last()); }
-
- private:
-  void write_until(int64_t token) {
-    for (; written_ < std::min(token, last()); written_++)
-      std::copy_n(at(written_), width_, span_.of_key(to_, written_).data);
-  }
-
-  const Span& span_;
-  const Tensor& to_;
-  int64_t width_, written_ = 0;
-};
-
 class Backward {
  public:
   Backward(const WindowAttentionCall& call, int64_t unit)
-      : span_(call, unit), keys_(span_, call.key, call.width), values_(span_, call.value, call.value_width),
+      : call_(call), span_(call, unit), keys_(span_, call.key, call.width), values_(span_, call.value, call.value_width),
         key_sums_(span_, call.key_gradient, call.width), value_sums_(span_, call.value_gradient, call.value_width),
         row_(keys_.row), value_row_(values_.row), query_columns_(call.width * kQueries), query_rows_(kQueries * row_),
         gradient_columns_(call.value_width * kQueries), gradient_rows_(kQueries * value_row_),
-        weights_(kWindowKeys * kQueries), changes_(kWindowKeys * kQueries), query_gradient_(kQueries * row_) {}
+        weights_(kKeys * kQueries), changes_(kKeys * kQueries), query_gradient_(kQueries * row_) {}
 
   void run() {
     const Range queries = span_.queries_of_owned();
@@ -57,17 +32,17 @@ class Backward {
 
  private:
   void block(int64_t shared, int64_t query, Range seen, bool own) {
-    const int64_t count = std::min(kQueries, span_.call.queries - query);
+    const int64_t count = std::min(kQueries, call_.queries - query);
     read(shared, query, count);
     if (own) zero(query_gradient_, kQueries * row_);
-    for (int64_t key = seen.first; key < seen.last; key += kWindowKeys)
-      through(query, {key, std::min(key + kWindowKeys, seen.last)}, own);
+    for (int64_t key = seen.first; key < seen.last; key += kKeys)
+      through(query, {key, std::min(key + kKeys, seen.last)}, own);
     if (own) write(shared, query, count);
   }
 
   // Queries times the scale and gradients of outputs, as rows and as columns; and what each query needs besides.
   void read(int64_t shared, int64_t query, int64_t count) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     const Rows queries = span_.of_query(call.query, shared, query);
     const Rows gradients = span_.of_query(call.output_gradient, shared, query);
     float scales[kQueries];
@@ -91,7 +66,7 @@ class Backward {
 
   // Adds the gradients through the weights of some keys.
   void through(int64_t query, Range range, bool own) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     const auto place = [&](Range keys, Range queries) { return (keys.first - range.first) * kQueries + queries.first; };
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       product(keys.count(), queries.count(), call.width, {keys_.at(keys.first), row_, 1},
@@ -99,7 +74,7 @@ class Backward {
       product(keys.count(), queries.count(), call.value_width, {values_.at(keys.first), value_row_, 1},
               {gradient_columns_ + queries.first, kQueries}, {changes_ + place(keys, queries), kQueries}, false);
     });
-    hide(span_, query, range.first, range.count(), weights_);
+    hide(span_, query, range.first, range.count(), weights_, kHidden);
     weigh_gradients(range.count(), peak_, share_, mean_, weights_, changes_);
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       if (own)
@@ -118,7 +93,7 @@ class Backward {
   }
 
   void write(int64_t shared, int64_t query, int64_t count) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     for (int64_t i = 0; i < count * row_; i++) query_gradient_[i] *= call.scale;
     write_rows(query_gradient_, row_, count, call.width, span_.of_query(call.query_gradient, shared, query), false);
     for (int64_t t = 0; call.beside_logit && t < count; t++) {
@@ -133,6 +108,7 @@ class Backward {
     }
   }
 
+  const WindowAttentionCall& call_;
   Span span_;
   MovingTokens keys_, values_;
   MovingSums key_sums_, value_sums_;

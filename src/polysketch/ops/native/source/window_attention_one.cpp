@@ -7,12 +7,12 @@ namespace {
 class One {
  public:
   One(const WindowAttentionCall& call, int64_t unit)
-      : span_(call, unit), seen_{std::max<int64_t>(call.keys - 1 - call.behind, 0), call.keys},
+      : call_(call), span_(call, unit), seen_{std::max<int64_t>(call.keys - 1 - call.behind, 0), call.keys},
         query_(call.width), weights_(padded(seen_.count())), output_(call.value_width) {}
 
   void run() {
     for (int64_t shared = 0; shared < span_.shared; shared++) {
-      score(span_.of_query(span_.call.query, shared, 0).data);
+      score(span_.of_query(call_.query, shared, 0).data);
       const float peak = start(shared);
       const float mass = weigh(peak) + beside_;
       add_values();
@@ -22,7 +22,7 @@ class One {
 
  private:
   void score(const float* query) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     for (int64_t i = 0; i < call.width; i++) query_[i] = query[i] * call.scale;
     std::fill(weights_ + seen_.count(), weights_ + padded(seen_.count()), kHidden);
     for (int64_t key = seen_.first; key < seen_.last; key++)
@@ -32,7 +32,7 @@ class One {
 
   // The largest score; the output begins as the value of the key beside, times its weight.
   float start(int64_t shared) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     const float logit = call.beside_logit ? *span_.of_query(call.beside_logit, shared, 0).data : kHidden;
     const bool is_beside = !(logit <= kLowest);  // also a NaN
     Vector most = splat(is_beside ? logit : kLowest);
@@ -58,14 +58,14 @@ class One {
   }
 
   void add_values() {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     for (int64_t key = seen_.first; key < seen_.last; key++)
       if (span_.is_real(key))
         add_scaled(weights_[key - seen_.first], span_.of_key(call.value, key).data, output_, call.value_width);
   }
 
   void write(int64_t shared, float peak, float mass) {
-    const WindowAttentionCall& call = span_.call;
+    const WindowAttentionCall& call = call_;
     const float by = reciprocal_or_zero(splat(mass))[0];
     float* output = span_.of_query(call.output, shared, 0).data;
     for (int64_t i = 0; i < call.value_width; i++) output[i] = output_[i] * by;
@@ -73,6 +73,7 @@ class One {
     *span_.of_query(call.mass, shared, 0).data = mass;
   }
 
+  const WindowAttentionCall& call_;
   Span span_;
   Range seen_;
   Buffer query_, weights_, output_;
