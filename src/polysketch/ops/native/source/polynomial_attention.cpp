@@ -1,54 +1,81 @@
 // Exact polynomial attention, forward: sums over blocks of keys one after another. Weights are never negative, and no
 // largest score is needed.
+#include <vector>
+
 #include "polynomial_attention.h"
 
 namespace {
+
+constexpr int64_t kBlocks = 8;  // of queries, that go through the keys together
+
+// What is kept of a block of queries while it goes through the keys.
+struct Block {
+  Block(int64_t width, int64_t row) : query(width * kQueries), sums(kQueries * row) {}
+
+  Buffer query, sums;  // [width][kQueries], [query][row]
+  float mass[kQueries];
+};
 
 template <class Weights>
 class Forward {
  public:
   Forward(const PolynomialAttentionCall& call, Weights weights, int64_t head, int64_t number, int64_t spans)
       : call_(call), weights_(weights), span_(call, head, number, spans), keys_(span_, call.key, call.width),
-        values_(span_, call.value, call.value_width), row_(values_.row), query_(call.width * kQueries),
-        scores_(kKeys * kQueries), sums_(kQueries * row_) {}
+        values_(span_, call.value, call.value_width), row_(values_.row), scores_(kKeys * kQueries) {
+    for (int64_t i = 0; i < kBlocks; i++) blocks_.emplace_back(call.width, row_);
+  }
 
   void run() {
-    for (int64_t query = span_.queries.first; query < span_.queries.last; query += kQueries) {
-      const Range seen = span_.seen_by(query);
+    const Range all = span_.queries;
+    for (int64_t first = all.first; first < all.last; first += kBlocks * kQueries) {
+      const Range queries{first, std::min(first + kBlocks * kQueries, all.last)};
+      const Range seen{0, span_.seen_by((queries.last - 1) / kQueries * kQueries).last};
       keys_.move_to(seen);
       values_.move_to(seen);
-      for (int64_t shared = 0; shared < span_.shared; shared++) block(shared, query, seen);
+      for (int64_t shared = 0; shared < span_.shared; shared++) together(shared, queries, seen);
     }
   }
 
  private:
-  void block(int64_t shared, int64_t query, Range seen) {
-    const int64_t count = std::min(kQueries, call_.queries - query);
-    read_columns(span_.of_query(call_.query, shared, query), count, call_.width, query_, kQueries);
-    for (int64_t i = 0; i < call_.width * kQueries; i += kLanes) store(query_ + i, load(query_ + i) * call_.scale);
-    zero(sums_, kQueries * row_);
-    std::fill(mass_, mass_ + kQueries, call_.offset);
+  // Some blocks of queries, all of them with some keys before others: many keys do not stay in cache.
+  void together(int64_t shared, Range queries, Range seen) {
+    const auto each = [&](auto work) {
+      for (int64_t query = queries.first; query < queries.last; query += kQueries)
+        work(blocks_[(query - queries.first) / kQueries], query, std::min(kQueries, call_.queries - query));
+    };
+    each([&](Block& block, int64_t query, int64_t count) { start(block, shared, query, count); });
     for (int64_t key = seen.first; key < seen.last; key += kKeys)
-      through(query, {key, std::min(key + kKeys, seen.last)});
-    write(shared, query, count);
+      each([&](Block& block, int64_t query, int64_t) {
+        const Range keys = Range{key, key + kKeys}.within(span_.seen_by(query));
+        if (keys.count()) through(block, query, keys);
+      });
+    each([&](Block& block, int64_t query, int64_t count) { write(block, shared, query, count); });
+  }
+
+  void start(Block& block, int64_t shared, int64_t query, int64_t count) {
+    read_columns(span_.of_query(call_.query, shared, query), count, call_.width, block.query, kQueries);
+    for (int64_t i = 0; i < call_.width * kQueries; i += kLanes)
+      store(block.query + i, load(block.query + i) * call_.scale);
+    zero(block.sums, kQueries * row_);
+    std::fill(block.mass, block.mass + kQueries, call_.offset);
   }
 
   // Adds values of some keys times their weights.
-  void through(int64_t query, Range range) {
+  void through(Block& block, int64_t query, Range range) {
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       product(keys.count(), queries.count(), call_.width, {keys_.at(keys.first), keys_.row, 1},
-              {query_ + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
+              {block.query + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
     });
     for (int64_t i = 0; i < range.count() * kQueries; i += kLanes) store(scores_ + i, weights_.of(load(scores_ + i)));
     hide(span_, query, range.first, range.count(), scores_, 0.0f);
     for (int64_t v = 0; v < kQueries; v += kLanes) {
       Vector sum{};
       for (int64_t j = 0; j < range.count(); j++) sum += load(scores_ + j * kQueries + v);
-      store(mass_ + v, load(mass_ + v) + sum);
+      store(block.mass + v, load(block.mass + v) + sum);
     }
     span_.for_parts(query, range, [&](Range keys, Range queries) {
       product(queries.count(), row_, keys.count(), {scores(range, keys, queries), 1, kQueries},
-              {values_.at(keys.first), row_}, {sums_ + queries.first * row_, row_}, true);
+              {values_.at(keys.first), row_}, {block.sums + queries.first * row_, row_}, true);
     });
   }
 
@@ -56,13 +83,13 @@ class Forward {
     return scores_ + (keys.first - range.first) * kQueries + queries.first;
   }
 
-  void write(int64_t shared, int64_t query, int64_t count) {
+  void write(const Block& block, int64_t shared, int64_t query, int64_t count) {
     for (int64_t t = 0; t < count; t++) {
-      const float factor = reciprocal_denominator(mass_[t]);
-      const float* from = sums_ + t * row_;
+      const float factor = reciprocal_denominator(block.mass[t]);
+      const float* from = block.sums + t * row_;
       float* to = span_.of_query(call_.output, shared, query + t).data;
       for (int64_t i = 0; i < call_.value_width; i++) to[i] = from[i] * factor;
-      *span_.of_query(call_.denominator, shared, query + t).data = mass_[t];
+      *span_.of_query(call_.denominator, shared, query + t).data = block.mass[t];
     }
   }
 
@@ -71,8 +98,8 @@ class Forward {
   Span span_;
   MovingTokens keys_, values_;
   int64_t row_;
-  Buffer query_, scores_, sums_;  // [width][kQueries], [key][kQueries], [query][row]
-  float mass_[kQueries];
+  Buffer scores_;  // [key][kQueries]
+  std::vector<Block> blocks_;
 };
 
 }  // namespace
