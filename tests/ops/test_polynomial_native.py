@@ -181,6 +181,28 @@ def test_denominators_near_the_end_of_float32_keep_their_gradients(degree):
         assert relative_error(actual, reference) < 1e-4
 
 
+def test_degrees_whose_denominators_float32_does_not_hold_are_not_taken():
+    x = 0.7 * make(Case())[0][0].float()
+    with pytest.raises(RuntimeError, match="degrees of up to 60, got 62"):
+        ops.polynomial_attention(x, x, x, degree=62, backend="native")
+    expected = ops.polynomial_attention(x, x, x, degree=62, backend="blockwise")
+    assert expected.abs().max() > 0.1
+    assert torch.equal(ops.polynomial_attention(x, x, x, degree=62), expected)
+
+
+def test_a_row_without_weight_has_neither_output_nor_gradients():
+    tensors, _ = make(Case(length=20, offset=0.0))
+    tensors = [(1e-12 * tensors[0]).float(), *(x.float() for x in tensors[1:])]
+    for found in with_gradients(Case(length=20, offset=0.0), tensors, None):
+        assert not found.any()
+
+
+def test_the_operator_refuses_queries_that_stand_elsewhere():
+    x = torch.randn(1, 2, 20, 8)
+    with pytest.raises(ValueError, match="queries at the end of the keys, from 0 on, got 3"):
+        torch.ops.polysketch.polynomial_attention_native(x, x, x, None, None, 4, 1.0, 1.0, 3, 1)
+
+
 @pytest.mark.parametrize("degree", [4, None])
 def test_a_row_that_overflows_is_nan_and_no_other(degree):
     case = Case(length=40, degree=degree, heads=1, key_heads=1)
@@ -192,11 +214,13 @@ def test_a_row_that_overflows_is_nan_and_no_other(degree):
     assert output[:, :, [*range(11), *range(12, 40)]].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("degree", [4, None])
-def test_it_is_an_operator(degree):
+def test_it_is_an_operator(degree, dtype):
     case = Case(length=40, degree=degree, masked=True, heads=4)
     tensors, mask = make(case)
-    query, key, value, *terms = (x.float().requires_grad_() for x in tensors)
+    query, key, value = (x.to(dtype).requires_grad_() for x in tensors[:3])
+    terms = [x.float().requires_grad_() for x in tensors[3:]]
     weights = (terms[0] if terms else None, degree or 0, 0.8, 1.0, 0, 3)
     operator = torch.ops.polysketch.polynomial_attention_native
     torch.library.opcheck(operator.default, (query, key, value, mask, *weights))
@@ -205,7 +229,8 @@ def test_it_is_an_operator(degree):
     output, denominator = operator(*plain, mask, coefficients, *weights[1:])
     backward = torch.ops.polysketch.polynomial_attention_native_backward.default
     given = (output, denominator, *plain, mask, coefficients, denominator, degree or 0, 0.8, 0, 3)
-    torch.library.opcheck(backward, (*given, bool(terms)))
+    for with_terms in {bool(terms), False}:
+        torch.library.opcheck(backward, (*given, with_terms))
 
 
 def test_the_operators_denominator_is_differentiable_too():
@@ -251,20 +276,20 @@ def test_auto_takes_it_for_many_queries_in_float32_or_less():
     x, one = torch.randn(1, 2, 100, 8), torch.randn(1, 2, 1, 8)
     assert polynomial_attention_backend(x, x) == polynomial_attention_backend(x.bfloat16(), x.bfloat16()) == "native"
     assert polynomial_attention_backend(one, x) == polynomial_attention_backend(x.double(), x.double()) == "blockwise"
+    assert polynomial_attention_backend(one, one) == "reference"
     with pytest.raises(RuntimeError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
         ops.polynomial_attention(x.double(), x.double(), x.double(), backend="native")
     with pytest.raises(RuntimeError, match=r"takes float32, bfloat16 and float16, got torch\.float64"):
         ops.squared_polynomial_attention(x.double(), x.double(), x.double(), (1.0, 1.0), backend="native")
 
 
-PAIRS, HEADER, FORWARD, BACKWARD = (
-    "seen_pairs.h", "polynomial_attention.h", "polynomial_attention.cpp", "polynomial_attention_backward.cpp",
-)  # fmt: skip
+PAIRS, GRADIENTS = "seen_pairs.h", "pairs_backward.h"
+HEADER, FORWARD, BACKWARD = (f"polynomial_attention{name}" for name in (".h", ".cpp", "_backward.cpp"))
 MUTANTS = {
     "no causal mask": (PAIRS, "(ages >= static_cast<int32_t>(-ahead))", "(ages >= static_cast<int32_t>(-ahead) - 1)"),
     "the mask is forgotten": (PAIRS, "if (!span.is_real(key + j)) {", "if (false) {"),
-    "no offset": (FORWARD, "std::fill(mass_, mass_ + kQueries, call_.offset)", "zero(mass_, kQueries)"),
-    "no scale": (FORWARD, "load(query_ + i) * call_.scale", "load(query_ + i)"),
+    "no offset": (FORWARD, "std::fill(block.mass, block.mass + kQueries, call_.offset)", "zero(block.mass, kQueries)"),
+    "no scale": (FORWARD, "load(block.query + i) * call_.scale", "load(block.query + i)"),
     "a third power where there are four": (HEADER, "return (x * x) * (x * x);", "return x * x * x;"),
     "no degree in the gradient": (HEADER, " * static_cast<float>(degree_));", ");"),
     "the remainder of a denominator is forgotten": (HEADER, "exponent - degree_ * shrink)", "exponent)"),
@@ -272,10 +297,10 @@ MUTANTS = {
     "the slope is not divided": (HEADER, "change * (slope * shrink)", "change * slope"),
     "moments are not divided": (HEADER, "add_moments(x, change * shrink)", "add_moments(x, change)"),
     "what is not seen has the constant's weight": (BACKWARD, "if (!Weights::kZeroOfZero) hide", "if (false) hide"),
-    "no term of the row": (BACKWARD, "load(changes_ + i) - load(term_ + v)", "load(changes_ + i)"),
-    "no scale in the gradient of queries": (BACKWARD, "factor_[t] *= call_.scale;", ""),
+    "no term of the row": (BACKWARD, "load(changes + i) - load(term_ + v)", "load(changes + i)"),
+    "no scale in the gradient of queries": (GRADIENTS, "*= of_query_[t];", "*= 1.0f;"),
     "queries of the next span are forgotten": (
-        BACKWARD,
+        GRADIENTS,
         "if (!own && !owned.count()) continue;",
         "if (!own) continue;",
     ),

@@ -265,7 +265,7 @@ def test_decoding_one_token_at_a_time_gives_the_rows_of_the_whole():
 
 
 FORWARD, ONE, BACKWARD = (f"window_attention{name}.cpp" for name in ("", "_one", "_backward"))
-HEADER = "seen_pairs.h"
+HEADER, GRADIENTS = "seen_pairs.h", "pairs_backward.h"
 SOFTMAX = "running_softmax.h"
 MUTANTS = {
     "one token too many": (
@@ -297,19 +297,19 @@ MUTANTS = {
         "padded(seen_.count()), 0.0f);",
     ),
     "the mean is not taken away": (SOFTMAX, "(load(changes + i) - average)", "load(changes + i)"),
-    "no scale in the gradient of queries": (BACKWARD, "query_gradient_[i] *= call.scale", "query_gradient_[i] *= 1.0f"),
+    "no scale in the gradient of queries": (GRADIENTS, "*= of_query_[t];", "*= 1.0f;"),
     "no scale in the gradient of keys": (
         BACKWARD,
-        "std::fill(scales, scales + kQueries, call.scale)",
-        "std::fill(scales, scales + kQueries, 1.0f)",
+        "std::fill(of_query, of_query + kQueries, call_.scale)",
+        "std::fill(of_query, of_query + kQueries, 1.0f)",
     ),
     "sums of keys begin where others ended": (HEADER, "{ zero(sums, row); }", "{}"),
     "queries of the next span are forgotten": (
-        BACKWARD,
+        GRADIENTS,
         "if (!own && !owned.count()) continue;",
         "if (!own) continue;",
     ),
-    "the key beside has no mean": (BACKWARD, "call.value_width) - mean_[t])", "call.value_width))"),
+    "the key beside has no mean": (BACKWARD, "call_.value_width) - mean_[t])", "call_.value_width))"),
 }
 
 

@@ -93,6 +93,18 @@ def test_a_task_may_be_learned_on_shorter_rows_first(folder: Path, monkeypatch):
     assert record["settings"]["shorter"][0]["length"] == 24
 
 
+def test_shorter_rows_grow_and_stand_before_one_kind_of_run():
+    twice = (Shorter(24, 3, 2, 1e-2), Shorter(24, 1, 2, 1e-3))
+    with pytest.raises(ValueError, match=r"rows that grow from one to the next, found lengths \[24, 24\]"):
+        TaskSettings(shorter=twice)
+    with pytest.raises(ValueError, match=r"expected a list of \{length, steps, batch_size, learning_rate\}, found 3"):
+        TaskSettings(shorter=3)
+    study = study_called("exact-first")
+    settings = dataclasses.replace(study.sizes["smoke"], shorter=twice[:1])
+    with pytest.raises(ValueError, match="shorter: expected none in a study of two runs"):
+        study.trainings("polysketch-paper", 0, settings, Path(), study.task_of(settings, 0))
+
+
 def test_what_is_there_is_kept_and_other_settings_overwrite_nothing(folder: Path, capsys, monkeypatch):
     command = ["study", "reversal", "--only", "linear", "--threads", "1"]
     assert main(command) == 0

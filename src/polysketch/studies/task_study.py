@@ -60,7 +60,9 @@ class TaskSettings:
         preset, layers: of the model.
         steps, batch_size, learning_rate: of training.
         training: more options of `TrainingConfig`, for instance its `warmup`.
-        shorter: rows to learn from before, one length after the other; a learning rate rises and falls for each.
+        shorter: rows to learn from before, one length after the other, each longer than the last; a learning rate rises
+            and falls for each. Their steps come first in a record's curve, which has their accuracies too; the step of
+            99 % is counted among the others.
         evaluations: during training.
         validation_rows: of each evaluation; None for as many as 65,536 tokens hold.
         test_rows: that the trained model is measured on.
@@ -83,6 +85,17 @@ class TaskSettings:
     lengths: tuple[int, ...] = ()
     state_at: tuple[int, ...] = ()
     training: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:  # of JSON too
+            shorter = tuple(one if isinstance(one, Shorter) else Shorter(**one) for one in self.shorter)
+        except TypeError as error:
+            fields = ", ".join(one.name for one in dataclasses.fields(Shorter))
+            raise ValueError(f"shorter: expected a list of {{{fields}}}, found {self.shorter!r}") from error
+        object.__setattr__(self, "shorter", shorter)
+        lengths = [one.length for one in shorter]
+        if lengths != sorted(set(lengths)):
+            raise ValueError(f"shorter: expected rows that grow from one to the next, found lengths {lengths}")
 
 
 class TaskStudy(Study):
@@ -161,7 +174,7 @@ class TaskStudy(Study):
         return {**nearby_options(name, settings.nearby), **given}
 
     def trainings(self, row: str, seed: int, settings: TaskSettings, folder: Path, task: Task) -> list[TrainingConfig]:
-        """The training runs of a row, one after the other; the last one's model is measured."""
+        """The training runs of a row, one after the other; the last one's model is measured, and reads `task`."""
         name, given = parsed(row)
         last = training_of(
             name, self.options_of(row, settings), seed, settings, folder, task, rotary=given.get(_ROTARY)
@@ -359,7 +372,8 @@ def state_bytes(model: Any, tokens: int) -> int:
 
 
 def _row(one: Record, lengths: Sequence[int], states: Sequence[int], *, whole: bool) -> list[str]:
-    learned = next((str(step) for step, _, accuracy in one["curve"] if accuracy >= 0.99), "never")
+    before = sum(part["steps"] for part in one["settings"].get("shorter", ()))
+    learned = next((str(step) for step, _, accuracy in one["curve"] if accuracy >= 0.99 and step > before), "never")
     at_lengths = [one["lengths"].get(str(length)) for length in lengths]
     share = "whole_rows" if whole else "accuracy"
     return [

@@ -47,6 +47,7 @@ class PretrainedStudy(TaskStudy):
         task: Task,
     ) -> list[TrainingConfig]:
         """The task from scratch; or hidden tokens and then the task, which takes the encoder over."""
+        refuse_shorter(settings)
         last = super().trainings(row, seed, settings, folder, task)
         if not parsed(row)[1].get(_PRETRAINED):
             return last
@@ -70,6 +71,16 @@ class PretrainedStudy(TaskStudy):
         told = [f"{name} {100 * gain:+.1f} %" for name, gain in gains.items()]
         told = told or [f"{name} {100 * figure:.1f} %" for (name, _), figure in figures.items()]
         return Verdict(", ".join(told), all(gain > 0 for gain in gains.values()) if gains else None)
+
+
+def refuse_shorter(settings: TaskSettings) -> None:
+    """These studies have a first run of another kind.
+
+    Raises:
+        ValueError: shorter rows to learn from first.
+    """
+    if settings.shorter:
+        raise ValueError("shorter: expected none in a study of two runs")
 
 
 _BOTH_WAYS = ("softmax", "polysketch-paper", "linear", "llops", "performer")
@@ -110,6 +121,7 @@ class ExactFirstStudy(TaskStudy):
 
     def trainings(self, row: str, seed: int, settings: TaskSettings, folder: Path, task: Task) -> list[TrainingConfig]:
         """One run; or a polynomial and then its sketch, which begins anew while all other weights are taken over."""
+        refuse_shorter(settings)
         whole = super().trainings(row, seed, settings, folder, task)
         share = parsed(row)[1].get(_EXACT)
         if share is None:

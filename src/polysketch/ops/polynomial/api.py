@@ -104,7 +104,9 @@ def polynomial_attention(
         RuntimeError: the native or the triton backend was asked for and cannot run here, with the reason.
 
     Cost: 2 * query_length * key_length * (head_dim + value_dim) operations a head, half of it when causal. The
-    blockwise backend holds a few blocks of weights, never the whole matrix; the programs hold none.
+    blockwise backend holds a few blocks of weights, never the whole matrix; the programs hold none. The native one
+    copies keys and values of a key head, 4 key_length (head_dim + value_dim) bytes for each thread, and backward as
+    much again for sums.
     """
     check_attention_tensors(query, key, value, key_mask)
     if causal:
@@ -177,9 +179,10 @@ def polynomial_attention_backend(
 ) -> str:
     """Name of the backend that ``polynomial_attention`` runs for these tensors, programs that disagree left aside.
 
-    "auto" is "triton" on CUDA devices, where its programs take such tensors, and "native" on a CPU with a compiler, but
-    for a few queries at a time, as in decoding. Elsewhere it is "blockwise", except for a few short sequences, where
-    one product is faster than a loop of one block. Whether the programs disagreed with
+    "auto" is "triton" on CUDA devices, where its programs take such tensors, and "native" on a CPU from 16 queries on,
+    for float32, bfloat16 and float16, where there are programs or a compiler, and no graph is exported. Elsewhere it is
+    "blockwise", except for a few short sequences, where one product is faster than a loop of one block. Degrees above
+    60 are not "native" either. Whether the programs disagreed with
     "blockwise" at their first call (`ops.triton.self_check`) depends on options that are not known here: "triton" is
     the answer then too, and the call runs "blockwise".
 
@@ -211,9 +214,14 @@ _WHY_NOT = {"native": native.why_not, "triton": triton.why_not}
 
 def backend_without_triton(query: Tensor, key: Tensor, value: Tensor) -> str:
     """The fastest one of the others. A graph that is exported is for other machines: in PyTorch's own operations."""
-    many = query.shape[2] >= _NATIVE_QUERIES or query.shape[2] == key.shape[2]
+    many = query.shape[2] >= _NATIVE_QUERIES
     if many and not torch.compiler.is_exporting() and native.why_not(query, key, value) is None:
         return "native"
+    return plain_backend(query, key)
+
+
+def plain_backend(query: Tensor, key: Tensor) -> str:
+    """The faster one of the two backends in plain PyTorch, "reference" and "blockwise"."""
     weights = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     small = key.shape[2] <= _REFERENCE_KEYS and weights <= _REFERENCE_WEIGHTS
     return "reference" if small else "blockwise"
@@ -233,6 +241,10 @@ def _attend(
 ) -> Tensor:
     _check_polynomial(degree, scale, offset)
     picked = polynomial_attention_backend(query, key, value, backend=backend)
+    if picked == "native" and degree > native.LARGEST_DEGREE:
+        if backend == "native":
+            raise RuntimeError(f"the native backend takes degrees of up to {native.LARGEST_DEGREE}, got {degree}")
+        picked = plain_backend(query, key)
     options = {"degree": degree, "scale": scale, "offset": offset, "first_position": first_position}
     if block_size is not None and block_size > 1:
         picked = "blockwise" if backend == "auto" and picked == "triton" else picked

@@ -21,6 +21,8 @@ from polysketch.ops.polynomial.blockwise import visible_pairs
 
 _OUTPUTS = ("output", "denominator")
 _GRADIENTS = ("output_gradient", "row_term", "query_gradient", "key_gradient", "value_gradient")
+LARGEST_DEGREE = 60
+"""Of a power: backward a denominator is divided up to a number of as many bits, and float32 has 126."""
 _FEWEST_QUERIES = 4 * QUERIES  # of a span: those at its ends look at keys that fewer queries see
 
 
@@ -127,7 +129,8 @@ def _backward(
     """Gradients of query, key, value and, where asked for, of the coefficients, else nothing."""
     options = _Options(degree, scale, 0.0, first_position, block_size)
     call = _arguments(query, key, value, key_mask, coefficients, options)
-    grads = [x.new_empty(x.shape, dtype=torch.float32) for x in (query, key, value)]
+    empty = torch.zeros if query.shape[2] == 0 else torch.empty  # without queries the program writes nothing
+    grads = [empty(x.shape, dtype=torch.float32) for x in (query, key, value)]
     call.rows(denominator=denominator, output_gradient=grad_output, row_term=row_term)
     call.rows(**dict(zip(_GRADIENTS[2:], grads, strict=True)))
     moments = None
@@ -155,7 +158,13 @@ def _arguments(
     """The call, in which queries stand at the end of the keys: first_position is their difference wherever it is given.
 
     Without one, a query sees all keys, wherever it stands.
+
+    Raises:
+        ValueError: another first_position.
     """
+    last = key.shape[2] - query.shape[2]
+    if options.first_position not in (None, last):
+        raise ValueError(f"expected queries at the end of the keys, from {last} on, got {options.first_position}")
     behind = ahead = max(query.shape[2], key.shape[2])
     block = 0
     if options.first_position is not None:
@@ -187,7 +196,7 @@ def _(
     block_size, with_coefficients,
 ):  # fmt: skip
     terms = coefficients is not None and with_coefficients
-    of_coefficients = coefficients.new_empty(coefficients.shape) if terms else query.new_empty(0)
+    of_coefficients = (query if coefficients is None else coefficients).new_empty(len(coefficients) if terms else 0)
     return *(x.new_empty(x.shape) for x in (query, key, value)), of_coefficients
 
 

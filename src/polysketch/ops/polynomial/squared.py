@@ -127,7 +127,7 @@ def squared_polynomial_attention_with_cache(
 
     Raises:
         ValueError: more queries than keys, or as in `squared_polynomial_attention`.
-        TypeError: as in `squared_polynomial_attention`.
+        TypeError, RuntimeError: as in `squared_polynomial_attention`.
     """
     check_attention_tensors(query, key, value, key_mask)
     check_cache_lengths(query, key)

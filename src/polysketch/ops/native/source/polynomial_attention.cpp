@@ -22,7 +22,8 @@ class Forward {
   Forward(const PolynomialAttentionCall& call, Weights weights, int64_t head, int64_t number, int64_t spans)
       : call_(call), weights_(weights), span_(call, head, number, spans), keys_(span_, call.key, call.width),
         values_(span_, call.value, call.value_width), row_(values_.row), scores_(kKeys * kQueries) {
-    for (int64_t i = 0; i < kBlocks; i++) blocks_.emplace_back(call.width, row_);
+    const int64_t blocks = (span_.queries.count() + kQueries - 1) / kQueries;
+    for (int64_t i = 0; i < std::min(kBlocks, blocks); i++) blocks_.emplace_back(call.width, row_);
   }
 
   void run() {
@@ -62,10 +63,7 @@ class Forward {
 
   // Adds values of some keys times their weights.
   void through(Block& block, int64_t query, Range range) {
-    span_.for_parts(query, range, [&](Range keys, Range queries) {
-      product(keys.count(), queries.count(), call_.width, {keys_.at(keys.first), keys_.row, 1},
-              {block.query + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
-    });
+    score(span_, query, range, keys_, call_.width, block.query, scores_);
     for (int64_t i = 0; i < range.count() * kQueries; i += kLanes) store(scores_ + i, weights_.of(load(scores_ + i)));
     hide(span_, query, range.first, range.count(), scores_, 0.0f);
     for (int64_t v = 0; v < kQueries; v += kLanes) {
@@ -73,14 +71,7 @@ class Forward {
       for (int64_t j = 0; j < range.count(); j++) sum += load(scores_ + j * kQueries + v);
       store(block.mass + v, load(block.mass + v) + sum);
     }
-    span_.for_parts(query, range, [&](Range keys, Range queries) {
-      product(queries.count(), row_, keys.count(), {scores(range, keys, queries), 1, kQueries},
-              {values_.at(keys.first), row_}, {block.sums + queries.first * row_, row_}, true);
-    });
-  }
-
-  float* scores(Range range, Range keys, Range queries) {
-    return scores_ + (keys.first - range.first) * kQueries + queries.first;
+    add_rows(span_, query, range, values_, scores_, block.sums);
   }
 
   void write(const Block& block, int64_t shared, int64_t query, int64_t count) {
@@ -110,9 +101,10 @@ extern "C" int polynomial_attention_forward(const PolynomialAttentionCall* call,
   try {
     with_weights(*call, nullptr, [&](auto weights) {
       for (int64_t unit = first; unit < last; unit++) {
-        const int64_t head = unit / call->spans, number = unit % call->spans, spans = 2 * call->spans;
-        Forward(*call, weights, head, number, spans).run();
-        Forward(*call, weights, head, spans - 1 - number, spans).run();
+        const int64_t head = unit / call->spans, number = unit % call->spans;
+        const int64_t spans = call->queries > kQueries ? 2 * call->spans : 1;  // one block is not halved
+        if (number < spans) Forward(*call, weights, head, number, spans).run();
+        if (spans > 1) Forward(*call, weights, head, spans - 1 - number, spans).run();
       }
     });
     return 0;

@@ -38,7 +38,8 @@ class Power {
     const float mantissa = std::frexp(denominator, &exponent);
     const int shrink = exponent >= 0 ? exponent / degree_ : -((degree_ - 1 - exponent) / degree_);
     of_query = std::ldexp(1.0f, -shrink);
-    of_gradient = reciprocal_denominator(std::ldexp(mantissa, exponent - degree_ * shrink));
+    const float rest = std::ldexp(mantissa, exponent - degree_ * shrink);
+    of_gradient = std::fabs(denominator) < FLT_MIN ? 0.0f : reciprocal_denominator(rest);
   }
 
   // Scores -> weights, gradients of the weights -> gradients of the scores; of queries from v on. `first` tells whether

@@ -181,3 +181,24 @@ static inline void hide(const Span& span, int64_t query, int64_t key, int64_t co
     }
   }
 }
+
+// Products of a block of queries, [width][kQueries], with the rows of some keys, [key][kQueries]; pairs of the block that
+// nobody sees may be left out.
+static inline void score(const Span& span, int64_t query, Range range, const MovingTokens& rows, int64_t width,
+                         const float* columns, float* scores) {
+  span.for_parts(query, range, [&](Range keys, Range queries) {
+    product(keys.count(), queries.count(), width, {rows.at(keys.first), rows.row, 1},
+            {columns + queries.first, kQueries},
+            {scores + (keys.first - range.first) * kQueries + queries.first, kQueries}, false);
+  });
+}
+
+// Adds to the sums of each query, [kQueries][row], the rows of some keys times their weights, [key][kQueries].
+static inline void add_rows(const Span& span, int64_t query, Range range, const MovingTokens& rows,
+                            const float* weights, float* sums) {
+  span.for_parts(query, range, [&](Range keys, Range queries) {
+    product(queries.count(), rows.row, keys.count(),
+            {weights + (keys.first - range.first) * kQueries + queries.first, 1, kQueries},
+            {rows.at(keys.first), rows.row}, {sums + queries.first * rows.row, rows.row}, true);
+  });
+}

@@ -33,20 +33,10 @@ class Forward {
 
   // Adds values of some keys times their weights.
   void through(int64_t query, Range range) {
-    span_.for_parts(query, range, [&](Range keys, Range queries) {
-      product(keys.count(), queries.count(), call_.width, {keys_.at(keys.first), keys_.row, 1},
-              {query_ + queries.first, kQueries}, {scores(range, keys, queries), kQueries}, false);
-    });
+    score(span_, query, range, keys_, call_.width, query_, scores_);
     hide(span_, query, range.first, range.count(), scores_, kHidden);
     softmax_.weigh(scores_, range.count());
-    span_.for_parts(query, range, [&](Range keys, Range queries) {
-      product(queries.count(), row_, keys.count(), {scores(range, keys, queries), 1, kQueries},
-              {values_.at(keys.first), row_}, {softmax_.output + queries.first * row_, row_}, true);
-    });
-  }
-
-  float* scores(Range range, Range keys, Range queries) {
-    return scores_ + (keys.first - range.first) * kQueries + queries.first;
+    add_rows(span_, query, range, values_, scores_, softmax_.output);
   }
 
   // The key beside is the first of all: its weight relative to itself is one.
