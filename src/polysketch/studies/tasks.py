@@ -31,11 +31,12 @@ SELECTIVE_COPYING = TaskStudy(
         # The paper's length, most steps on shorter rows: an hour or two of one thread, where "long" takes many.
         "grown": TaskSettings(
             task={"length": 4096},
-            shorter=(Shorter(256, 3_000, 16, 3e-3), Shorter(1024, 300, 4, 1e-3)),
-            steps=150,
+            shorter=(Shorter(256, 3_000, 16, 3e-3), Shorter(1024, 60, 4, 2e-4)),
+            steps=60,
             batch_size=2,
-            learning_rate=1e-3,
-            validation_rows=64,
+            learning_rate=2e-4,
+            evaluations=6,
+            validation_rows=32,
             test_rows=256,
             lengths=(256, 1024),
         ),
