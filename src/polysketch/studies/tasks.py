@@ -141,11 +141,13 @@ RECALL_FEATURES = TaskStudy(
     claim="LLOPS recalls as its paper says: with 256 features of degree 4 more than 93 % at a width of 128.",
     paper="width 128: BASED 91.9 %, LLOPS 88.7, 93.2, 86.6 % at p = 2, 4, 6; width 192: 98.1 and 99.0 %",
     wanted=0.93,
-    judged="llops",
+    # Rotary positions hide equal tokens from LLOPS: see the study of recall. The paper does not say what it has.
+    judged="llops+rotary=False",
     mechanisms=("based", "llops"),
     besides=(
-        *(f"llops+degree={degree}" for degree in (2, 6)),
-        *(f"llops+num_features={features}" for features in (64, 128, 192)),
+        "llops+rotary=False",
+        *(f"llops+rotary=False+degree={degree}" for degree in (2, 6)),
+        *(f"llops+rotary=False+num_features={features}" for features in (64, 128, 192)),
     ),
     sizes={
         "smoke": TaskSettings(task={"length": 32, "pairs": 2, "vocabulary": 16}, nearby=0, **FEW),
