@@ -179,6 +179,7 @@ HYPER_SPEED = TimeStudy(
     sizes={
         "smoke": HeadSettings(lengths=(64,), heads=1, nearby=8, repeats=1, backward=True),
         "cpu": HeadSettings(lengths=(4_096, 8_192, 16_384, 32_768), backward=True, repeats=2),
+        "long": HeadSettings(lengths=(65_536, 131_072), heads=1, backward=True, repeats=1),
         "gpu": HeadSettings(lengths=(4_096, 8_192, 16_384, 32_768, 65_536, 131_072), heads=12, backward=True),
     },
     timed=time_hyper,
