@@ -181,7 +181,7 @@ def test_the_presets_own_mechanism_is_given_with_some_options_changed():
         preset_attention("gpt3", {})
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"tasks-paper", "arena-paper"}))
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"tasks-paper", "arena-paper", "reversal-paper"}))
 def test_every_preset_has_heads_of_64_but_those_of_the_papers_tasks(name: str):
     assert preset(name).head_dim == 64
 
@@ -194,3 +194,6 @@ def test_the_models_of_the_papers_tasks_have_the_published_sizes():
     ]
     assert sizes == [(2, 8, 16, 128), (2, 2, 32, 64)]
     assert preset("arena-paper").feedforward_size == 128
+    reversal = preset("reversal-paper")  # the thesis, chapter 5: an embedding of 32, one head
+    assert (reversal.num_layers, reversal.num_heads, reversal.hidden_size) == (1, 1, 32)
+    assert (reversal.input_positions, reversal.rotary, reversal.projection_convolution) == (True, False, 0)

@@ -27,6 +27,15 @@ def test_appendix_f_of_polysketchformer(study: str, size: str, length: int):
     assert (one.steps, one.batch_size, one.layers, one.preset, one.nearby) == (400_000, 64, 2, "tasks-paper", 0)
 
 
+def test_reversal_of_the_thesis():
+    """Chapter 5: 50 digits, 10,000 steps of 128 rows; a loss every 100 steps."""
+    one = paper("reversal")
+    assert (one.task, one.preset, one.layers, one.nearby) == ({}, "reversal-paper", 1, 0)
+    assert (one.steps, one.batch_size, one.steps // one.evaluations) == (10_000, 128, 100)
+    reversal = study_called("reversal").task_of(one, seed=0)
+    assert (reversal.length, reversal.symbols) == (50, 10)
+
+
 def test_recall_of_zoology():
     """iclr24_zoology_figure2: 100,000 rows, 64 epochs, 3,000 rows to test, a cosine; 128 rows a step at 512 tokens."""
     one = paper("recall")

@@ -49,6 +49,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "feedforward_size": 128,
         "attention": "polysketch-paper",
     },
+    # The encoder of Reizin's thesis (2024, chapter 5), which reverses digits; it adds positions at the input.
+    "reversal-paper": {
+        "vocab_size": 11,
+        "num_layers": 1,
+        "hidden_size": 32,
+        "num_heads": 1,
+        "rotary": False,
+        "attention": "softmax",
+    },
     # Heads stay 64 wide: what a head can tell apart grows with its width.
     "tiny": {"vocab_size": 257, "num_layers": 4, "hidden_size": 128, "num_heads": 2, **_AROUND},  # bytes; 0.85M
     "tiny-wide": {"vocab_size": 257, "num_layers": 4, "hidden_size": 192, "num_heads": 3, **_AROUND},  # 1.9M

@@ -175,6 +175,17 @@ REVERSAL = TaskStudy(
     sizes={
         "smoke": TaskSettings(task={"length": 8}, nearby=0, **FEW),
         "cpu": TaskSettings(task={}, layers=1, nearby=0, steps=3000, learning_rate=2e-3, test_rows=1_000),
-        "paper": TaskSettings(task={}, layers=1, nearby=0, steps=10_000, batch_size=128, learning_rate=2e-3),
+        # Minutes of one thread. The thesis does not tell its learning rate.
+        "paper": TaskSettings(
+            task={},
+            preset="reversal-paper",
+            layers=1,
+            nearby=0,
+            steps=10_000,
+            batch_size=128,
+            learning_rate=2e-3,
+            evaluations=100,
+            test_rows=1_280,
+        ),
     },
 )
