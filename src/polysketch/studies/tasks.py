@@ -175,7 +175,11 @@ REVERSAL = TaskStudy(
     sizes={
         "smoke": TaskSettings(task={"length": 8}, nearby=0, **FEW),
         "cpu": TaskSettings(task={}, layers=1, nearby=0, steps=3000, learning_rate=2e-3, test_rows=1_000),
-        # Minutes of one thread. The thesis does not tell its learning rate.
+        # The thesis's model, for two minutes of one thread.
+        "narrow": TaskSettings(
+            task={}, preset="reversal-paper", layers=1, nearby=0, steps=2_500, learning_rate=2e-3, evaluations=100
+        ),
+        # A quarter of an hour and more of one thread. The thesis does not tell its learning rate.
         "paper": TaskSettings(
             task={},
             preset="reversal-paper",
