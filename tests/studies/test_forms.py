@@ -1,5 +1,7 @@
 """The study of forms at its smallest: what it leaves behind, and what it calls a repeat."""
 
+import dataclasses
+import gzip
 import json
 from itertools import pairwise
 
@@ -8,7 +10,7 @@ import pytest
 
 from polysketch.cli import main
 from polysketch.studies import forms
-from polysketch.studies.forms import FORMS, FORMS_STUDY
+from polysketch.studies.forms import FORMS, FORMS_STUDY, TEXTS
 from polysketch.studies.held_out import by_position
 from polysketch.studies.repeats import Repeat, repeats
 
@@ -34,6 +36,19 @@ def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder
     assert len((results / "table.md").read_text().splitlines()) == 2 + len(ONLY) + 2
     names = ("validation", "loss-by-position", "loss-by-length", "gain-by-depth")
     assert all((results / f"{name}.png").stat().st_size > 1_000 for name in names)
+
+
+def test_books_are_read_in_the_place_of_source_code_and_records_of_code_are_as_before(books, folder, capsys):
+    command = ["study", "forms", "--threads", "1", "--only", "softmax", "--set"]
+    assert main([*command, 'text="novels"']) == 1
+    assert "expected a text of code, books, found 'novels'" in capsys.readouterr().err
+    text = TEXTS["books"]("bytes", folder / "place", None)
+    assert text.folder.parent == folder / "place"
+    read = bytes(text.split("test").tokens[:64].tolist()).decode()
+    assert gzip.decompress((books / "test.txt.gz").read_bytes()).decode().startswith(read)
+    smoke = FORMS_STUDY.sizes["smoke"]
+    assert "text" not in FORMS_STUDY.depends_on("softmax", 0, smoke)
+    assert FORMS_STUDY.depends_on("softmax", 0, dataclasses.replace(smoke, text="books"))["text"] == "books"
 
 
 def test_the_losses_of_ranges_of_positions_are_their_means():
