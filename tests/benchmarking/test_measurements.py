@@ -138,6 +138,15 @@ def test_settings_that_do_not_fit_are_refused(change, message):
         AttentionSettings(**change)
 
 
+def test_a_training_step_is_of_a_model_of_as_many_layers_as_asked(bench):
+    few, more = (dataclasses.replace(TRAINING, models=(), layers=layers, contexts=(8,)) for layers in (1, 3))
+    one, three = (time_training(bench, settings)[0] for settings in (few, more))
+    assert three["operations"] > 1.5 * one["operations"]
+    assert three["direction"] == "training step of tiny with 3 layers"
+    with pytest.raises(ValueError, match="expected layers of at least 1, found 0"):
+        dataclasses.replace(few, layers=0)
+
+
 def test_an_unknown_model_or_preset_is_refused_with_those_that_exist(bench):
     unknown = r"unknown way to attend 'nonsense'; expected sdpa, given, .* a mechanism: softmax"
     for settings in (AttentionSettings(mechanisms=("given", "nonsense")), TrainingSettings(models=("nonsense",))):

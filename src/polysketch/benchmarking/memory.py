@@ -96,7 +96,7 @@ def attention_bytes(
 
 
 def _training_bytes(name: str, settings: TrainingSettings, length: int, dtype: torch.dtype) -> int:
-    model = build_model(name, settings.preset, settings.sizes)
+    model = build_model(name, settings.preset, settings.sizes, **settings.changes)
     ids = torch.randint(model.config.vocab_size, (settings.batch, length + 1))
     training_step(model, ids, dtype)()
     return _peak_bytes()

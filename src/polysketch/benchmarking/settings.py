@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polysketch.attention import MECHANISMS
 from polysketch.benchmarking.way_names import ALL, ALONE, GIVEN, Sizes, check_names, mechanism_of, with_baseline
@@ -138,14 +138,21 @@ class TrainingSettings(_ModelSettings):
     models: tuple[str, ...] = ("learned", "random")
     """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
     or a mechanism: name, or name:option=value,option=value"""
+    layers: int | None = None
+    """layers of the model. Default: the preset's"""
     contexts: tuple[int, ...] = (8_192, 16_384)
     """tokens of a training window"""
     memory: bool = False
     """measure peak memory too: on a CPU that of a process of its own that makes one step"""
 
     def __post_init__(self) -> None:
-        check_positive(contexts=self.contexts)
+        check_positive(contexts=self.contexts, layers=1 if self.layers is None else self.layers)
         super().__post_init__()
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields of the model's configuration beside the preset's."""
+        return {} if self.layers is None else {"num_layers": self.layers}
 
 
 @dataclass(frozen=True, kw_only=True)

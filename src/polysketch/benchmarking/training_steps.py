@@ -29,7 +29,9 @@ def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str
     """
     _check(bench, settings)
     names = with_baseline(settings.models, BASELINE)
-    models = {name: build_model(name, settings.preset, settings.sizes).to(bench.device) for name in names}
+    models = {
+        name: build_model(name, settings.preset, settings.sizes, **settings.changes).to(bench.device) for name in names
+    }
     found = [_time_context(bench, settings, models, context) for context in settings.contexts]
     return [one for measurements in found for one in measurements]
 
@@ -62,7 +64,7 @@ def _time_context(
     floor_of = {name: training_floor(model, settings.batch, context) for name, model in models.items()}
     return [
         {
-            "direction": f"training step of {settings.preset}",
+            "direction": _direction(settings),
             "length": context,
             "series": name,
             **bench.measurement(seconds, name, BASELINE, settings.batch * context, floor_of[name]),
@@ -70,6 +72,11 @@ def _time_context(
         }
         for name in models
     ]
+
+
+def _direction(settings: TrainingSettings) -> str:
+    layers = "" if settings.layers is None else f" with {settings.layers} layers"
+    return f"training step of {settings.preset}{layers}"
 
 
 def _peak(
