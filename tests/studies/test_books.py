@@ -8,6 +8,7 @@ import pytest
 
 from polysketch.cli import main
 from polysketch.evaluation import Evaluation
+from polysketch.studies import equal_time
 from polysketch.studies.books import BOOKS, evaluation_record
 
 PAPER, DEEPER = "polysketch-paper", "polysketch-paper+more_layers=1"
@@ -47,6 +48,32 @@ def test_a_run_stopped_before_its_evaluation_is_gone_on_with_and_not_repeated(fo
     before = metrics.read_bytes()
     assert main([*COMMAND, "softmax"]) == 0
     assert metrics.read_bytes() == before
+
+
+def test_a_killed_run_of_so_many_minutes_goes_on_with_as_many_steps(folder, books, monkeypatch):
+    from polysketch.studies import books as study
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    command = [*COMMAND, "softmax", "--set", "minutes=0.1"]
+    monkeypatch.setattr(equal_time, "seconds_a_step", lambda config: 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "_evaluate", interrupt)
+        assert main(command) == 130
+    monkeypatch.setattr(equal_time, "seconds_a_step", lambda config: 1.0)  # the machine is faster by now
+    assert main(command) == 0
+    (path,) = folder.glob("runs/studies/books-smoke+minutes=0.1/results/softmax-seed0.json")
+    record = json.loads(path.read_text())
+    assert record["contexts"]["64"]["training"]["steps"] == 3
+    assert record["settings"]["minutes"] == 0.1
+    assert "steps" not in record["settings"]
+
+
+def test_a_step_takes_the_median_of_those_after_the_first(monkeypatch):
+    seconds = [50.0, 90.0, 91.0, 92.0, 93.5, 95.5, 97.5]
+    monkeypatch.setattr(equal_time, "trained", lambda config: {"curve": {"seconds": seconds}})
+    assert equal_time.seconds_a_step(None) == 1.5
 
 
 def test_without_the_books_and_with_an_unknown_row_one_line_says_what_is_wrong(folder, monkeypatch, capsys):

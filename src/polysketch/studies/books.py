@@ -18,6 +18,7 @@ from polysketch import attention, models
 from polysketch.data import PreparedData
 from polysketch.evaluation import Evaluation, evaluate, loss_at_chunk_starts
 from polysketch.studies import kept
+from polysketch.studies.equal_time import steps_in
 from polysketch.studies.presentation import Line, number, plot_lines, plot_seeds
 from polysketch.studies.rows import parsed
 from polysketch.studies.study import Record, Study, Verdict
@@ -55,6 +56,8 @@ class BooksSettings:
         tokens_per_step: tokens of a batch, whatever the context.
         nearby: tokens of chunks and windows with exact weights.
         steps, learning_rate: of training.
+        minutes: of training at each context, in the place of `steps`: see `equal_time`. Rows are comparable where they
+            were made on one machine that did nothing else.
         validation_tokens: tokens of each evaluation during training.
         test_tokens: tokens of the test split to predict; None for all.
     """
@@ -69,8 +72,23 @@ class BooksSettings:
     nearby: int = 256
     steps: int = 500
     learning_rate: float = 2e-3
+    minutes: float | None = None
     validation_tokens: int = 65_536
     test_tokens: int | None = 262_144
+
+
+_CONTEXTS = BooksSettings(
+    tokenizer="bpe:1024",
+    preset="tiny",
+    layers=2,
+    contexts=(512, 2048, 8192),
+    beyond=0,
+    tokens_per_step=8192,
+    nearby=64,
+    steps=200,
+    validation_tokens=32_768,
+    test_tokens=131_072,
+)
 
 
 class BooksStudy(Study):
@@ -98,6 +116,7 @@ class BooksStudy(Study):
         "hedgehog",
         "polysketch",
     )
+    needs = ("softmax", _PAPER, _DEEPER)
     sizes: Mapping[str, BooksSettings] = {
         "smoke": BooksSettings(
             tokenizer="bpe:512",
@@ -114,18 +133,9 @@ class BooksStudy(Study):
         ),
         "cpu": BooksSettings(),
         # A quarter of an hour of one thread a row.
-        "contexts": BooksSettings(
-            tokenizer="bpe:1024",
-            preset="tiny",
-            layers=2,
-            contexts=(512, 2048, 8192),
-            beyond=0,
-            tokens_per_step=8192,
-            nearby=64,
-            steps=200,
-            validation_tokens=32_768,
-            test_tokens=131_072,
-        ),
+        "contexts": _CONTEXTS,
+        # Half an hour of one quiet thread a row.
+        "equal-time": dataclasses.replace(_CONTEXTS, minutes=10.0),
         "gpu": BooksSettings(
             preset="gpt2-small",
             contexts=(2048, 8192),
@@ -158,7 +168,9 @@ class BooksStudy(Study):
         """As the base class has it."""
         name, options, layers = _model(row, settings)
         told = {"attention": name, "attention_options": options, "layers": layers, "seed": seed}
-        return {**dataclasses.asdict(settings), **told}
+        given = dataclasses.asdict(settings)
+        del given["minutes" if settings.minutes is None else "steps"]  # records by steps say nothing of minutes
+        return {**given, **told}
 
     def make(self, row: str, seed: int, settings: BooksSettings, folder: Path) -> dict[str, Any]:
         """Train and measure a model for every context."""
@@ -166,7 +178,7 @@ class BooksStudy(Study):
         found = {}
         for context in settings.contexts:
             place = folder / str(context)
-            training = trained(_training(row, seed, settings, context, data.folder, place / "run"))
+            training = trained(_training(row, seed, settings, context, data.folder, place))
             found[str(context)] = {"training": training, "evaluations": _evaluations(settings, context, data, place)}
         parameters = load_model(folder / str(settings.contexts[0]) / "run")[0].num_parameters()
         return {"text": data.sha256, "parameters": parameters, "contexts": found}
@@ -222,7 +234,16 @@ def _model(row: str, settings: BooksSettings) -> tuple[str, dict[str, Any], int]
     return name, {**nearby_options(name, settings.nearby), **given}, layers + more
 
 
-def _training(row: str, seed: int, settings: BooksSettings, context: int, data: Path, out: Path) -> TrainingConfig:
+def _training(row: str, seed: int, settings: BooksSettings, context: int, data: Path, place: Path) -> TrainingConfig:
+    """The run in a folder, by steps or by minutes."""
+    config = _of_steps(row, seed, settings, context, data, place / "run")
+    if settings.minutes is None:
+        return config
+    steps = steps_in(settings.minutes, config, place)
+    return _of_steps(row, seed, dataclasses.replace(settings, steps=steps), context, data, place / "run")
+
+
+def _of_steps(row: str, seed: int, settings: BooksSettings, context: int, data: Path, out: Path) -> TrainingConfig:
     name, options, layers = _model(row, settings)
     return TrainingConfig(
         data=data,
