@@ -14,8 +14,8 @@ from polysketch.cli import main
 from polysketch.models import ModelConfig, TransformerLM, preset
 from polysketch.storage import disk
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
-from polysketch.studies.study import Verdict
-from polysketch.studies.task_study import Shorter, TaskSettings, TaskStudy, state_bytes
+from polysketch.studies.listing import listed
+from polysketch.studies.task_study import Shorter, TaskSettings, state_bytes
 from polysketch.tasks import open_task
 
 OF_TASKS = [
@@ -43,6 +43,7 @@ def test_a_study_of_seconds_leaves_records_table_plot_and_one_line(name: str, fo
         assert record["test"]["rows"] == study.sizes["smoke"].test_rows
         assert record["lengths"].keys() == {str(length) for length in study.sizes["smoke"].lengths}
     assert (results / "accuracy.png").stat().st_size > 1000
+    assert (results / "loss.png").exists() == (study.by == "loss")
     table = (results / "table.md").read_text()
     assert table in capsys.readouterr().out + "\n"
     assert f"{study.claim} Paper: {study.paper}. Here: " in table
@@ -301,6 +302,15 @@ def test_attention_to_nearby_tokens_alone_cannot_see_an_answer(settings, study, 
     assert torch.equal(one, two) == (name != "softmax")
 
 
+def write_summary(folder: Path, runs: list[str], **changes) -> None:
+    """Of a study, with an empty file for each run."""
+    folder.mkdir(parents=True)
+    summary = {"study": "reversal", "size": "cpu", "runs": 9, "rows": 9, "ours": "x", "holds": True, **changes}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for run in runs:
+        (folder / f"{run}.json").touch()
+
+
 def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
     assert main(["study", "--list"]) == 0
     shown = capsys.readouterr().out
@@ -308,46 +318,23 @@ def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
     told = " ".join(shown.split())
     assert told.count("no record in studies") == sum(bool(entry.study) for entry in ENTRIES)
     assert all(entry.claim in told for entry in ENTRIES)
-    (folder / "studies/reversal-cpu").mkdir(parents=True)
-    summary = {"study": "reversal", "size": "cpu", "runs": 3, "rows": 2, "of_rows": 9, "ours": "x", "holds": True}
-    (folder / "studies/reversal-cpu/summary.json").write_text(json.dumps(summary))
-    assert main(["study", "--list"]) == 0
-    assert "reversal: cpu: 2 of 9 rows, 3 runs; x; holds" in capsys.readouterr().out
 
 
-BEHIND = {"behind_softmax": 0.02}
+def test_the_list_counts_the_rows_of_a_study_by_their_records(folder: Path):
+    """Frozen counts would be those of the day on which a record was made."""
+    own = study_called("reversal").rows
+    runs = [f"{own[0]}-seed0", f"{own[0]}-seed1", f"{own[1]}-seed0", f"{own[0]}+rotary=False-seed0"]
+    write_summary(folder / "studies/reversal-cpu", runs)
+    write_summary(folder / "studies/reversal-cpu+steps=3", runs[:1], size="cpu+steps=3", holds=None, why_open="no y")
+    told = " ".join(listed(Path("studies")).split())
+    assert f"reversal: cpu: 2 of {len(own)} rows and 1 more, 4 runs; x; holds | cpu+steps=3: 1 of" in told
+    assert "rows, 1 run; x; open (no y) | paper: no record" in told
 
 
-def record(row: str, accuracy: float, loss: float = 1.0, whole: float = 0.0) -> dict:
-    return {"row": row, "test": {"accuracy": accuracy, "loss": loss, "whole_rows": whole}}
-
-
-@pytest.mark.parametrize(
-    ("options", "records", "verdict"),
-    [
-        ({"wanted": 0.9}, [record("a", 0.8), record("a", 1.0), record("b", 0.5)], Verdict("a 90.0 %", True)),
-        ({"wanted": 0.9}, [record("a", 0.8), record("a", 0.9)], Verdict("a 85.0 %", False)),
-        ({"wanted": 0.9, "judged": "b"}, [record("a", 1.0), record("b", 0.95)], Verdict("b 95.0 %", True)),
-        ({"wanted": 0.9, "judged": "b"}, [record("a", 1.0)], Verdict("a 100.0 %", None)),
-        ({"wanted": 1e-5, "by": "loss"}, [record("a", 1, 2e-6), record("b", 1, 1)], Verdict("a 2e-06 nats", True)),
-        (
-            {"wanted": 0.9, "by": "whole_rows"},
-            [record("a", 0.99, whole=0.8), record("b", 0.98, whole=0.9)],
-            Verdict("b 90.0 % of rows without a mistake", True),
-        ),
-        (
-            {"behind_softmax": 0.02},
-            [record("softmax", 0.5), record("a", 0.49)],
-            Verdict("softmax 50.0 %, a 49.0 %", True),
-        ),
-        (
-            {"behind_softmax": 0.02},
-            [record("softmax", 0.5), record("a", 0.4)],
-            Verdict("softmax 50.0 %, a 40.0 %", False),
-        ),
-        ({"behind_softmax": 0.02}, [record("a", 0.4)], Verdict("a 40.0 %", None)),
-    ],
-)
-def test_a_verdict_is_by_means_over_seeds(options, records, verdict: Verdict):
-    study = TaskStudy("induction", claim="", paper="", sizes={"smoke": TaskSettings()}, **options)
-    assert study.judge(records) == verdict
+def test_the_list_says_how_large_a_task_was_and_that_the_papers_size_has_no_record(folder: Path):
+    write_summary(folder / "studies/recall-short", ["softmax-seed0"], study="recall", size="short")
+    told = " ".join(listed(Path("studies")).split())
+    assert "recall: short (length 64, pairs 4, vocabulary 32, minimum gap 32): 1 of" in told
+    assert "holds | paper (length 512, pairs 64, examples 100000): no record" in told
+    write_summary(folder / "studies/recall-paper", ["softmax-seed0"], study="recall", size="paper")
+    assert "examples 100000): no record" not in " ".join(listed(Path("studies")).split())

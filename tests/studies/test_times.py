@@ -83,6 +83,16 @@ def test_hyperattention_is_compared_with_the_same_attention_and_agrees_where_it_
     assert [one["error"] < 1e-5 for one in found if one["series"] == row] == [True, True]
 
 
+def test_steps_of_version_1_are_of_four_layers_at_32k(bench, monkeypatch):
+    asked = []
+    monkeypatch.setattr(studies, "time_training", lambda _, settings: asked.append(settings) or [])
+    size = study_called("training-speed").sizes["paper-version-1"]
+    studies.time_steps(bench, "polysketch-paper", size, *size.lengths)
+    assert [(one.layers, one.contexts, one.batch) for one in asked] == [(4, (32_768,), 32)]
+    with pytest.raises(ValueError, match="expected layers of at least 1, found 0"):
+        studies.StepSettings(lengths=(64,), layers=0)
+
+
 @pytest.mark.parametrize("length", [1, 63, 65])
 def test_sums_token_by_token_are_sums_by_chunks(length):
     torch.manual_seed(0)

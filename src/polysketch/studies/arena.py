@@ -22,6 +22,10 @@ from polysketch.tasks.images import classified_images, pathfinder
 from polysketch.tasks.sources import classified_pairs, classified_texts, split_off
 
 _BEHIND = 0.02
+_OF_TWO, _OF_TEN = 0.6, 0.2  # a tenth above a guess among so many classes
+LISTOPS_LEARNED = 0.4
+"""Accuracy from which on ListOps is learned: who knows the outermost operator alone is right in 35 % of rows."""
+
 _SOFTMAX_AND_BEST = "LLOPS, table 1: softmax {} %, best in linear time {} %"
 
 
@@ -47,6 +51,7 @@ LISTOPS = TaskStudy(
     claim="An encoder with attention in linear time learns ListOps within 2 % of softmax.",
     paper=_SOFTMAX_AND_BEST.format("48.49", "48.29"),
     behind_softmax=_BEHIND,
+    learned=LISTOPS_LEARNED,
     sizes={
         "smoke": TaskSettings(task={"shortest": 5, "length": 60}, nearby=0, **FEW),
         "cpu": TaskSettings(task={"shortest": 20, "length": 200}, nearby=0, steps=2000, learning_rate=1e-3),
@@ -116,6 +121,7 @@ REVIEWS = FilesStudy(
     claim="An encoder with attention in linear time classifies reviews by their bytes within 2 % of softmax.",
     paper=_SOFTMAX_AND_BEST.format("82.96", "73.94"),
     behind_softmax=_BEHIND,
+    learned=_OF_TWO,
     sizes={
         "smoke": TaskSettings(task={"max_tokens": 50}, nearby=0, **FEW),
         "cpu": TaskSettings(task={"max_tokens": 1000}, nearby=0, steps=1000, batch_size=16, learning_rate=1e-3),
@@ -141,6 +147,7 @@ RETRIEVAL = FilesStudy(
     claim="An encoder with attention in linear time tells pairs of documents within 2 % of softmax.",
     paper=_SOFTMAX_AND_BEST.format("83.23", "83.90"),
     behind_softmax=_BEHIND,
+    learned=_OF_TWO,
     sizes={
         "smoke": TaskSettings(task={"max_tokens": 50}, nearby=0, **FEW),
         "cpu": TaskSettings(task={"max_tokens": 1000}, nearby=0, steps=2_000, batch_size=16, learning_rate=1e-3),
@@ -163,6 +170,7 @@ PATHFINDER = FilesStudy(
     claim="An encoder with attention in linear time follows paths through pixels within 2 % of softmax.",
     paper=_SOFTMAX_AND_BEST.format("70.45", "74.16"),
     behind_softmax=_BEHIND,
+    learned=_OF_TWO,
     sizes={
         "smoke": TaskSettings(task={}, nearby=0, **FEW),
         "cpu": TaskSettings(task={}, nearby=0, steps=2_000, batch_size=16, learning_rate=1e-3),
@@ -185,6 +193,7 @@ IMAGE = FilesStudy(
     claim="An encoder with attention in linear time classifies images by their pixels within 2 % of softmax.",
     paper=_SOFTMAX_AND_BEST.format("64.36", "58.66"),
     behind_softmax=_BEHIND,
+    learned=_OF_TEN,
     sizes={
         "smoke": TaskSettings(task={}, nearby=0, **FEW),
         "cpu": TaskSettings(task={}, nearby=0, steps=2_000, batch_size=16, learning_rate=1e-3),

@@ -73,7 +73,7 @@ class CarriedStudy(Study):
 
     claim = "A carried state lowers the loss of long documents far beyond the context of training."
     paper = "none, the question is our own"
-    rows = (_APART, _CARRIED)
+    rows = needs = (_APART, _CARRIED)
     sizes: Mapping[str, CarriedSettings] = {
         "smoke": CarriedSettings(
             tokenizer="bytes",

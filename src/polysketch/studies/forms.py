@@ -149,6 +149,7 @@ class FormsStudy(Study):
     claim = f"For equal tokens polysketch predicts a text within {_BEHIND} nats of softmax over all tokens."
     paper = "none, the question is our own"
     rows = tuple(FORMS)
+    needs = ("softmax", "polysketch")
     sizes: Mapping[str, FormsSettings] = {
         "smoke": FormsSettings(
             tokenizer="bytes",

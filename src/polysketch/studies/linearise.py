@@ -156,6 +156,7 @@ class LineariseStudy(Study):
     )
     paper = "none, the question is our own"
     rows = tuple(CONVERSIONS)
+    needs = ("softmax", _JUDGED)
     sizes: Mapping[str, LineariseSettings] = {
         "smoke": LineariseSettings(
             tokenizer="bpe:1024",

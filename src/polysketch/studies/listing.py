@@ -1,17 +1,20 @@
-"""What `polysketch study --list` shows: every table of the papers with its state. Loads no PyTorch."""
+"""What `polysketch study --list` shows: every table of the papers with its state.
+
+PyTorch is loaded where there are records: which rows a study has depends on what mechanisms can do.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from polysketch.storage.outside import read_object
-from polysketch.studies.catalogue import ENTRIES, Entry
+from polysketch.studies.catalogue import ENTRIES, Entry, study_called
+from polysketch.studies.summaries import SUMMARY_FILE, read_summary, rows_in, state_of
 
-STATES = {True: "holds", False: "does not hold", None: "open"}
-
+if TYPE_CHECKING:
+    from polysketch.studies.study import Study
 
 _COLUMNS = 80  # of a terminal
 
@@ -21,6 +24,9 @@ def listed(results: Path) -> str:
 
     Args:
         results: where studies keep their records.
+
+    Raises:
+        ValueError: a file that is no summary.
     """
     return "\n".join(
         _filled(f"{one.source}: {one.claim}", "") + "\n" + _filled(_state(one, results), "    ") for one in ENTRIES
@@ -36,24 +42,51 @@ def _state(entry: Entry, results: Path) -> str:
     """By size, how many rows have records and what they say; or why there is no study."""
     if not entry.study:
         return entry.why_not
-    files = sorted(results.glob(f"{entry.study}-*/summary.json"))
-    found = [read_summary(file) for file in files]
-    told = " | ".join(_told(one) for one in found if one["study"] == entry.study)
-    return f"{entry.study}: {told or f'no record in {results}'}"
+    folders = with_records(entry.study, results)
+    if not folders:
+        return f"{entry.study}: no record in {results}"
+    return f"{entry.study}: {' | '.join(_told(study_called(entry.study), folders))}"
 
 
-def read_summary(path: Path) -> dict[str, Any]:
-    """What all records of a size say together.
+def with_records(name: str, results: Path) -> list[Path]:
+    """Folders with a summary of the study of that name.
 
     Raises:
-        ValueError: the file is no summary.
+        ValueError: a file that is no summary.
     """
-    found = read_object(path, "study", "size", "rows", "of_rows", "runs", "ours", "holds")
-    if not (found["holds"] is None or isinstance(found["holds"], bool)):
-        raise ValueError(f"{path}: expected true, false or null for holds, found {found['holds']!r}: delete it")
-    return found
+    files = sorted(results.glob(f"{name}-*/{SUMMARY_FILE}"))
+    return [file.parent for file in files if read_summary(file)["study"] == name]
 
 
-def _told(one: Mapping[str, Any]) -> str:
-    made = f"{one['size']}: {one['rows']} of {one['of_rows']} rows, {one['runs']} runs"
-    return f"{made}; {one['ours']}; {STATES[one['holds']]}"
+def _told(study: Study, folders: list[Path]) -> Iterator[str]:
+    """A part for each size with records, then one for each of the paper's own without any."""
+    sizes = set()
+    for folder in folders:
+        summary = read_summary(folder / SUMMARY_FILE)
+        sizes.add(summary["size"])
+        made = f"{_size(study, summary['size'])}: {_counted(study, rows_in(folder))}"
+        yield f"{made}; {summary['ours']}; {state_of(summary)}"
+    yield from (f"{_size(study, size)}: no record" for size in study.sizes if is_papers(size) and size not in sizes)
+
+
+def is_papers(size: str) -> bool:
+    """Whether a size is a paper's own."""
+    return size.startswith("paper")
+
+
+def _size(study: Study, size: str) -> str:
+    told = size_told(study, size)
+    return f"{size} ({told})" if told else size
+
+
+def size_told(study: Study, size: str) -> str:
+    """`told_size` of a size, or of the one that it changes; nothing where the study has no such size any more."""
+    settings = study.sizes.get(size.partition("+")[0])
+    return "" if settings is None else study.told_size(settings)
+
+
+def _counted(study: Study, runs: list[str]) -> str:
+    """The study's own rows, then others."""
+    made, own = set(runs), set(study.rows)
+    more = f" and {len(made - own)} more" if made - own else ""
+    return f"{len(made & own)} of {len(own)} rows{more}, {len(runs)} run{'s' if len(runs) > 1 else ''}"

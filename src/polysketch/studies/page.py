@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
-from polysketch.studies.listing import STATES, read_summary
-from polysketch.studies.study import SUMMARY_FILE, TABLE_FILE
+from polysketch.studies.listing import size_told, with_records
+from polysketch.studies.study import TABLE_FILE, Study
+from polysketch.studies.summaries import SUMMARY_FILE, read_summary, state_of
 
 
 def page(results: Path, link: str) -> str:
@@ -29,18 +30,19 @@ def _section(name: str, results: Path, link: str) -> Iterator[str]:
     yield f"## {name}"
     yield f"{study.claim} Paper: {study.paper}."
     yield f"`polysketch study {name} --size cpu` makes what is missing; sizes: {', '.join(study.sizes)}."
-    folders = [file.parent for file in sorted(results.glob(f"{name}-*/{SUMMARY_FILE}"))]
-    found = [folder for folder in folders if read_summary(folder / SUMMARY_FILE)["study"] == name]
-    for folder in found:
-        yield from _records(folder, f"{link}/{folder.name}")
-    if not found:
+    folders = with_records(name, results)
+    for folder in folders:
+        yield from _records(study, folder, f"{link}/{folder.name}")
+    if not folders:
         yield "No record yet."
 
 
-def _records(folder: Path, link: str) -> Iterator[str]:
+def _records(study: Study, folder: Path, link: str) -> Iterator[str]:
     summary = read_summary(folder / SUMMARY_FILE)
     yield f"### {summary['study']}, {summary['size']}"
-    yield f"{summary['ours']}: {STATES[summary['holds']]}. Records: `studies/{folder.name}`."
+    size = size_told(study, summary["size"])
+    of_size = f"Size: {size}. " if size else ""
+    yield f"{summary['ours']}: {state_of(summary)}. {of_size}Records: `studies/{folder.name}`."
     table, _, _ = (folder / TABLE_FILE).read_text(encoding="utf-8").partition("\n\n")
     yield table
     for picture in sorted(folder.glob("*.png")):

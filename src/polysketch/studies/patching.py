@@ -118,7 +118,7 @@ class PatchingStudy(Study):
 
     claim = "Half of the layers get HyperAttention without training, and perplexity rises by an eighth at most."
     paper = "ChatGLM3 at 32k: 5.6 becomes 6.3, attention 50 % faster; with all of its layers 12, and 2.3 times"
-    rows = ("hyper",)
+    rows = needs = ("hyper",)
     sizes = MappingProxyType(
         {
             "smoke": PatchingSettings(context=128, windows=1, nearby=4),
@@ -186,7 +186,7 @@ class PatchingStudy(Study):
             whole_numbers(right)
 
     def judge(self, records: Sequence[Record]) -> Verdict:
-        """By half of the layers, of the first record."""
+        """By half of the layers, of the first record: the study's rows come before others."""
         if not records:
             return Verdict("nothing measured", None)
         rows = records[0]["measurements"]

@@ -56,6 +56,7 @@ def plot_lines(
     xlabel: str,
     ylabel: str,
     places: Sequence[int] | None = None,
+    width: float = 1.5,
     **axes_options: Any,
 ) -> None:
     """Draw lines into `path`; without lines, nothing.
@@ -65,6 +66,7 @@ def plot_lines(
         lines: what to draw.
         xlabel, ylabel: names of the axes, with units.
         places: numbers to name on a logarithmic horizontal axis; the vertical one then names powers of two.
+        width: of the lines, in points.
         **axes_options: other properties of Matplotlib's axes, for instance `xscale="log"`.
 
     Raises:
@@ -79,7 +81,7 @@ def plot_lines(
             label = None if line.label in seen else line.label
             seen.add(line.label)
             style = "--" if line.dashed else "-"
-            axes.plot(line.x, line.y, style, color=colours[line.label], label=label, linewidth=1.5)
+            axes.plot(line.x, line.y, style, color=colours[line.label], label=label, linewidth=width)
         finish(axes, xlabel=xlabel, ylabel=ylabel, **axes_options)
         if places is not None:
             powers_of_two(axes, places)

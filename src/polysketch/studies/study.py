@@ -14,10 +14,10 @@ from polysketch.benchmarking.workbench import save
 from polysketch.storage import disk
 from polysketch.studies import kept
 from polysketch.studies.presentation import markdown_table
+from polysketch.studies.summaries import SUMMARY_FILE, state_of
 
 Record = Mapping[str, Any]
 
-SUMMARY_FILE = "summary.json"
 TABLE_FILE = "table.md"
 
 
@@ -28,10 +28,12 @@ class Verdict:
     Attributes:
         ours: our figure, in words.
         holds: whether the claim holds here; None where the records cannot tell.
+        why_open: why they cannot, in a few words.
     """
 
     ours: str
     holds: bool | None
+    why_open: str = ""
 
 
 class Study(ABC):
@@ -41,13 +43,16 @@ class Study(ABC):
         claim: one sentence.
         paper: its figure in the paper.
         rows: names of the rows.
-        sizes: settings by size, frozen dataclasses of JSON values; "smoke" is one of seconds.
+        sizes: settings by size, frozen dataclasses of JSON values; "smoke" is one of seconds, and those whose names
+            begin with "paper" are the paper's own.
+        needs: rows without which nothing is said of the claim: those that it is about or compares with.
     """
 
     claim: str
     paper: str
     rows: Sequence[str]
     sizes: Mapping[str, Any]
+    needs: Sequence[str] = ()
 
     def check_row(self, row: str) -> None:
         """Refuse what is no row.
@@ -80,7 +85,18 @@ class Study(ABC):
 
     @abstractmethod
     def judge(self, records: Sequence[Record]) -> Verdict:
-        """What the records say of the claim."""
+        """What the records say of the claim; takes those of any rows."""
+
+    def verdict(self, records: Sequence[Record]) -> Verdict:
+        """As `judge`, but open while a row that the study `needs` has no record."""
+        found = self.judge(records)
+        made = {one["row"] for one in records}
+        missing = [row for row in self.needs if row not in made]
+        return Verdict(found.ours, None, f"{' and '.join(missing)} not measured") if missing else found
+
+    def told_size(self, settings: Any) -> str:
+        """What makes a size easier or harder than the paper's, in a few words; nothing where its name says enough."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -158,12 +174,14 @@ def show(name: str, study: Study, size: str, results: Path) -> str:
     place = {row: number for number, row in enumerate(study.rows)}  # rows that are not among them come last
     found_rows = sorted((kept.read(path, "row", "seed") for path in files), key=lambda one: (one["row"], one["seed"]))
     records = sorted(found_rows, key=lambda one: place.get(one["row"], len(place)))
-    verdict = study.judge(records)
-    holds = {True: "holds", False: "does not hold", None: "open"}[verdict.holds]
-    line = f"{study.claim} Paper: {study.paper}. Here: {verdict.ours}. {holds.capitalize()}."
+    verdict = study.verdict(records)
+    found = {"study": name, "size": size, "runs": len(records), "rows": len({one["row"] for one in records})}
+    found |= {"ours": verdict.ours, "holds": verdict.holds}
+    found |= {"why_open": verdict.why_open} if verdict.why_open else {}
+    state = state_of(found)
+    line = f"{study.claim} Paper: {study.paper}. Here: {verdict.ours}. {state[0].upper()}{state[1:]}."
     text = f"{markdown_table(*study.table(records))}\n\n{line}\n"
     disk.replace_file(results / TABLE_FILE, text.encode())
     study.draw(records, results)
-    found = {"study": name, "size": size, "runs": len(records), "rows": len({one["row"] for one in records})}
-    save({**found, "of_rows": len(study.rows), "ours": verdict.ours, "holds": verdict.holds}, results / SUMMARY_FILE)
+    save(found, results / SUMMARY_FILE)
     return text

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from polysketch import attention
 from polysketch.evaluation import measure_answers
+from polysketch.studies import verdicts
 from polysketch.studies.finished import require_finished
 from polysketch.studies.presentation import Line, number, plot_lines
 from polysketch.studies.rows import parsed
@@ -105,10 +105,13 @@ class TaskStudy(Study):
         name: of the task.
         claim, paper: as for `Study`.
         wanted: figure from which on the claim holds, of the row `judged`; 1 when it is not given.
-        judged: the row that the claim is about; the best of all when None.
+        judged: the row that the claim is about; any of them when None, see `verdicts.of_any`.
         by: the figure: `accuracy` of answers, `whole_rows`, the share of rows without a mistake, or `loss`, which is to
             be at most `wanted`.
-        behind_softmax: the claim holds where the best row but softmax is no more than this accuracy behind it.
+        as_softmax: the claim is that the row `judged` reaches `wanted` as softmax does, see `verdicts.as_softmax`.
+        behind_softmax: the claim is that the row `judged`, or any in linear time, is no more than this accuracy behind
+            softmax, see `verdicts.near_softmax`.
+        learned: accuracy of softmax from which on such a claim is looked at: clearly above what a guess reaches.
         sizes: by name.
         mechanisms: rows; every mechanism that can by default.
         besides: rows with options, after the others. A row that is not among these may be made too.
@@ -126,17 +129,21 @@ class TaskStudy(Study):
         claim: str,
         paper: str,
         wanted: float = 1.0,
+        as_softmax: bool = False,
         behind_softmax: float | None = None,
+        learned: float = 0.0,
         sizes: Mapping[str, TaskSettings],
         judged: str | None = None,
-        by: Literal["accuracy", "whole_rows", "loss"] = "accuracy",
+        by: verdicts.By = "accuracy",
         mechanisms: Sequence[str] | None = None,
         besides: Sequence[str] = (),
     ) -> None:
         self.name, self.claim, self.paper = name, claim, paper
         self.wanted, self.judged, self.by, self.sizes = wanted, judged, by, sizes
-        self.behind_softmax = behind_softmax
+        self.as_softmax, self.behind_softmax, self.learned = as_softmax, behind_softmax, learned
         self.rows = (*(mechanisms or self._able()), *besides)
+        compared = [verdicts.SOFTMAX] if as_softmax or behind_softmax is not None else []
+        self.needs = (*compared, *([judged] if judged else []))
 
     def _able(self) -> list[str]:
         both = self.asks in ("each", "class", "pair", "picture")
@@ -215,46 +222,41 @@ class TaskStudy(Study):
         return heading, [_row(one, lengths, states, whole=bool(whole)) for one in records]
 
     def draw(self, records: Sequence[Record], folder: Path) -> None:
-        """Accuracy over steps."""
-        rows = list(dict.fromkeys(one["row"] for one in records))
-        lines = [
-            Line(
-                one["row"],
-                [point[0] for point in one["curve"]],
-                [100 * point[2] for point in one["curve"]],
-                dashed=rows.index(one["row"]) >= _COLOURS,
-            )
-            for one in records
-        ]
-        plot_lines(folder / "accuracy.png", lines, xlabel="step", ylabel="accuracy on unseen rows (%)", ylim=(-2, 102))
+        """Accuracy over steps, and the loss where the claim is about it."""
+        _draw(records, folder / "accuracy.png", lambda loss, accuracy: 100 * accuracy, ylabel=_ACCURACY, ylim=(-2, 102))
+        if self.by == "loss":
+            _draw(records, folder / "loss.png", lambda loss, accuracy: loss, ylabel=_LOSS, yscale="log", width=0.8)
+
+    def told_size(self, settings: TaskSettings) -> str:
+        """Sizes of the task that are not its defaults."""
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.task.items())
 
     def judge(self, records: Sequence[Record]) -> Verdict:
-        """By the mean over seeds of the row that the claim is about, or of the best."""
-        figures = {
-            row: mean(one["test"][self.by] for one in records if one["row"] == row)
-            for row in dict.fromkeys(one["row"] for one in records)
-        }
+        """By means over seeds."""
+        figures = verdicts.Figures.of_records(records, self.by)
         if self.behind_softmax is not None:
-            return _against_softmax(figures, self.behind_softmax)
-        judged = [self.judged] if self.judged in figures else list(figures)
-        low = self.by == "loss"
-        best = (min if low else max)(judged, key=lambda row: figures[row])
-        reached = figures[best] <= self.wanted if low else figures[best] >= self.wanted
-        told = f"{figures[best]:.2g} nats" if low else f"{100 * figures[best]:.1f} %"
-        told += " of rows without a mistake" if self.by == "whole_rows" else ""
-        known = self.judged is None or self.judged in figures
-        return Verdict(f"{best} {told}", reached if known else None)
+            return verdicts.near_softmax(figures, self.judged, self.rows, self.behind_softmax, self.learned)
+        if self.judged is None:
+            return verdicts.of_any(figures, self.rows, self.wanted)
+        return (verdicts.as_softmax if self.as_softmax else verdicts.of_row)(figures, self.judged, self.wanted)
 
 
-def _against_softmax(accuracy: Mapping[str, float], behind: float) -> Verdict:
-    """The best of the others beside softmax."""
-    told = [f"{row} {100 * accuracy[row]:.1f} %" for row in accuracy if row == "softmax"]
-    others = [row for row in accuracy if row != "softmax"]
-    if not others or not told:
-        return Verdict(", ".join([*told, *(f"{row} {100 * accuracy[row]:.1f} %" for row in others)]), None)
-    best = max(others, key=lambda row: accuracy[row])
-    told.append(f"{best} {100 * accuracy[best]:.1f} %")
-    return Verdict(", ".join(told), accuracy[best] >= accuracy["softmax"] - behind)
+_ACCURACY, _LOSS = "accuracy on unseen rows (%)", "loss on unseen rows (nats an answer)"
+
+
+def _draw(records: Sequence[Record], path: Path, shown: Callable[[float, float], float], **options: Any) -> None:
+    """What a loss and an accuracy are shown as, over steps, a line for each seed."""
+    rows = list(dict.fromkeys(one["row"] for one in records))
+    lines = [
+        Line(
+            one["row"],
+            [step for step, _, _ in one["curve"]],
+            [shown(loss, accuracy) for _, loss, accuracy in one["curve"]],
+            dashed=rows.index(one["row"]) >= _COLOURS,
+        )
+        for one in records
+    ]
+    plot_lines(path, lines, xlabel="step", **options)
 
 
 def _written(task: Task, folder: Path) -> Path:

@@ -16,6 +16,7 @@ SELECTIVE_COPYING = TaskStudy(
     wanted=0.99,
     by="whole_rows",
     judged="polysketch",
+    as_softmax=True,
     sizes={
         "smoke": TaskSettings(task={"length": 32, "content": 4, "minimum_gap": 8}, nearby=4, **FEW),
         # Minutes of one thread. Eight tokens out of 128 were learned more slowly in short trials.
@@ -66,6 +67,7 @@ INDUCTION = TaskStudy(
     paper="over 99.95 % at 128 tokens by all mechanisms, 1/16 at 256 by all",
     wanted=0.999,
     judged="polysketch",
+    as_softmax=True,
     sizes={
         "smoke": TaskSettings(task={"length": 32, "minimum_gap": 8}, nearby=4, lengths=(48,), **FEW),
         "cpu": TaskSettings(
@@ -96,6 +98,7 @@ RECALL = TaskStudy(
     paper="LLOPS 93.2 % at d = 128, p = 4",
     wanted=0.99,
     judged="polysketch",
+    as_softmax=True,
     sizes={
         "smoke": TaskSettings(
             task={"length": 32, "pairs": 2, "vocabulary": 16, "minimum_gap": 8}, nearby=4, state_at=(32, 64), **FEW

@@ -15,6 +15,8 @@ _SMOKE: dict[str, Any] = {"head_dim": 6, "fit_tokens": 80, "lengths": (20, 50)}
 _FITS: dict[str, Any] = {"steps": 3, "batch_size": 20}
 _SUMS: dict[str, Any] = {"degrees": (4, 8), "features": (36, 136, 528, 2_080)}  # r (r + 1) / 2 of r = 8, 16, 32, 64
 
+_ORDER = ("random", "network", "llops")
+
 KERNELS = MapStudy(
     claim="Fitted products of projections come nearer to (q . k)^p than networks, and these than random products.",
     paper="p = 2: 0.293, 0.054, 0.022; p = 3: 0.741, 0.105, 0.038, as means of |error / weight|",
@@ -25,8 +27,11 @@ KERNELS = MapStudy(
         "model": MapSettings(degrees=(2, 3), features=(256,), lengths=(768, 1_536), steps=500, batch_size=768),
         "paper": MapSettings(head_dim=128, degrees=(2, 3), features=(256,), lengths=(1_024, 4_096), steps=3_000),
     },
-    judge=in_order("random", "network", "llops"),
+    judge=in_order(*_ORDER),
+    needs=_ORDER,
 )
+
+_RANDOM = ("gaussian-squared", "srht-squared")
 
 SKETCHES = MapStudy(
     claim="The error of squared random sketches of (q . k)^p falls at least as 1 / sqrt(r).",
@@ -37,7 +42,8 @@ SKETCHES = MapStudy(
         "cpu": MapSettings(**_SUMS, lengths=(1_024,), steps=100, fit_tokens=2_048, batch_size=512),
         "model": MapSettings(**_SUMS, lengths=(768, 1_536), draws=10),
     },
-    judge=falling(("gaussian-squared", "srht-squared"), lambda one: one["held_out"]["sketch_error"], "width", -0.45),
+    judge=falling(_RANDOM, lambda one: one["held_out"]["sketch_error"], "width", -0.45),
+    needs=_RANDOM,
     error="sketch_error",
 )
 
@@ -51,5 +57,6 @@ OUTPUTS = MechanismStudy(
         "model": MechanismSettings(lengths=(768, 1_536), features=(32, 64, 128, 256)),
     },
     judge=falling(("hyper",), lambda one: one["operator_norm_error"], "features", -0.45),
+    needs=("hyper",),
     error="operator_norm_error",
 )

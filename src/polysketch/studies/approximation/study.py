@@ -29,6 +29,7 @@ class ApproximationStudy(Study):
     Args:
         claim, paper, rows, sizes: as for `Study`.
         judge: what the measurements say.
+        needs: as for `Study`.
         error: which one is drawn.
     """
 
@@ -40,9 +41,11 @@ class ApproximationStudy(Study):
         rows: Sequence[str],
         sizes: Mapping[str, Any],
         judge: Judge,
+        needs: Sequence[str],
         error: str = "frobenius",
     ) -> None:
         self.claim, self.paper, self.rows, self.sizes = claim, paper, tuple(rows), sizes
+        self.needs = tuple(needs)
         self._judge, self._error = judge, error
 
     def depends_on(self, row: str, seed: int, settings: InputSettings) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class TimeStudy(Study):
         timed: what makes the measurements of a row at a length.
         baseline: what ratios compare with.
         judge: ratios -> what they say.
+        needs: as for `Study`.
         parts: names that rows with options begin with; mechanisms when it is empty.
     """
 
@@ -67,9 +68,11 @@ class TimeStudy(Study):
         timed: Timed,
         baseline: str,
         judge: Callable[[Ratios], Verdict],
+        needs: Sequence[str],
         parts: Sequence[str] = (),
     ) -> None:
         self.claim, self.paper, self.rows, self.sizes = claim, paper, tuple(rows), sizes
+        self.needs = tuple(needs)
         self._timed, self._baseline, self._judge, self._parts = timed, baseline, judge, tuple(parts)
 
     def check_row(self, row: str) -> None:
@@ -85,7 +88,8 @@ class TimeStudy(Study):
         """As the base class has it. Runs of several seeds are repetitions."""
         device = resolve_device("auto")
         dtype = str(resolve_dtype(settings.dtype, device)).removeprefix("torch.")
-        return {**dataclasses.asdict(settings), "row": row, "seed": seed, "dtype": dtype, "device": device.type}
+        told = {name: value for name, value in dataclasses.asdict(settings).items() if value is not None}
+        return {**told, "row": row, "seed": seed, "dtype": dtype, "device": device.type}
 
     def make(self, row: str, seed: int, settings: TimeSettings, folder: Path) -> dict[str, Any]:
         """Time, a piece for each length."""
