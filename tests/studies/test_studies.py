@@ -211,7 +211,7 @@ def test_a_run_that_was_stopped_is_not_taken_for_one_with_other_settings(folder:
         (["reversal", "--only", "linear+feature"], "expected a row name+option=value, found 'linear+feature'"),
         (["reversal", "--only", "linear+nope=1"], "--only: attention mechanism 'linear' has no option 'nope'"),
         (["nope"], "expected a study of selective-copying"),
-        (["reversal", "--size", "huge"], "--size: expected one of smoke, cpu, paper"),
+        (["reversal", "--size", "huge"], "--size: expected one of smoke, cpu, narrow, paper"),
         (["reversal", "--only", "polysketch"], "--only: expected rows of softmax"),  # it is causal only
         (["reversal", "--set", "epochs=3"], "with one of task, preset, layers"),
         (["reversal", "--set", "steps=many"], "a value in JSON"),
