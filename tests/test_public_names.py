@@ -97,6 +97,8 @@ PUBLIC_NAMES = {
         "build",
         "check_options",
         "mechanism_class",
+        "mechanisms_that",
+        "mechanisms_that_cross",
         "option_names",
         *(kind.__name__ for kind in MECHANISMS.values()),
     ],

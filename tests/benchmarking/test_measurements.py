@@ -147,6 +147,22 @@ def test_a_training_step_is_of_a_model_of_as_many_layers_as_asked(bench):
         dataclasses.replace(few, layers=0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            AttentionSettings(mechanisms=("polysketch",), bidirectional=True),
+            "; mechanisms that see both sides: softmax, ",
+        ),
+        (PicturesSettings(models=("polysketch",)), "a patch sees the whole picture; expected one of softmax, "),
+    ],
+)
+def test_what_sees_no_later_tokens_is_refused_with_those_that_do(settings, message):
+    with pytest.raises(ValueError, match=f"polysketch is causal only.*{message}") as found:
+        settings.check_names()
+    assert "polysketch-paper" in str(found.value)
+
+
 def test_an_unknown_model_or_preset_is_refused_with_those_that_exist(bench):
     unknown = r"unknown way to attend 'nonsense'; expected sdpa, given, .* a mechanism: softmax"
     for settings in (AttentionSettings(mechanisms=("given", "nonsense")), TrainingSettings(models=("nonsense",))):

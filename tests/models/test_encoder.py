@@ -89,7 +89,7 @@ def test_checkpointed_blocks_give_the_same_gradients():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": "polysketch"}, "causal only, and an encoder sees both sides; mechanisms for it: based"),
+        ({"attention": "polysketch"}, "causal only, and an encoder sees both sides; mechanisms for it: softmax, "),
         ({"attention": "short-convolution"}, "causal only"),
         ({"attention": "nope"}, "nope"),
         ({"attention_options": {"nope": 1}}, "nope"),

@@ -112,7 +112,7 @@ def test_it_learns_to_reverse_and_generates_the_answer():
 @pytest.mark.parametrize("cross", ["polysketch", "sliding-window", "nystrom", "focused"])
 def test_mechanisms_that_cannot_cross_are_refused_by_name(cross: str):
     name = attention.mechanism_class(cross).__name__
-    with pytest.raises(ValueError, match=f"{name} needs queries and keys of the same tokens: it cannot cross"):
+    with pytest.raises(ValueError, match=f"{name} needs queries and keys of the same tokens: .*that can: softmax, .*"):
         model_of(cross)
 
 

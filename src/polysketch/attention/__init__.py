@@ -7,6 +7,7 @@ table lists are names of this package too; type checkers and the site have them 
 
 from typing import TYPE_CHECKING
 
+from polysketch.attention.abilities import mechanisms_that, mechanisms_that_cross
 from polysketch.attention.registry import MECHANISMS, build, check_options, mechanism_class, option_names
 from polysketch.lazy import on_demand
 
@@ -74,6 +75,8 @@ __all__ = [
     "build",
     "check_options",
     "mechanism_class",
+    "mechanisms_that",
+    "mechanisms_that_cross",
     "option_names",
 ]
 __all__ += [name for names in _CLASSES.values() for name in names]

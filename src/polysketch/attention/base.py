@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polysketch.attention.abilities import mechanisms_that, mechanisms_that_cross
 from polysketch.attention.empty import extend_of_nothing, forward_of_nothing
 from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.source import KeptSource
@@ -183,9 +184,7 @@ class Mechanism(nn.Module):
         """
         if self.is_blockwise:
             return None
-        from polysketch.attention.registry import MECHANISMS
-
-        able = ", ".join(name for name, kind in MECHANISMS.items() if kind.is_blockwise)
+        able = ", ".join(mechanisms_that("is_blockwise"))
         return f"{type(self).__name__} cannot see both sides inside blocks of tokens; mechanisms that can: {able}"
 
     def block_options(self, block_size: int | None) -> dict[str, Any]:
@@ -322,7 +321,7 @@ class Mechanism(nn.Module):
         Raises:
             ValueError: the mechanism needs queries and keys of the same tokens (`is_cross`).
         """
-        self._require_cross()
+        self.require_cross()
         return KeptSource(without_masked(key, key_mask), without_masked(value, key_mask), key_mask)
 
     @torch.no_grad()
@@ -335,11 +334,17 @@ class Mechanism(nn.Module):
         """
         return self(query, source.key, source.value, causal=False, key_mask=source.key_mask)
 
-    def _require_cross(self) -> None:
+    def require_cross(self) -> None:
+        """Refuse what cannot attend to another sequence.
+
+        Raises:
+            ValueError: the mechanism needs queries and keys of the same tokens (`is_cross`); the message lists those
+                that do not.
+        """
         if not self.is_cross:
             raise ValueError(
-                f"{type(self).__name__} needs queries and keys of the same tokens, so it cannot attend to another "
-                "sequence"
+                f"{type(self).__name__} needs queries and keys of the same tokens: it cannot attend to another "
+                f"sequence; mechanisms that can: {', '.join(mechanisms_that_cross())}"
             )
 
     def alike_position(self, position: int) -> int:

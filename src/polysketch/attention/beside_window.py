@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch import ops
+from polysketch.attention.abilities import mechanisms_that
 from polysketch.attention.base import Mechanism
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import in_range, widened
@@ -411,7 +412,10 @@ class BesideWindow(Mechanism):
     ) -> ops.BesideKey:
         """All tokens beyond the window as one key."""
         if not causal:
-            raise ValueError(f"{type(self).__name__} is causal only: what is recalled depends on the order of tokens")
+            raise ValueError(
+                f"{type(self).__name__} is causal only: what is recalled depends on the order of tokens; mechanisms "
+                f"that see both sides: {', '.join(mechanisms_that('is_bidirectional'))}"
+            )
         far_logit, log_decay, wide = self.far_logit(hidden), self._log_decay(hidden, key_mask), in_range(value)
         query_features, kept = self._features(vectors, wide.dtype, key_mask, hidden)
         left, leaving = delayed(kept, self.window), delayed(wide, self.window)

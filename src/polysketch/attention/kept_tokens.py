@@ -64,7 +64,7 @@ class KeptTokensAttention(Mechanism):
         Args:
             key, value, key_mask: as there.
         """
-        self._require_cross()
+        self.require_cross()
         key, value = without_masked(key, key_mask), without_masked(value, key_mask)
         return KeptSource(self.prepare_key(key, value.dtype), value, key_mask)
 

@@ -205,7 +205,7 @@ class LinearizedAttention(Mechanism):
         Args:
             key, value, key_mask: as there.
         """
-        self._require_cross()
+        self.require_cross()
         key, wide = without_masked(key, key_mask), self.wide(without_masked(value, key_mask))
         nobody = key.new_zeros(key.shape[0], self.num_heads, *key.shape[2:])
         (query_features, key_features), options = self.operands(nobody, key, wide.dtype, None)

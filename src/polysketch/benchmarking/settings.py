@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polysketch.attention import MECHANISMS
+from polysketch.attention import MECHANISMS, mechanisms_that
 from polysketch.benchmarking.way_names import ALL, ALONE, GIVEN, Sizes, check_names, mechanism_of, with_baseline
 from polysketch.models.presets import preset_fields
 
@@ -86,12 +86,13 @@ class AttentionSettings(_SketchSettings):
         for name in set(self.names) - set(ALONE):
             mechanism, _ = mechanism_of(name, self.sizes)
             if self.bidirectional and not MECHANISMS[mechanism].is_bidirectional:
-                raise ValueError(f"--bidirectional: {mechanism} is causal only: leave it out of the mechanisms")
+                both = ", ".join(mechanisms_that("is_bidirectional"))
+                raise ValueError(f"--bidirectional: {mechanism} is causal only; mechanisms that see both sides: {both}")
 
     @property
     def names(self) -> list[str]:
         """What is timed, as `ways.way` knows it, the baseline first; of all mechanisms those that can."""
-        able = [name for name in MECHANISMS if not self.bidirectional or MECHANISMS[name].is_bidirectional]
+        able = mechanisms_that("is_bidirectional") if self.bidirectional else list(MECHANISMS)
         given = [one for name in self.mechanisms for one in (able if name == ALL else [name])]
         return with_baseline(given)
 
@@ -198,7 +199,10 @@ class PicturesSettings(_ModelSettings):
         for name in self.models:
             mechanism, _ = mechanism_of(name, self.sizes)
             if not MECHANISMS[mechanism].is_bidirectional:
-                raise ValueError(f"{mechanism} is causal only, and a patch sees the whole picture: leave it out")
+                both = ", ".join(mechanisms_that("is_bidirectional"))
+                raise ValueError(
+                    f"{mechanism} is causal only, and a patch sees the whole picture; expected one of {both}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

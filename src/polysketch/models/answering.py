@@ -174,7 +174,7 @@ _OF_DECODERS = ("attention", "attention_options", "rotary", "projection_convolut
 def _cross(mechanism: str | tuple[str, ...] | None) -> str:
     if mechanism is None:
         return _CROSS
-    able = [name for name, kind in attention.MECHANISMS.items() if kind.is_causal and kind.is_bidirectional]
+    able = attention.mechanisms_that("is_causal", "is_bidirectional")
     if not isinstance(mechanism, str) or mechanism not in able:
         raise ValueError(
             f"expected one mechanism that can be causal, see both sides and read another sequence, found "

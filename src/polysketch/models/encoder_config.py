@@ -42,7 +42,7 @@ class EncoderConfig(ModelConfig):
     def _check_layer(self, name: str, options: Mapping[str, Any]) -> None:
         able = "is_blockwise" if self.block_size else "is_bidirectional"
         if not getattr(mixer_class(name), able, False):
-            listed = ", ".join(sorted(known for known, kind in attention.MECHANISMS.items() if getattr(kind, able)))
+            listed = ", ".join(attention.mechanisms_that(able))
             what = "cannot see by blocks" if self.block_size else "is causal only, and an encoder sees both sides"
             raise ValueError(f"layer {name!r} {what}; mechanisms for it: {listed}")
         check_mixer(name, options)

@@ -52,7 +52,7 @@ def check_layer(name: str, options: Mapping[str, Any]) -> None:
             can be had.
     """
     if not mixer_class(name).is_causal:
-        causal = ", ".join(sorted(known for known, kind in attention.MECHANISMS.items() if kind.is_causal))
+        causal = ", ".join(attention.mechanisms_that("is_causal"))
         raise ValueError(
             f"attention mechanism {name!r} cannot be causal, and a language model must not see later tokens; "
             f"causal mechanisms: {causal}"

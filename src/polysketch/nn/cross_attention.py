@@ -24,15 +24,14 @@ class CrossAttention(nn.Module):
         query_key_norm: norm queries and keys (`QueryKeyNorm`).
 
     Raises:
-        ValueError: a mechanism that needs queries and keys of the same tokens.
+        ValueError: a mechanism that needs queries and keys of the same tokens; the message lists those that do not.
     """
 
     def __init__(
         self, hidden_size: int, source_size: int, mechanism: Mechanism, *, query_key_norm: bool = False
     ) -> None:
         super().__init__()
-        if not mechanism.is_cross:
-            raise ValueError(f"{type(mechanism).__name__} needs queries and keys of the same tokens: it cannot cross")
+        mechanism.require_cross()
         key_width = mechanism.num_kv_heads * mechanism.head_dim
         self.query = nn.Linear(hidden_size, mechanism.num_heads * mechanism.head_dim, bias=False)
         self.key_value = JoinedLinear(source_size, (key_width, key_width), bias=False)

@@ -196,8 +196,8 @@ class MultiheadAttention(nn.Module):
         able = kind.is_causal if causal else (kind.is_bidirectional and (same or self.mechanism.is_cross))
         if not able:
             asked = "causal" if causal else "not causal" if same else "of keys of another length"
-            takers = [name for name in mechanisms.MECHANISMS if _able(name, causal=causal, same=same)]
-            raise ValueError(f"{kind.__name__} cannot be {asked}: choose attention of {', '.join(takers)}")
+            takers = ", ".join(_takers(causal=causal, same=same))
+            raise ValueError(f"{kind.__name__} cannot be {asked}: choose attention of {takers}")
 
     def _read(self, mask: Tensor, hidden: Tensor | None) -> tuple[bool, Tensor | None]:
         """Whether a mask is causal; if not, the keys that it hides from all queries, with those hidden already."""
@@ -226,12 +226,11 @@ class MultiheadAttention(nn.Module):
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
-def _able(name: str, *, causal: bool, same: bool) -> bool:
-    """Whether a mechanism with its default options can be what is asked."""
-    kind = mechanisms.MECHANISMS[name]
-    if causal or same or not kind.is_bidirectional:
-        return kind.is_causal if causal else kind.is_bidirectional
-    return mechanisms.build(name, num_heads=2, head_dim=8).is_cross
+def _takers(*, causal: bool, same: bool) -> list[str]:
+    """The mechanisms that can be what is asked."""
+    if not causal and not same:
+        return mechanisms.mechanisms_that_cross()
+    return mechanisms.mechanisms_that("is_causal" if causal else "is_bidirectional")
 
 
 def _hides(mask: Tensor, name: str) -> Tensor:

@@ -147,8 +147,7 @@ class TaskStudy(Study):
 
     def _able(self) -> list[str]:
         both = self.asks in ("each", "class", "pair", "picture")
-        kinds = attention.MECHANISMS.items()
-        return [name for name, kind in kinds if (kind.is_bidirectional if both else kind.is_causal)]
+        return attention.mechanisms_that("is_bidirectional" if both else "is_causal")
 
     def check_row(self, row: str) -> None:
         """A mechanism that can, with any of its options, and `own_options`."""

@@ -141,7 +141,7 @@ WRONG = [
     (lambda: attention_processors(unet(), "polysketch"), "'polysketch' is causal only, and here all tokens see one"),
     (lambda: attention_processors(unet(), "linear", layers="some"), "expected layers 'self', 'cross' or 'all', found"),
     (lambda: attention_processors(torch.nn.Linear(2, 2), "linear"), "expected a model of diffusers .* found Linear"),
-    (lambda: attention_processors(unet(), "focused", layers="all"), "needs queries and keys of the same tokens"),
+    (lambda: attention_processors(unet(), "focused", layers="all"), "of the same tokens: .*that can: softmax, "),
     (
         lambda: processor(Attention(8, heads=2, dim_head=4))(
             Attention(8, heads=2, dim_head=4), torch.zeros(2, 6, 8), attention_mask=torch.zeros(2, 6, 6)

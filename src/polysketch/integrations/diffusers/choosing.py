@@ -46,7 +46,7 @@ def attention_processors(model: Any, name: str, *, layers: Layers = "self", **op
 def _check_mechanism(name: str, options: dict[str, Any]) -> None:
     attention.check_options(name, options)
     if not attention.mechanism_class(name).is_bidirectional:
-        both = ", ".join(known for known, kind in attention.MECHANISMS.items() if kind.is_bidirectional)
+        both = ", ".join(attention.mechanisms_that("is_bidirectional"))
         raise ValueError(f"{name!r} is causal only, and here all tokens see one another; expected one of {both}")
 
 
@@ -70,6 +70,7 @@ def _built(path: str, layer: Any, name: str, options: dict[str, Any]) -> Mechani
     mechanism = attention.build(name, **{**sizes, **width, **options})
     if layer.is_cross_attention and not mechanism.is_cross:
         raise ValueError(
-            f"{name!r} with these options needs queries and keys of the same tokens: it cannot be at {path}"
+            f"{name!r} with these options needs queries and keys of the same tokens: it cannot be at {path}; "
+            f"mechanisms that can: {', '.join(attention.mechanisms_that_cross())}"
         )
     return mechanism.to(device=layer.to_q.weight.device, dtype=layer.to_q.weight.dtype)

@@ -136,36 +136,25 @@ def _build(replacement: Replacement, attention: nn.Module, sees: Sees) -> Mechan
     width = hidden_size_of(attention) if "hidden_size" in mechanisms.option_names(replacement.name) else {}
     mechanism = mechanisms.build(replacement.name, **{**sizes_of(attention), **width, **replacement.options})
     if sees == "past" and not mechanism.is_causal:
-        raise ValueError(f"{replacement.name!r} cannot be causal, so it cannot stand in a language model")
+        raise ValueError(
+            f"{replacement.name!r} cannot be causal, so it cannot stand in a language model; mechanisms that can: "
+            f"{', '.join(mechanisms.mechanisms_that('is_causal'))}"
+        )
     if sees == "both" and not mechanism.is_bidirectional:
-        raise ValueError(f"{replacement.name!r} is causal only, and every token of this model sees the whole sequence")
+        raise ValueError(
+            f"{replacement.name!r} is causal only, and every token of this model sees the whole sequence; mechanisms "
+            f"that see both sides: {', '.join(mechanisms.mechanisms_that('is_bidirectional'))}"
+        )
     if sees == "source" and not mechanism.is_cross:
         raise ValueError(
             f"{replacement.name!r} with these options needs queries and keys of the same tokens, and the decoder's"
-            f" attention to its encoder has others; mechanisms that can: {', '.join(_crossing())}"
+            " attention to its encoder has others; mechanisms that can: "
+            f"{', '.join(mechanisms.mechanisms_that_cross())}"
         )
     if sees != "past" and (mechanism.reads_hidden or mechanism.reads_unrotated):
         raise ValueError(f"{replacement.name!r} reads more than queries, keys and values, which no encoder hands on")
     device, dtype = kind_of(attention)
     return mechanism.to(device=device, dtype=dtype).train(attention.training)
-
-
-def _crossing() -> list[str]:
-    """Mechanisms that can attend to another sequence, and those that can without chunks of tokens."""
-    names = []
-    for name in mechanisms.MECHANISMS:
-        if mechanisms.build(name, num_heads=1, head_dim=8).is_cross:
-            names.append(name)
-        elif "local_chunk" in mechanisms.option_names(name) and _crosses_whole(name):
-            names.append(f"{name} with local_chunk=None")
-    return names
-
-
-def _crosses_whole(name: str) -> bool:
-    try:
-        return mechanisms.build(name, num_heads=1, head_dim=8, local_chunk=None).is_cross
-    except (ValueError, TypeError):
-        return False
 
 
 def _given(model: Any, name: str, built: Mapping[int, Mechanism]) -> dict[int, tuple[str, ...]]:

@@ -35,7 +35,7 @@ class Chosen:
     def __post_init__(self) -> None:
         attention.check_options(self.name, self.options)
         if not attention.mechanism_class(self.name).is_bidirectional:
-            both = ", ".join(name for name, kind in attention.MECHANISMS.items() if kind.is_bidirectional)
+            both = ", ".join(attention.mechanisms_that("is_bidirectional"))
             raise ValueError(
                 f"{self.name!r} is causal only, and a patch sees the whole picture; expected one of {both}"
             )
