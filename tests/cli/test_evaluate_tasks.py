@@ -68,6 +68,21 @@ def test_questions_of_ones_own_are_scored(capsys, task_folder):
         ]
 
 
+def test_texts_of_ruler_are_made_at_each_length_and_read_whole(capsys):
+    """Without a file; the model reads as much as the longest needs, unless another limit is given."""
+    arguments = ["--tasks", "ruler_fwe", "--lengths", "1024,2304", "--limit", "1", "--json"]
+    assert main(["evaluate", "run", *arguments]) == 0
+    found = figures(capsys)
+    assert [(each["task"], each["metric"], each["num_documents"]) for each in found["tasks"]] == [
+        ("ruler_fwe", "1024", 1),
+        ("ruler_fwe", "2304", 1),
+    ]
+    assert 2048 < found["max_length"] < 2304 + 60
+    assert found["sources"] == {"ruler_fwe": {"documents": "made up", "examples": ""}}
+    assert main(["evaluate", "run", *arguments, "--max-length", "256"]) == 0
+    assert "ruler_fwe: questions of up to" in capsys.readouterr().out
+
+
 def test_files_are_found_in_the_folder_of_outside_data(capsys, monkeypatch, tmp_path, task_folder):
     """In eval, where no folder is given."""
     (tmp_path / "eval").symlink_to(task_folder)
@@ -125,6 +140,9 @@ def test_any_other_model_of_transformers_can_be_scored(capsys, tmp_path, task_fo
         (["--tasks", "no/such/facts.jsonl"], "a .jsonl file of questions or a .json file of BIG-bench, found 'no/such"),
         (["--tasks", "winogrande"], "expected a file winogrande_dev"),
         (["--tasks", ","], "expected names"),
+        (["--tasks", "ruler_cwe"], "expected ruler_vt or ruler_fwe of RULER's tasks, found 'ruler_cwe'"),
+        (["--tasks", "ruler_fwe", "--lengths", "150"], "ruler_fwe: expected longer --lengths for this tokenizer"),
+        (["--tasks", "ruler_vt", "--lengths", "long"], "--lengths: expected numbers with commas between, found 'long'"),
         (["--tasks", "piqa", "--shots", "five"], "--shots: expected numbers with commas between, found 'five'"),
         (["--tasks", "piqa", "--shots", "-1"], "expected numbers of at least 0"),
         (["--tasks", "piqa", "--limit", "0"], "a --limit of at least 1"),

@@ -52,15 +52,17 @@ class TaskFlags:
     tasks: str | None = None
     """Names with commas between: hellaswag, piqa, lambada, arc, arc_easy, arc_challenge, winogrande, openbookqa, boolq,
     copa, wsc; a .jsonl file of your own, one {"question": ..., "choices": [...], "answer": 0} a line; physics or
-    another task of BIG-bench. The last two by name, or as a path."""
+    another task of BIG-bench. The last two by name, or as a path. Of RULER ruler_vt and ruler_fwe, which need no
+    file."""
     shots: str = "0"
     """Numbers of examples before each question, with commas between, for instance 0,5."""
     task_data: Path | None = None
     """Folder of the tasks' files. Default: the folder eval of POLYSKETCH_DATA."""
     limit: int | None = None
-    """Score only so many questions of a task, from the first on."""
+    """Score only so many questions of a task, from the first on. Of RULER: so many at each length."""
     max_length: int | None = None
-    """Most tokens that the model reads. Longer inputs are cut on the left. Default: 2048, or as the model states."""
+    """Most tokens that the model reads. Longer inputs are cut on the left. Default: 2048 or what RULER's
+    texts need, or as the model states."""
     download: bool = False
     """Let lm_eval fetch the data of a task that it knows and that is not among the files."""
 
@@ -73,8 +75,8 @@ class ReachFlags:
     """Measure perplexity at these context lengths, with commas between, for instance 512,1024,2048."""
     needle: bool = False
     """Hide a sentence in text and ask for it, at lengths and depths."""
-    lengths: str = "256,512,1024,2048"
-    """Lengths of the text for --needle, in tokens."""
+    lengths: str | None = None
+    """Lengths of the text in tokens. Default: 256,512,1024,2048 for --needle, 4096 for the tasks of RULER."""
     depths: str = "0,0.25,0.5,0.75,1"
     """Where the sentence is hidden, for --needle: 0 at the beginning of the text, 1 at the end."""
     trials: int = 16

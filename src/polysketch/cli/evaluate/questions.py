@@ -11,9 +11,12 @@ from polysketch.cli.evaluate.evaluated_model import EvaluatedModel
 from polysketch.cli.evaluate.flags import EvaluateFlags
 
 if TYPE_CHECKING:
-    from polysketch.integrations.lm_eval import TaskFigure
+    from polysketch.integrations.lm_eval import LoadedTask, TaskFigure
 
 __all__ = ["measure_tasks"]
+
+_LENGTHS = "4096"
+"""Of texts of RULER, as in lm_eval."""
 
 
 def measure_tasks(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
@@ -24,17 +27,19 @@ def measure_tasks(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, 
         FileNotFoundError: a task without its file.
         ImportError: the extra `eval` is missing.
     """
-    from polysketch.integrations.lm_eval import evaluate_tasks, load_tasks
+    from polysketch.integrations.lm_eval import RulerTexts, evaluate_tasks, load_tasks
 
     shots = numbers(flags.shots, "--shots", least=0, kind=int)
+    lengths = numbers(_LENGTHS if flags.lengths is None else flags.lengths, "--lengths", least=1, kind=int)
     names = [name.strip() for name in (flags.tasks or "").split(",") if name.strip()]
     if not names:
         raise ValueError("--tasks: expected names with commas between, found none")
-    tasks = load_tasks(names, _folders(flags.task_data), download=flags.download)
+    texts = RulerTexts(evaluated.tokenizer, lengths, flags.limit)
+    tasks = load_tasks(names, _folders(flags.task_data), download=flags.download, ruler=texts)
     if flags.without_prefix:
         evaluated.remove_prefix()
-    model = _adapter(evaluated, flags)
-    _say_what_is_read(evaluated, model)
+    model = _adapter(evaluated, flags, tasks)
+    _say_what_is_read(evaluated, model, tasks)
     figures = evaluate_tasks(model, tasks, shots=shots, limit=flags.limit, seed=flags.seed)
     _print_table(figures, evaluated)
     if max(shots) > 0:
@@ -59,24 +64,31 @@ def _folders(given: Path | None) -> list[Path]:
     return [Path(outside) / "eval"] if outside else []
 
 
-def _adapter(evaluated: EvaluatedModel, flags: EvaluateFlags) -> Any:
+def _adapter(evaluated: EvaluatedModel, flags: EvaluateFlags, tasks: list["LoadedTask"]) -> Any:
     """lm_eval's class for models of transformers, or that class with one of ours."""
-    from polysketch.integrations.lm_eval import PolysketchLM, transformers_model
+    from polysketch.integrations.lm_eval import PolysketchLM, room_for, transformers_model
 
     size, longest = flags.batch_size, flags.max_length
     if evaluated.original is None:
+        longest = room_for(tasks) if longest is None else longest
         return PolysketchLM(evaluated.model, tokenizer=evaluated.tokenizer, batch_size=size, max_length=longest)
     return transformers_model(evaluated.original, evaluated.tokenizer, batch_size=size, max_length=longest)
 
 
-def _say_what_is_read(evaluated: EvaluatedModel, model: Any) -> None:
-    """Say so where the model may read more than it was trained with."""
+def _say_what_is_read(evaluated: EvaluatedModel, model: Any, tasks: list["LoadedTask"]) -> None:
+    """Say so where the model may read more than it was trained with, or less than a task has."""
     trained, longest = evaluated.context_length, getattr(model, "max_length", None)
     if trained is not None and longest is not None and longest > trained:
         print(
             f"inputs of up to {longest} tokens are read whole; the model was trained with {trained} "
             f"(--max-length {trained} would cut them)"
         )
+    for loaded in tasks:
+        if longest is not None and loaded.room > longest:
+            print(
+                f"{loaded.name}: questions of up to {loaded.room} tokens with the answer are cut on the left: "
+                f"the model reads {longest} (--max-length {loaded.room} would keep them whole)"
+            )
 
 
 def _print_table(figures: list["TaskFigure"], evaluated: EvaluatedModel) -> None:

@@ -23,6 +23,8 @@ from polysketch.evaluation import (
 
 __all__ = ["measure_contexts", "measure_needle", "measure_recall"]
 
+_LENGTHS = "256,512,1024,2048"
+
 
 def measure_contexts(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """Perplexity against the length of the context: a table, a plot, the figures."""
@@ -56,7 +58,7 @@ def measure_contexts(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[st
 
 def measure_needle(evaluated: EvaluatedModel, flags: EvaluateFlags) -> dict[str, Any]:
     """Needle retrieval over lengths and depths: a table, a heat map, the figures."""
-    lengths = numbers(flags.lengths, "--lengths", least=1, kind=int)
+    lengths = numbers(_LENGTHS if flags.lengths is None else flags.lengths, "--lengths", least=1, kind=int)
     depths = numbers(flags.depths, "--depths", least=0.0, kind=float)
     data = evaluated.open_data(flags.data)
     _prepare(evaluated, flags)

@@ -3,8 +3,20 @@
 Importing this package registers the model `polysketch` with lm_eval. Needs the extra `eval`.
 """
 
-from polysketch.integrations.lm_eval.model import PolysketchLM, transformers_model
+from polysketch.integrations.lm_eval.model import PolysketchLM, room_for, transformers_model
+from polysketch.integrations.lm_eval.ruler import RULER_TASKS, RulerTexts
 from polysketch.integrations.lm_eval.running import TaskFigure, evaluate_tasks
-from polysketch.integrations.lm_eval.tasks import LOCAL_TASKS, load_tasks
+from polysketch.integrations.lm_eval.tasks import LOCAL_TASKS, LoadedTask, load_tasks
 
-__all__ = ["LOCAL_TASKS", "PolysketchLM", "TaskFigure", "evaluate_tasks", "load_tasks", "transformers_model"]
+__all__ = [
+    "LOCAL_TASKS",
+    "RULER_TASKS",
+    "LoadedTask",
+    "PolysketchLM",
+    "RulerTexts",
+    "TaskFigure",
+    "evaluate_tasks",
+    "load_tasks",
+    "room_for",
+    "transformers_model",
+]

@@ -8,17 +8,22 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import DEFAULT_MAX_LENGTH, normalize_gen_kwargs
 
-from polysketch.data import TokenizerLike
 from polysketch.integrations.huggingface import PolysketchForCausalLM
 from polysketch.integrations.lm_eval.scoring import Continuation, Score, score_batches
-from polysketch.integrations.lm_eval.tasks import quiet
-from polysketch.integrations.lm_eval.tokenizer import RunTokenizer
+from polysketch.integrations.lm_eval.tasks import LoadedTask, quiet
+from polysketch.integrations.lm_eval.tokenizer import in_transformers
 from polysketch.models import TransformerLM
 from polysketch.progress import Progress
 from polysketch.training import load_model
 from polysketch.training.environment import resolve_device
 
-__all__ = ["PolysketchLM", "transformers_model"]
+__all__ = ["PolysketchLM", "room_for", "transformers_model"]
+
+
+def room_for(tasks: Sequence[LoadedTask]) -> int | None:
+    """Tokens that a model has to read for tasks that say so; None where the default is enough."""
+    room = max((loaded.room for loaded in tasks), default=0)
+    return room if room > DEFAULT_MAX_LENGTH else None
 
 
 def transformers_model(model: Any, tokenizer: Any, *, batch_size: int, max_length: int | None = None) -> HFLM:
@@ -78,7 +83,7 @@ class PolysketchLM(HFLM):
         longest, rows = DEFAULT_MAX_LENGTH if max_length is None else int(max_length), int(batch_size)
         if min(longest, rows) < 1:
             raise ValueError(f"expected --max-length and --batch-size of at least 1, found {longest} and {rows}")
-        tokenizer = RunTokenizer(tokenizer) if isinstance(tokenizer, TokenizerLike) else tokenizer
+        tokenizer = in_transformers(tokenizer)
         special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         wrapped = PolysketchForCausalLM.from_transformer(pretrained.eval(), **special)
         with quiet():

@@ -26,7 +26,7 @@ class TaskFigure:
     Attributes:
         task: name of the task.
         shots: examples before each question.
-        metric: as lm_eval names it: acc, acc_norm, perplexity, exact_match, ...
+        metric: as lm_eval names it: acc, acc_norm, perplexity, exact_match, ..., or the length of texts of RULER.
         value: the figure.
         stderr: its standard error over documents; None where it is not known.
         num_documents: documents scored.
@@ -60,10 +60,15 @@ def evaluate_tasks(
         seed: of the draw of examples.
 
     Raises:
-        ValueError: a negative number of shots, or a limit below 1.
+        ValueError: a negative number of shots, examples for a task that takes none, or a limit below 1.
     """
     if not shots or min(shots) < 0 or (limit is not None and limit < 1):
         raise ValueError(f"expected --shots of at least 0 and a --limit of at least 1, found {list(shots)} and {limit}")
+    for loaded in tasks:
+        if max(shots) > 0 and not loaded.examples_from:
+            raise ValueError(
+                f"{loaded.name}: expected --shots 0, found {max(shots)}: examples would make its texts longer"
+            )
     return [figure for number in shots for figure in _evaluate(model, tasks, number, limit, seed)]
 
 
@@ -72,15 +77,19 @@ def _evaluate(model: LM, tasks: Sequence[LoadedTask], shots: int, limit: int | N
     for loaded in tasks:
         loaded.task.set_config("num_fewshot", shots)
         loaded.task.set_fewshot_seed(seed)
-    by_name = {loaded.name: loaded.task for loaded in tasks}
+    by_place = {str(place): loaded for place, loaded in enumerate(tasks)}  # a name may be there at several lengths
     with quiet():
         results: Any = lm_eval.evaluate(
-            lm=model, task_dict={"tasks": by_name}, limit=limit, bootstrap_iters=0, log_samples=True
+            lm=model,
+            task_dict={"tasks": {place: loaded.task for place, loaded in by_place.items()}},
+            limit=limit,
+            bootstrap_iters=0,
+            log_samples=True,
         )
     return [
         figure
-        for name, task in by_name.items()
-        for figure in _figures(name, shots, task, results["results"][name], results["samples"][name])
+        for place, loaded in by_place.items()
+        for figure in _figures(loaded.name, shots, loaded.task, results["results"][place], results["samples"][place])
     ]
 
 

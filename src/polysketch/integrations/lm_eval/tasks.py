@@ -18,6 +18,7 @@ from polysketch.integrations.lm_eval.choices import choices_config, read_questio
 from polysketch.integrations.lm_eval.fewshot import QUESTION, OtherQuestions
 from polysketch.integrations.lm_eval.files import SUFFIXES, find_file, read_documents
 from polysketch.integrations.lm_eval.layouts import Document, Layout
+from polysketch.integrations.lm_eval.ruler import RULER_TASKS, RulerTexts, is_of_ruler, make_ruler_tasks
 
 __all__ = ["ALIASES", "LOCAL_TASKS", "LoadedTask", "LocalTask", "load_tasks", "quiet"]
 
@@ -81,35 +82,45 @@ class LoadedTask:
     Attributes:
         name: what it was asked for by.
         task: of lm_eval.
-        source: the file its documents are from, or "downloaded".
-        examples_from: where examples are drawn from, in words.
+        source: the file its documents are from, "downloaded", or "made up".
+        examples_from: where examples are drawn from, in words; empty for a task that takes none.
+        room: tokens that its longest question takes, with the answer; 0 where it is not known.
     """
 
     name: str
     task: ConfigurableTask
     source: str
     examples_from: str
+    room: int = 0
 
 
-def load_tasks(names: Sequence[str], folders: Sequence[str | Path], *, download: bool = False) -> list[LoadedTask]:
-    """Make tasks from local files.
+def load_tasks(
+    names: Sequence[str],
+    folders: Sequence[str | Path],
+    *,
+    download: bool = False,
+    ruler: RulerTexts | None = None,
+) -> list[LoadedTask]:
+    """Make tasks from local files, and those of RULER that need none.
 
     Args:
-        names: of `LOCAL_TASKS` or `ALIASES`; the path of a .jsonl file of questions with choices, or of a BIG-bench
-            json file; or NAME, for NAME.jsonl, NAME.json or NAME/task.json of these kinds in one of the folders.
+        names: of `LOCAL_TASKS`, `ALIASES` or `RULER_TASKS`; the path of a .jsonl file of questions with choices, or of
+            a BIG-bench json file; or NAME, for NAME.jsonl, NAME.json or NAME/task.json of these kinds in one of the
+            folders.
         folders: where the files are, the first that has one counting.
         download: let lm_eval fetch the data set of a task that it knows and for which there is no file here.
+        ruler: which texts `RULER_TASKS` are to have; a task for each length.
 
     Raises:
-        ValueError: a name that is not known, with those that are, a file that is not what its task needs, or two tasks
-            of one name.
+        ValueError: a name that is not known, with those that are, a file that is not what its task needs, two tasks of
+            one name, another task of RULER, one without `ruler`, or a length that is too short for it.
         FileNotFoundError: a task whose file is missing, with the names it may have.
         ConnectionError: `download` without a network.
     """
     wanted = dict.fromkeys(each for name in names for each in ALIASES.get(name, (name,)))
     places = [Path(folder) for folder in folders]
     with quiet():
-        loaded = [task for name in wanted for task in _load(name, places, download)]
+        loaded = [task for name in wanted for task in _load(name, places, download, ruler)]
     sources: dict[str, str] = {}
     for each in loaded:
         if sources.setdefault(each.name, each.source) != each.source:
@@ -119,12 +130,19 @@ def load_tasks(names: Sequence[str], folders: Sequence[str | Path], *, download:
     return loaded
 
 
-def _load(name: str, folders: list[Path], download: bool) -> list[LoadedTask]:
-    """The task or, of a downloaded group, tasks of a name."""
+def _load(name: str, folders: list[Path], download: bool, ruler: RulerTexts | None) -> list[LoadedTask]:
+    """The task or, of a downloaded group or of several lengths, tasks of a name."""
+    if name in RULER_TASKS:
+        return _made_up(name, ruler)
     if name in LOCAL_TASKS and (file := find_file(folders, LOCAL_TASKS[name].files)) is not None:
         return [_local(name, LOCAL_TASKS[name], file, find_file(folders, LOCAL_TASKS[name].train))]
     if (file := _own_file(name, folders)) is not None:
         return [_choices(file) if _is_jsonl(file) else _bigbench(file)]
+    if is_of_ruler(name):
+        raise ValueError(
+            f"expected {' or '.join(RULER_TASKS)} of RULER's tasks, found {name!r}: the others need packages and texts "
+            "that are downloaded, and are not there"
+        )
     if download:
         return _downloaded(name)
     if name in LOCAL_TASKS:
@@ -134,8 +152,8 @@ def _load(name: str, folders: list[Path], download: bool) -> list[LoadedTask]:
         )
     missing = [task for task, local in LOCAL_TASKS.items() if find_file(folders, local.files) is None]
     raise ValueError(
-        f"expected a task of {', '.join([*LOCAL_TASKS, *ALIASES])}, a .jsonl file of questions or a .json file of "
-        f"BIG-bench, found {name!r}, and no file of that name in {_in_words(folders)}"
+        f"expected a task of {', '.join([*LOCAL_TASKS, *ALIASES, *RULER_TASKS])}, a .jsonl file of questions or a "
+        f".json file of BIG-bench, found {name!r}, and no file of that name in {_in_words(folders)}"
         + (f" (where files are missing for {', '.join(missing)})" if missing else "")
         + "; a task that lm_eval knows can be fetched with --download"
     )
@@ -181,6 +199,13 @@ def _bigbench(file: Path) -> LoadedTask:
     config, documents = bigbench_config(file, name)
     task = ConfigurableTask(config={**config, "custom_dataset": _dataset({"test": documents})})
     return LoadedTask(name, task, str(file), f"{file}, other questions")
+
+
+def _made_up(name: str, ruler: RulerTexts | None) -> list[LoadedTask]:
+    """A task of RULER, at each length."""
+    if ruler is None:
+        raise ValueError(f"{name}: expected RulerTexts with the model's tokenizer, by which its texts have a length")
+    return [LoadedTask(name, made.task, "made up", "", made.room) for made in make_ruler_tasks(name, ruler)]
 
 
 def _downloaded(name: str) -> list[LoadedTask]:

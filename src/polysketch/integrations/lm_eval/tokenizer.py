@@ -8,7 +8,12 @@ from transformers import AddedToken, PreTrainedTokenizer
 from polysketch.data import TokenizerLike
 from polysketch.data.tokenization.bpe import END_OF_TEXT
 
-__all__ = ["RunTokenizer"]
+__all__ = ["RunTokenizer", "in_transformers"]
+
+
+def in_transformers(tokenizer: Any) -> Any:
+    """A tokenizer of transformers as it is, one of `polysketch.data` as a `RunTokenizer`."""
+    return RunTokenizer(tokenizer) if isinstance(tokenizer, TokenizerLike) else tokenizer
 
 
 class RunTokenizer(PreTrainedTokenizer):
