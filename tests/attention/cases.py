@@ -257,6 +257,28 @@ def others_full(cases: list[Case]) -> list:
     return [pytest.param(case, marks=marks_of(case)) for case in cases]
 
 
+def directions(case: Case) -> list[bool]:
+    """The values of `causal` that the mechanism takes: landmarks are not causal, a decay over tokens is."""
+    mechanism = case.example
+    return [True] * mechanism.is_causal + [False] * mechanism.is_bidirectional
+
+
+def directed(cases: list[Case]) -> list:
+    """Each case with each value of `causal` that it takes; of a mechanism that takes both, False in one case always."""
+    both = [case for case in REPRESENTED if len(directions(case)) == 2]
+    first = {case.name: case for case in reversed(both)}
+
+    def marks(case: Case, causal: bool) -> list:
+        is_other = not causal and case in both and case is not first[case.name]
+        return [pytest.mark.full] if is_other else marks_of(case)
+
+    return [
+        pytest.param(case, causal, id=f"{case} causal={causal}", marks=marks(case, causal))
+        for case in cases
+        for causal in directions(case)
+    ]
+
+
 CAUSAL_CASES = [case for case in CASES if attention.mechanism_class(case.name).is_causal]
 COMPLETE_CASES = [case for case in CASES if not case.leaves_out]
 COMPLETE_CAUSAL_CASES = [case for case in CAUSAL_CASES if not case.leaves_out]

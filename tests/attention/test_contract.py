@@ -68,7 +68,7 @@ def test_the_sketched_prefix_holds_a_third_to_two_thirds_of_the_mass(case: Case)
     assert shares.max() < 0.7
 
 
-@pytest.mark.parametrize("changed", [1, pytest.param(11, marks=FULL), 24, pytest.param(LENGTH - 1, marks=FULL)])
+@pytest.mark.parametrize("changed", [24, *(pytest.param(n, marks=FULL) for n in (1, 11, LENGTH - 1))])
 def test_changing_tokens_changes_nothing_before_them(causal_case: Case, changed: int):
     mechanism, inputs, others = causal_case.build(), causal_case.inputs(), causal_case.inputs(seed=2)
     mixed = tuple(
@@ -127,7 +127,7 @@ def test_forward_equals_extend_over_a_split(complete_causal_case: Case, sizes: l
 
 
 @pytest.mark.parametrize("case", others_full(COMPLETE_CAUSAL_CASES), ids=str)
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=9))
 def test_forward_equals_extend_over_any_split(case: Case, cuts: set[int]):
     edges = [0, *sorted(cuts), LENGTH]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention.cases import BATCH, CASES, LENGTH, Case, others_full
+from attention.cases import BATCH, CASES, LENGTH, Case, marks_of, others_full
 from attention.test_contract import TIGHT, pad_left, run
 from attention.test_contract_packed import LENGTHS, given_to, named, offsets
 from polysketch import attention
@@ -29,14 +29,19 @@ def sizes_of(case: Case) -> list[int]:
 
 COMPLETE = [case for case in CASES if not case.leaves_out]
 ABLE = [(case, size) for case in COMPLETE for size in sizes_of(case)]
+SIZED = [case for case in COMPLETE if sizes_of(case) and not marks_of(case)]
+ALWAYS = [(case, sizes_of(case)[place % 2 - 1]) for place, case in enumerate(SIZED)]
+"""Cases that run always, each with one size: the least and the largest in turn."""
 PAIRS = [
-    pytest.param(*pair, id=f"{case} blocks of {pair[1]}", marks=marks.marks)
-    for case, marks in zip(COMPLETE, others_full(COMPLETE), strict=True)
+    pytest.param(*pair, id=f"{pair[0]} blocks of {pair[1]}", marks=[pytest.mark.full] * (pair not in ALWAYS))
     for pair in ABLE
-    if pair[0] is case
 ]
-ONCE = [pair for pair in PAIRS if pair.values[1] == sizes_of(pair.values[0])[0]]
-"""With one size of a block alone."""
+ONCE = [
+    pytest.param(case, size, id=f"{case} blocks of {size}", marks=marks_of(case))
+    for case, size in ABLE
+    if size == sizes_of(case)[0]
+]
+"""With the least size of a block alone."""
 
 
 def blockwise(mechanism: attention.Mechanism, inputs: tuple[Tensor, ...], block_size: int, **options) -> Tensor:

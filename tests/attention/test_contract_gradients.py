@@ -5,25 +5,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attention.cases import CASES, Case, marks_of
+from attention.cases import CASES, Case, directed
 
 LENGTH = 11  # beyond a chunk of 8 tokens and a window of 9
 
 
-def directions(case: Case) -> list[bool]:
-    """The values of `causal` that the mechanism takes: landmarks are not causal, a decay over tokens is."""
-    mechanism = case.example
-    return [True] * mechanism.is_causal + [False] * mechanism.is_bidirectional
-
-
-RUNS = [
-    pytest.param(case, causal, id=f"{case} causal={causal}", marks=marks_of(case))
-    for case in CASES
-    for causal in directions(case)
-]
-
-
-@pytest.mark.parametrize(("case", "causal"), RUNS)
+@pytest.mark.parametrize(("case", "causal"), directed(CASES))
 def test_gradients_are_those_of_differences(case: Case, causal: bool):
     if case.not_smooth:
         pytest.skip(case.not_smooth)

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from attention.cases import BATCH, COMPLETE_CAUSAL_CASES, LENGTH, Case, others_full
+from attention.covering import first_always
 from attention.test_contract_cross import CROSS, mask, tensors
 from attention.test_contract_packed import RUNS
 from polysketch import attention
 
-NUMBERS = [float("nan"), float("inf")]
+NAN, INFINITE = float("nan"), float("inf")
+NUMBERS = [NAN, pytest.param(INFINITE, marks=pytest.mark.full)]
 
 
 def real_tokens() -> Tensor:
@@ -70,7 +72,7 @@ def test_a_mechanism_that_leaves_them_in_is_found(monkeypatch):
     monkeypatch.setattr(attention.Mechanism, "real_inputs", as_given)
     for name in ("softmax", "polynomial", "linear"):  # the second leaks in gradients alone
         with pytest.raises(AssertionError):
-            test_masked_tokens_are_zeros_whatever_stands_there(Case(name), True, NUMBERS[0])
+            test_masked_tokens_are_zeros_whatever_stands_there(Case(name), True, NAN)
 
 
 def of_decoding(case: Case, number: float, sizes: list[int]) -> Tensor:
@@ -84,7 +86,7 @@ def of_decoding(case: Case, number: float, sizes: list[int]) -> Tensor:
     return spoiled(torch.cat(outputs, 2), real, 0.0)
 
 
-@pytest.mark.parametrize("sizes", [[12, *[1] * 10, 15], [LENGTH]], ids=str)
+@pytest.mark.parametrize("sizes", first_always([[12, *[1] * 10, 15], [LENGTH]]), ids=str)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("case", others_full(COMPLETE_CAUSAL_CASES), ids=str)
 def test_masked_tokens_are_zeros_when_decoding(case: Case, number: float, sizes: list[int]):
@@ -119,7 +121,7 @@ def test_a_query_of_another_sequence_is_answered_where_a_key_is_masked():
 @pytest.mark.parametrize("case", [Case("polysketch-paper", {"sketch_size": 6, "local_chunk": 8, "prefix_gain": 0.5})])
 def test_masked_tokens_are_zeros_when_calibrating(case: Case):
     gains = []
-    for number in (*NUMBERS, 0.0):
+    for number in (NAN, INFINITE, 0.0):
         mechanism = case.build()
         query, key, _, _ = given_to(mechanism, case, number)
         mechanism.calibrate(query, key, key_mask=real_tokens())

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from attention.cases import LENGTH, Case, others_full
+from attention.covering import first_always
 from attention.test_contract_spans import CASES, SPLITS, unrotated
 from polysketch import attention
 from polysketch.attention.traced_state import TracedState
@@ -32,7 +33,7 @@ def extend(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("sizes", [*SPLITS, ONE_BY_ONE], ids=str)
+@pytest.mark.parametrize("sizes", first_always([*SPLITS, ONE_BY_ONE]), ids=str)
 @pytest.mark.parametrize("case", others_full(CASES), ids=str)
 def test_any_split_gives_what_the_whole_gives_with_a_state_of_one_size(case: Case, sizes: list[int]):
     mechanism, inputs = case.build(), case.inputs()

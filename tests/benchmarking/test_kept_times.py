@@ -27,7 +27,7 @@ def is_by_length(path: Path) -> bool:
 
 
 RECORDS = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (number % 4 != 0))
+    pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (number % 12 != 0))
     for number, path in enumerate(sorted(filter(is_by_length, TIMES.glob("*-2*.json"))))
 ]
 

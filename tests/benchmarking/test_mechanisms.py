@@ -184,6 +184,7 @@ def test_memory_of_a_shape_does_not_depend_on_those_measured_before(bench):
     assert found[1] < found[0] / 3
 
 
+@pytest.mark.full
 def test_a_copy_that_fails_is_reported_with_its_error(bench):
     shapes = [Shape(1, 8), Shape(1, 16)]
     with pytest.raises(RuntimeError, match=r"memory of nonsense failed: ValueError: unknown way to attend 'nonsense'"):

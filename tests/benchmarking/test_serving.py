@@ -124,6 +124,7 @@ def test_another_server_is_measured_by_its_address(run, capsys):
         assert process.log.read_text() == ""
 
 
+@pytest.mark.full
 def test_a_server_that_refuses_is_an_error_of_one_line(run, capsys):
     with serving(run, "--max-prompt-tokens", "10", threads=1) as process:
         assert main(["benchmark", "serving", "--url", process.address, *SMALL]) == 1

@@ -71,6 +71,7 @@ def test_every_check_passes_and_is_recorded(every, checks, tmp_path, capsys, mon
     assert re.search(r"float(16|32) +(native|chunked|blockwise) +\d+ +\d\.\d\d", shown)
 
 
+@pytest.mark.full
 def test_tests_are_picked_by_an_expression(tmp_path):
     status, records = run("check", tmp_path / "gpu.jsonl", "--match", "learned_sketch and float32")
     names = [one["name"] for one in records if one["kind"] in {"check", "skipped"}]
@@ -108,7 +109,7 @@ def checked(folder: Path, monkeypatch, happens: str, seconds: float = 60.0, grac
         ("assert number == 3, 'not three'", "AssertionError: not three"),
         pytest.param("os._exit(3)", "crashed while running", marks=pytest.mark.full),
         pytest.param("raise RuntimeError('an illegal access')", "an illegal access", marks=pytest.mark.full),
-        ("time.sleep(60)", "Timeout"),
+        pytest.param("time.sleep(60)", "Timeout", marks=pytest.mark.full),
     ],
 )
 def test_what_fails_crashes_or_hangs_is_named_and_the_rest_goes_on(happens, reason, tmp_path, monkeypatch):
@@ -121,6 +122,7 @@ def test_what_fails_crashes_or_hangs_is_named_and_the_rest_goes_on(happens, reas
     assert not journal.of("crashed")
 
 
+@pytest.mark.full
 def test_nothing_goes_on_for_long_beyond_its_section(tmp_path, monkeypatch):
     started = time.monotonic()
     journal = checked(tmp_path, monkeypatch, "time.sleep(600)", seconds=8.0, grace=1.0)
@@ -128,6 +130,7 @@ def test_nothing_goes_on_for_long_beyond_its_section(tmp_path, monkeypatch):
     assert "took too long" in journal.of("crashed")[0]["error"]
 
 
+@pytest.mark.full
 def test_a_module_that_cannot_be_imported_is_no_success(tmp_path, monkeypatch):
     journal = checked(tmp_path, monkeypatch, "pass\n\nimport nothing_by_that_name")
     assert any("nothing_by_that_name" in one["error"] for one in journal.of("crashed"))
@@ -192,6 +195,7 @@ def test_the_sanitizer_runs_where_it_is_and_says_so_where_it_is_not(tmp_path, mo
         assert passed is not None or found["reason"]
 
 
+@pytest.mark.full
 def test_a_sanitizer_that_takes_too_long_is_ended_with_its_children(tmp_path, monkeypatch):
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(f"#!/bin/sh\n(sleep 2; touch {tmp_path}/alive) &\nsleep 60\n")
@@ -258,6 +262,7 @@ def test_what_does_not_fit_the_budget_is_named_and_no_check_is_no_success(verb, 
     assert reasons == {"no time left in this section"}
 
 
+@pytest.mark.full
 def test_a_part_that_breaks_down_is_reported_at_the_end_and_is_no_success(tmp_path, monkeypatch, capsys):
     def broken(*_, **__):
         raise RuntimeError("deliberately broken")
@@ -301,7 +306,10 @@ for length in range(4):
 
 @pytest.mark.parametrize(
     ("death", "reason"),
-    [("if length == 1: sys.exit('illegal')", "illegal"), ("if length == 1: import time; time.sleep(60)", "nothing")],
+    [
+        ("if length == 1: sys.exit('illegal')", "illegal"),
+        pytest.param("if length == 1: import time; time.sleep(60)", "nothing", marks=pytest.mark.full),
+    ],
 )
 def test_a_section_whose_process_dies_or_hangs_loses_one_case(death, reason, tmp_path, monkeypatch):
     monkeypatch.setattr(apart, "_LONGEST_SILENCE", 5.0)

@@ -17,21 +17,26 @@ pytestmark = pytest.mark.skipif(faulty.why_none() is not None, reason=str(faulty
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server whose processes can have planted faults, and a folder with what commands read."""
+    """A server whose processes can have planted faults; a function that gives the folder of what a command reads."""
     folder = tmp_path_factory.mktemp("disks")
     path = mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
     with path, serving((*TEXT, "planted"), faulty.preloaded(folder)) as commands:
-        make_given(commands, folder / "given", {"classes", "data", "run"})
-        yield commands, folder
+
+        def given(name):
+            if not (folder / name).exists():
+                make_given(commands, folder / name, set(SUBJECTS[name].needs))
+            return folder / name
+
+        yield commands, given
 
 
 @pytest.fixture
 def found(served, tmp_path):
     """A function that lets a disk fail at some calls of a command, and gives what is found."""
-    commands, folder = served
-    (tmp_path / "given").symlink_to(folder / "given")
+    commands, given = served
 
     def attacked(name, kinds, planted=(), most=100, step=1):
+        (tmp_path / "given").symlink_to(given(name))
         arena, subject, found = Arena(commands, tmp_path, planted), short(SUBJECTS[name]), Found()
         every = [fault for fault in arena.faults(subject) if fault[1] in kinds]
         for _, kind, call in every[:: -(-len(every) // most)][::step]:
@@ -48,6 +53,7 @@ def test_a_command_of_the_campaign_is_one_process():
     assert SUBJECTS.keys() - set(NAMES) == {"pair", "four", "compile"}
 
 
+@pytest.mark.full
 def test_a_campaign_draws_as_many_faults_as_it_is_told(tmp_path):
     found = disks.campaign(1, 0, tmp_path, ["task"])
     assert found.faults == []
@@ -61,6 +67,7 @@ def test_a_command_on_a_disk_that_fails_says_so_in_a_line_or_is_done(found):
     assert set(outcomes.outcomes) == {"task: one line", "task: done in spite of it"}
 
 
+@pytest.mark.full  # tests/training fills the disk of a run
 def test_a_run_on_a_full_disk_is_whole_up_to_a_checkpoint_and_goes_on(found):
     assert found("train", ("full", "short and full"), most=3).faults == []
 

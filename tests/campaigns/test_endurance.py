@@ -13,6 +13,7 @@ import torch
 from campaigns import endurance
 
 
+@pytest.mark.full
 def test_memory_files_and_threads_stay_as_they_are(tmp_path):
     found = endurance.campaign(60, 1, tmp_path, ["decoding", "calls", "interruptions", "forks"])
     assert found.faults == []
@@ -25,6 +26,7 @@ def few_names(monkeypatch):
     monkeypatch.setattr(endurance, "_NAMES", ("performer", "given features"))
 
 
+@pytest.mark.full
 def test_workers_compiled_calls_and_autocast_find_nothing(tmp_path, few_names):
     torch.compiler.reset()
     endurance._compiled.cache_clear()

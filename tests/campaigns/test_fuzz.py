@@ -28,6 +28,7 @@ def test_dozens_of_attacks_find_nothing(tmp_path):
     assert found.outcomes["function: done"] > 2
 
 
+@pytest.mark.full
 def test_a_name_that_a_reader_takes_for_granted_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(listing, "read_summary", lambda path: json.loads(path.read_bytes()))
     assert any("KeyError" in fault for fault in faults(25, tmp_path, "records of studies"))
@@ -49,6 +50,7 @@ def test_an_error_that_no_caller_expects_is_found(monkeypatch, tmp_path):
     assert any("IndexError" in fault for fault in faults(1, tmp_path, "ops"))
 
 
+@pytest.mark.full
 def test_a_command_that_deletes_a_file_is_found(monkeypatch, tmp_path):
     def make_place(folder):
         (folder / "run").mkdir()

@@ -71,23 +71,27 @@ def test_a_reader_that_shows_a_file_outside_is_found(monkeypatch, tmp_path):
     assert any("a file outside was read and shown" in fault for fault in faults(8, tmp_path, "links"))
 
 
+@pytest.mark.full
 def test_a_reader_that_waits_for_a_pipe_is_found(monkeypatch, tmp_path):
     only(monkeypatch, lambda folder: [path.read_bytes() for path in folder.iterdir() if path.is_fifo()], seconds=1)
     assert any("hangs" in fault for fault in faults(8, tmp_path, "pipes"))
 
 
+@pytest.mark.full
 def test_memory_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(hostile, "PEAK", 1 << 27)
     only(monkeypatch, lambda folder: not b"x" * (1 << 31))  # more than all pages of libraries in a process of tests
     assert any(" took " in fault for fault in faults(1, tmp_path, "sizes"))
 
 
+@pytest.mark.full
 def test_an_escape_that_reaches_the_terminal_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(terminal, "visible", lambda text: text)
     monkeypatch.setattr(readers, "READERS", {"records of studies": readers.READERS["records of studies"]})
     assert any("steers the terminal" in fault for fault in faults(12, tmp_path, "escapes"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("module", "by"), [(json_file, "by ours"), (tokenizer_bounds, "by transformers")])
 def test_a_pattern_without_a_bound_is_found(module, by, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "within_time", lambda call, num_bytes, what: call())
@@ -109,6 +113,7 @@ def small_tokenizer(folder):
     return folder
 
 
+@pytest.mark.full
 def test_templates_of_chats_hold(monkeypatch, tmp_path):
     monkeypatch.setattr(hostile_templates, "_OF_A_TEMPLATE", 0.3)
     found = hostile.campaign(5, 1, tmp_path, ("templates",))
@@ -122,6 +127,7 @@ def a_template_everywhere(monkeypatch):
     monkeypatch.setattr(hostile_templates, "_NO_TEXT", ("a template",))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("a_template_everywhere")
 def test_a_template_without_a_bound_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(Template, "render", lambda self, messages: time.sleep(60))
@@ -129,12 +135,14 @@ def test_a_template_without_a_bound_is_found(monkeypatch, tmp_path):
     assert any("hangs" in fault for fault in faults(1, tmp_path, "templates"))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("a_template_everywhere")
 def test_a_template_that_runs_code_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(Template, "render", lambda self, messages: (tmp_path / "templates" / "canary").touch() or "x")
     assert any("code from a template ran" in fault for fault in faults(1, tmp_path, "templates"))
 
 
+@pytest.mark.full
 @needs_compiler
 def test_a_planted_program_that_is_loaded_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "find_trusted", lambda folder, stem: next(folder.glob(f"{stem}-*.so"), None))

@@ -36,11 +36,20 @@ def attacked(tmp_path_factory):
 
 
 @needs_faulty_disks
-def test_a_run_that_is_killed_and_paused_ends_as_one_left_alone(attacked):
-    assert not attacked(Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5), Stop("TERM", "clock", 0.5))
-    assert not attacked(Stop("STOP", "call", 0.3), Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6))
+@pytest.mark.parametrize(
+    "stops",
+    [
+        (Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5)),
+        pytest.param((Stop("STOP", "call", 0.3), Stop("TERM", "clock", 0.5)), marks=pytest.mark.full),
+        pytest.param((Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6)), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_killed_or_paused_ends_as_one_left_alone(stops, attacked):
+    assert not attacked(*stops)
 
 
+@pytest.mark.full
 @needs_faulty_disks
 def test_a_preparation_and_a_task_that_are_killed_end_as_those_left_alone(attacked):
     assert not attacked(Stop("KILL", "call", 0.6), Stop("POWER", "call", 0.9), name="prepare")

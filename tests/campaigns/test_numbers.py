@@ -53,6 +53,7 @@ def test_wrong_gradients_are_found(monkeypatch, tmp_path):
     assert not any("forward" in fault for fault in found)
 
 
+@pytest.mark.full
 def test_a_leak_of_padding_is_found(monkeypatch, tmp_path):
     def as_given(self, query, key, value, key_mask, hidden=None):
         return query, key, value, hidden

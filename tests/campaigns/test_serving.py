@@ -13,6 +13,7 @@ from campaigns import serving
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 
 
+@pytest.mark.full  # tests/serving asks every kind of request
 @pytest.mark.timeout(600)
 def test_hundreds_of_requests_of_all_kinds_find_nothing(capsys):
     assert serving.main(["--count", "45", "--seed", "7"]) == 0

@@ -35,6 +35,7 @@ def test_the_campaign_of_bytes_finds_a_file_that_nobody_checks(tmp_path, monkeyp
     assert any("description.json" in fault and "used silently" in fault for fault in found.faults)
 
 
+@pytest.mark.full
 def test_the_campaign_of_bytes_finds_metrics_without_sums(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_file, "_sum_of", lambda values: b"00000000")
     found = changed_bytes.campaign(200, 0, tmp_path, ["run"])

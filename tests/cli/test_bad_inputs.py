@@ -49,7 +49,7 @@ VALUES = {
     Path: ["no/such/file", "/dev/null/x", "texts/0.txt", "texts", "\x1b[31m\n"],
     str: ["", "no-such", "\x1b]0;x\x07", "-", "a=b", ",,,"],
 }
-SAMPLE, SECONDS, BYTES = 4, 60, 12 << 30
+SAMPLE, SECONDS, BYTES = 2, 60, 12 << 30
 
 
 @pytest.fixture(scope="module")

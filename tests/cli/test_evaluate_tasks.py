@@ -167,6 +167,7 @@ def test_without_any_folder_the_message_says_how_to_give_one(capsys):
     assert "--task-data: expected a folder, found none at nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.data
 def test_tasks_in_circulation_are_scored_offline(capsys, monkeypatch, outside_data):
     """All that there are, a few questions of each."""

@@ -32,9 +32,7 @@ LAYERS = [*(name for name, kind in MECHANISMS.items() if kind.is_causal), SHORT_
 
 SHOWN = (
     "softmax",
-    "linear",
     "focused",
-    "polysketch-paper",
     "polysketch-heavy",
     "polysketch-window",
     "based,sliding-window",

@@ -60,8 +60,9 @@ def test_without_a_window_there_is_nothing_to_drop(options, tmp_path):
 
 
 def test_it_changes_what_is_learned_and_not_the_model_that_is_saved(options, tmp_path):
+    few = {"transfer_steps": 1, "tuning_steps": 2, "eval_tokens": 64}
     config = ConversionConfig(
-        **{**options, "attention": "polysketch", "attention_options": {"window": 8}}, out=tmp_path
+        **{**options, **few, "attention": "polysketch", "attention_options": {"window": 8}}, out=tmp_path
     )
     found = []
     for share in (0.0, 1.0):

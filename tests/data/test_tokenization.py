@@ -41,7 +41,7 @@ def test_decoding_gives_back_awkward_text(tokenizers, kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60))
 def test_decoding_gives_back_any_text(tokenizers, kind, text):
     tokenizer = tokenizers[kind]

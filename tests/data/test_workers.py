@@ -48,9 +48,9 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus_folder, tmp_path, tok
     settings = SETTINGS | {"tokenizer": tokenizer}
     made = [
         contents_of(prepare(corpus_folder, out=tmp_path / f"{number}", workers=number, **settings).folder)
-        for number in (1, 2, 3)
+        for number in (1, 3)
     ]
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1]
 
 
 def slow_at_first(documents: list[Document]) -> encoding.Encoded:
@@ -89,6 +89,7 @@ def always_killed(documents: list[Document]) -> encoding.Encoded:
     return workers._encoders[""](documents)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small_batches")
 def test_workers_that_end_at_every_attempt_are_an_error_that_says_where(corpus_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "_encode", always_killed)
@@ -185,10 +186,10 @@ def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(corpus_folder, tm
 def test_it_may_be_killed_again_and_again(corpus_folder, tmp_path, alone):
     out = tmp_path / "out"
     places = []
-    for _ in range(3):
+    for _ in range(2):
         assert kill_at(corpus_folder, out, 8) == -signal.SIGKILL
         places.append(json.loads((tmp_path / "out.partial" / unfinished.RECORD_FILE).read_text())["place"]["part"])
-    assert places[0] < places[1] < places[2]
+    assert places[0] < places[1]
     assert contents_of(prepare(corpus_folder, out=out, **SETTINGS).folder) == alone
 
 
@@ -237,19 +238,25 @@ def fail_at(monkeypatch, owner, name: str, call: int, error: BaseException) -> N
     ],
 )
 @pytest.mark.parametrize(
-    ("name", "calls"), [("sync", (6, 30, 90)), ("rename", (1, 5, 12)), ("replace_file", (1, 9)), ("write", (2, 9))]
+    ("name", "call"),
+    [
+        *(("sync", 30), ("rename", 5), ("replace_file", 9), ("write", 2)),
+        *(pytest.param("sync", call, marks=pytest.mark.full) for call in (6, 90)),
+        *(pytest.param("rename", call, marks=pytest.mark.full) for call in (1, 12)),
+        pytest.param("replace_file", 1, marks=pytest.mark.full),
+        pytest.param("write", 9, marks=pytest.mark.full),
+    ],
 )
-def test_after_any_failed_operation_it_goes_on(corpus_folder, tmp_path, alone, monkeypatch, name, calls, error):
+def test_after_any_failed_operation_it_goes_on(corpus_folder, tmp_path, alone, monkeypatch, name, call, error):
     monkeypatch.setattr(unfinished, "SECONDS_BETWEEN", 0.0)
-    for number, call in enumerate(calls):
-        out = tmp_path / f"out{number}"
-        with monkeypatch.context() as patched:
-            fail_at(patched, disk, name, call, error)
-            with pytest.raises(type(error)):
-                prepare(corpus_folder, out=out, **SETTINGS)
-        assert not out.exists()
-        assert (tmp_path / f"out{number}.partial" / unfinished.RECORD_FILE).exists()
-        assert contents_of(prepare(corpus_folder, out=out, **SETTINGS).folder) == alone
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        fail_at(patched, disk, name, call, error)
+        with pytest.raises(type(error)):
+            prepare(corpus_folder, out=out, **SETTINGS)
+    assert not out.exists()
+    assert (tmp_path / "out.partial" / unfinished.RECORD_FILE).exists()
+    assert contents_of(prepare(corpus_folder, out=out, **SETTINGS).folder) == alone
 
 
 def operations(monkeypatch, action) -> int:
@@ -269,7 +276,9 @@ def operations(monkeypatch, action) -> int:
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("before_the_last", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "before_the_last", [0, 2, *(pytest.param(number, marks=pytest.mark.full) for number in (1, 3))]
+)
 def test_interrupted_while_files_get_their_last_names_it_goes_on(corpus_folder, tmp_path, monkeypatch, before_the_last):
     settings = SETTINGS | {"shard_tokens": 10**6}  # one file for each split, with a plain name
     monkeypatch.setattr(unfinished, "SECONDS_BETWEEN", 0.0)
@@ -290,23 +299,24 @@ def test_a_full_disk_says_what_is_kept(corpus_folder, tmp_path, monkeypatch):
         prepare(corpus_folder, out=tmp_path / "out", **SETTINGS)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"shard_tokens": 701}, "shard_tokens"),
-        ({"tokenizer": "bpe:401"}, "tokenizer"),
-        ({"seed": 1}, "shares"),
-        ({"max_documents": 50}, "selection, cut_text"),
-        ({"options": ReadOptions(text_field="body")}, "options"),
-        ({"options": ReadOptions(cut_text=100)}, "cut_text"),
-    ],
-)
-def test_another_command_does_not_take_unfinished_work_for_its_own(corpus_folder, tmp_path, alone, change, named):
+OTHER_COMMANDS = [
+    ({"shard_tokens": 701}, "shard_tokens"),
+    ({"tokenizer": "bpe:401"}, "tokenizer"),
+    ({"seed": 1}, "shares"),
+    ({"max_documents": 50}, "selection, cut_text"),
+    ({"options": ReadOptions(text_field="body")}, "options"),
+    ({"options": ReadOptions(cut_text=100)}, "cut_text"),
+]
+
+
+def test_another_command_does_not_take_unfinished_work_for_its_own(corpus_folder, tmp_path, alone):
     out = tmp_path / "out"
     kill_at(corpus_folder, out, 10)
     before = contents_of(tmp_path / "out.partial")
-    with pytest.raises(FileExistsError, match=rf"of the same command and files, found another {named}: .*or delete"):
-        prepare(corpus_folder, out=out, **(SETTINGS | change))
+    for change, named in OTHER_COMMANDS:
+        said = rf"of the same command and files, found another {named}: .*or delete"
+        with pytest.raises(FileExistsError, match=said):
+            prepare(corpus_folder, out=out, **(SETTINGS | change))
     after = contents_of(tmp_path / "out.partial")
     assert {name for name in before if before[name] != after[name]} <= {".polysketch-lock"}
     assert contents_of(prepare(corpus_folder, out=out, **SETTINGS).folder) == alone

@@ -196,7 +196,8 @@ def arguments(config, **changes) -> list[str]:
     return ["train", "--no-tensorboard", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]
 
 
-def test_what_does_not_fit_is_told_in_one_line(make_config, data_folder, tmp_path):
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.full)], ids=["unlike ranks", "others"])
+def test_what_does_not_fit_is_told_in_one_line(others, make_config, data_folder, tmp_path):
     """By the first process alone, with the exit status that one process has; nothing is begun."""
     config = make_config()
     other = tmp_path / "other"
@@ -207,16 +208,19 @@ def test_what_does_not_fit_is_told_in_one_line(make_config, data_folder, tmp_pat
     (other / "description.json").write_text(json.dumps(description))  # the same text, other bytes
     same = workers.unchanged
     cases = {
-        "product of 2, the number of processes, found 3": (same, {}, {"mesh": "shard=3"}),
-        "under the names replicate, shard, context": (same, {}, {"mesh": "shards=2"}),
-        "--batch-size: expected a multiple of 4": (same, {}, {"accumulation": 2, "batch-size": 6}),
-        "--optimizer muon: expected one process": (same, {}, {"optimizer": "muon"}),
         r"--learning-rate 0.002 on rank 0 and 0.1 on rank 1": (same, {1: ["--learning-rate", "0.1"]}, {}),
         "the data's description .* on rank 0 and .* on rank 1": (same, {1: ["--data", str(other)]}, {}),
         "rank 1: expected a prepared folder, found nothing": (same, {1: ["--data", str(tmp_path / "no")]}, {}),
-        "expected a prepared folder, found nothing": (same, {}, {"data": tmp_path / "no"}),
         "the code of the others on rank 0 and of rank 1 on rank 1": (workers.other_code, {}, {}),
     }
+    if others:
+        cases = {
+            "product of 2, the number of processes, found 3": (same, {}, {"mesh": "shard=3"}),
+            "under the names replicate, shard, context": (same, {}, {"mesh": "shards=2"}),
+            "--batch-size: expected a multiple of 4": (same, {}, {"accumulation": 2, "batch-size": 6}),
+            "--optimizer muon: expected one process": (same, {}, {"optimizer": "muon"}),
+            "expected a prepared folder, found nothing": (same, {}, {"data": tmp_path / "no"}),
+        }
     given = [(free_port(), change, added, arguments(config, **changes)) for change, added, changes in cases.values()]
     first, second = run_processes(2, workers.commands, given, folder=tmp_path / "told")
     for expected, (status, told), (other_status, other_told) in zip(cases, first.value, second.value, strict=True):
@@ -225,12 +229,16 @@ def test_what_does_not_fit_is_told_in_one_line(make_config, data_folder, tmp_pat
         assert told.startswith("polysketch: ")
         assert told.count("\n") == 1
         assert other_told == ""
-    given = [(free_port(), same, {}, ["train", "--no-such-flag"])]
+    assert not config.out.exists() or os.listdir(config.out) in ([], ["lock"])
+
+
+@pytest.mark.full
+def test_wrong_usage_is_told_by_the_first(tmp_path):
+    given = [(free_port(), workers.unchanged, {}, ["train", "--no-such-flag"])]
     first, second = run_processes(2, workers.commands, given, folder=tmp_path / "usage")
     assert first.value[0][0] == second.value[0][0] == 2
     assert "--no-such-flag" in first.value[0][1]
     assert second.value[0][1] == ""
-    assert not config.out.exists() or os.listdir(config.out) in ([], ["lock"])
 
 
 @pytest.mark.full

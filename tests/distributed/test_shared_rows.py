@@ -30,17 +30,18 @@ DEFAULT = {"attention": "polysketch", "attention_options": {"window": 7, "sketch
 """A state by the delta rule behind a convolution; the fixture's mechanism has decayed sums behind open chunks."""
 
 
-@pytest.fixture
-def configs(make_config):
-    """Windows and packed documents, both mechanisms, whole batches and in two parts, spans of unequal lengths; with
-    activation checkpointing each span as several tiles."""
+WINDOWS = {"pack": "windows", "context": 50}
+DOCUMENTS = {"pack": "documents", "context": 131, "batch_size": 4}
+
+
+@pytest.fixture(params=[(WINDOWS, DOCUMENTS), pytest.param((DOCUMENTS, WINDOWS), marks=pytest.mark.full)], ids=str)
+def configs(request, make_config):
+    """Windows and packed documents, spans of unequal lengths: one by the default in whole batches, the other by the
+    fixture's mechanism in two parts, with activation checkpointing, each span as several tiles."""
+    whole, in_parts = request.param
     return [
-        make_config(pack="windows", context=50, clip=1e9),
-        make_config(pack="windows", context=50, clip=0.1, accumulation=2, activation_checkpointing=True, **DEFAULT),
-        make_config(pack="documents", context=150, batch_size=2, clip=1e9, **DEFAULT),
-        make_config(
-            pack="documents", context=131, batch_size=4, clip=0.1, accumulation=2, activation_checkpointing=True
-        ),
+        make_config(clip=1e9, **whole, **DEFAULT),
+        make_config(clip=0.1, accumulation=2, activation_checkpointing=True, **in_parts),
     ]
 
 
@@ -139,6 +140,7 @@ KINDS = {"polysketch": DEFAULT, "polysketch-paper": {"attention_options": {"sket
 """A state that goes from process to process, and sums that are gathered behind tokens of a neighbour."""
 
 
+@pytest.mark.full  # test_context.py counts what a layer sends
 @pytest.mark.parametrize("kind", ["polysketch", *full(["polysketch-paper"])])
 def test_what_travels_depends_on_neither_length_nor_parts(kind, make_config, tmp_path):
     """Parameters are gathered and gradients summed once a step, in however many parts it is computed."""

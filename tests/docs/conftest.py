@@ -10,14 +10,20 @@ import pytest
 from docs.pages import ROOT, on_path, run_page
 
 SHARED = ("src", "docs", "examples")
+SHORTER = {
+    "--steps 20 ": "--steps 2 ",
+    "--context 4096 --max-tokens 16384": "--context 1024 --max-tokens 4096",
+    "--lengths 1024 4096": "--lengths 256 512",
+}
+"""The same commands of the README with smaller numbers."""
 
 
 @pytest.fixture(scope="session")
 def readme_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the README was run, once, from top to bottom: holds data/own and runs/own."""
+    """Where the README was run, once, from top to bottom, with smaller numbers: holds data/own and runs/own."""
     folder = tmp_path_factory.mktemp("readme")
-    with _inside(folder):
-        assert run_page(ROOT / "README.md") > 0
+    with inside(folder):
+        assert run_page(ROOT / "README.md", SHORTER) > 0
     return folder
 
 
@@ -25,7 +31,7 @@ def readme_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[Path], None]]:
     """A function that goes to an empty folder for a page: links to the clone's sources, and, where the page mentions
     them, to the README's data/own and runs/own."""
-    with contextlib.ExitStack() as inside:
+    with contextlib.ExitStack() as entered:
 
         def enter(page: Path) -> None:
             text = page.read_text(encoding="utf-8")
@@ -34,12 +40,12 @@ def page_folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Call
                     readme: Path = request.getfixturevalue("readme_folder")
                     (tmp_path / kind).mkdir()
                     (tmp_path / kind / "own").symlink_to(readme / kind / "own")
-            inside.enter_context(_inside(tmp_path))
+            entered.enter_context(inside(tmp_path))
 
         yield enter
 
 
-class _inside:
+class inside:
     """In a folder, offline, with the commands of this installation first on the path."""
 
     def __init__(self, folder: Path) -> None:

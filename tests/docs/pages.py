@@ -6,8 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polysketch import attention, cli
@@ -89,18 +89,32 @@ def problem_of(block: Block) -> str | None:
     return f"is in {block.language or 'no language'}: expected {', '.join((*RUN, *NOT_CODE))}, or a mark with a reason"
 
 
-def run_page(page: Path) -> int:
+def run_page(page: Path, shorter: Mapping[str, str] | None = None) -> int:
     """Run a page's blocks from top to bottom in the current folder, its Python in one namespace.
+
+    Args:
+        page: the file.
+        shorter: what to run in the place of words of the page, each of which stands there once.
 
     Returns:
         How many blocks there were.
     """
     namespace: dict = {"__name__": page.stem}
-    blocks = [block for block in blocks_of(page) if block.runs]
+    blocks = [shortened(block, shorter or {}) for block in blocks_of(page) if block.runs]
+    for words in shorter or {}:
+        assert sum(block.code.count(words) for block in blocks_of(page) if block.runs) == 1, words
     with registry_restored():
         for block in blocks:
             _run_python(block, namespace) if block.language == "python" else _run_bash(block)
     return len(blocks)
+
+
+def shortened(block: Block, shorter: Mapping[str, str]) -> Block:
+    """The block with other words in some places."""
+    code = block.code
+    for words, others in shorter.items():
+        code = code.replace(words, others)
+    return replace(block, code=code)
 
 
 def _run_python(block: Block, namespace: dict) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.conftest import inside
 from docs.pages import PAGES, ROOT, blocks_of, commands_of, indented_commands, marks_of_nothing, problem_of, run_page
 from polysketch import cli
 from polysketch.data.corpus import RECIPES
@@ -42,6 +43,12 @@ def test_the_readme_runs(readme_folder):
     assert (readme_folder / "runs/own/metrics.jsonl").exists()
 
 
+@pytest.mark.full
+def test_the_readme_runs_as_it_stands(tmp_path):
+    with inside(tmp_path):
+        assert run_page(ROOT / "README.md") > 0
+
+
 RUN = [page for page in OTHERS if any(not block.reason for block in blocks_of(page))]
 LONG = (
     "index.md",
@@ -54,6 +61,7 @@ LONG = (
     "vision.md",
     "training.md",
     "generation.md",
+    "tasks.md",
 )  # three minutes together; the README prepares, trains, evaluates and generates
 
 

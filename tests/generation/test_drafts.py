@@ -68,16 +68,16 @@ OF_SETTINGS = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTING
 def test_the_text_is_that_of_generate_whatever_is_guessed(kind, chosen, rights):
     """Guesses that are wrong from any place on: the state goes back to where it was."""
     model, prompt, settings = make_model(kind), prompt_of(37, 1), SETTINGS[chosen]
-    expected = generate(model, [prompt], max_new_tokens=60, **settings)
+    expected = generate(model, [prompt], max_new_tokens=33, **settings)
     drafter = Scripted(prompt + expected.tokens[0], rights)
-    found = generate_with_drafts(model, prompt, drafter, max_new_tokens=60, **settings)
+    found = generate_with_drafts(model, prompt, drafter, max_new_tokens=33, **settings)
     assert found.tokens == expected.tokens
     assert len(set(found.tokens[0])) > 2
-    assert expected.steps == 59
+    assert expected.steps == 32
     if rights == (6,):
-        assert found.steps == 9  # 59 tokens, 7 a call
+        assert found.steps == 5  # 32 tokens, 7 a call
     if rights == (0,):
-        assert 59 <= found.steps <= 59 + 59 // 16 + 1  # tokens that wait are read for good now and then
+        assert 32 <= found.steps <= 32 + 32 // 16 + 1  # tokens that wait are read for good now and then
 
 
 @OF_SETTINGS

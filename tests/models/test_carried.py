@@ -138,7 +138,7 @@ def check_documents_apart(model: TransformerLM) -> None:
     """The documents before change no bit of the losses of the next ones, in their lane and in the others."""
     ids, targets = streams()
     before = losses_row_by_row(model, ids, targets)
-    for lane, end in ((0, 5), (0, 40), (1, 45), (2, 13)):
+    for lane, end in ((0, 40), (2, 13)):
         after = losses_row_by_row(model, changed_before(ids, lane, end), targets)
         assert torch.equal(before[lane, end:], after[lane, end:])
         others = [other for other in range(LANES) if other != lane]

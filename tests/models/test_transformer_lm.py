@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import first_always
 from polysketch import attention
 from polysketch.models import ModelConfig, TransformerLM
 from polysketch.nn import (
@@ -59,7 +60,7 @@ MODELS = {
 
 
 # A state of each kind, and all that stands around a mechanism; the contract of mechanisms is in tests/attention.
-SHOWN = "around convolution focused gated hybrid hyper linear mixed pattern polysketch polysketch-heavy softmax"
+SHOWN = "around convolution focused hybrid hyper linear mixed polysketch polysketch-heavy softmax"
 
 
 @pytest.fixture(params=[pytest.param(x, marks=[pytest.mark.full] * (x not in SHOWN.split())) for x in sorted(MODELS)])
@@ -98,7 +99,7 @@ def test_every_mechanism_is_tested_in_a_model():
     assert used == {*CAUSAL, SHORT_CONVOLUTION}
 
 
-@pytest.mark.parametrize("changed", [1, 12, LENGTH - 1])
+@pytest.mark.parametrize("changed", first_always([12, 1, LENGTH - 1]))
 def test_the_model_is_causal(model: TransformerLM, changed: int):
     ids = tokens()
     other = torch.cat([ids[:, :changed], (ids[:, changed:] + 1) % VOCAB], 1)
@@ -108,7 +109,7 @@ def test_the_model_is_causal(model: TransformerLM, changed: int):
     torch.testing.assert_close(model(ids[:, :changed]), before[:, :changed])
 
 
-@pytest.mark.parametrize("sizes", [[1] * LENGTH, [LENGTH], [9, 1, 1, 12, 7]])
+@pytest.mark.parametrize("sizes", first_always([[9, 1, 1, 12, 7], [1] * LENGTH, [LENGTH]]), ids=str)
 def test_forward_equals_extend_over_a_split(model: TransformerLM, sizes: list[int]):
     ids, state, outputs = tokens(), model.init_state(2), []
     for part in ids.split(sizes, dim=1):
@@ -120,7 +121,7 @@ def test_forward_equals_extend_over_a_split(model: TransformerLM, sizes: list[in
     assert not outputs[0].requires_grad
 
 
-@pytest.mark.parametrize("padding", [3, 11])
+@pytest.mark.parametrize("padding", first_always([11, 3]))
 def test_left_padding_changes_nothing(model: TransformerLM, padding: int):
     ids, mask = tokens(length=LENGTH + padding), torch.ones(2, LENGTH + padding, dtype=torch.bool)
     mask[0, :padding] = False
@@ -346,11 +347,7 @@ def test_positions_do_not_drown_the_embedded_tokens():
 
 
 # A mechanism alone compiles in tests/attention; here all that a model puts around one does.
-COMPILED = ("polysketch-paper", "around")
-OTHERS = sorted(set(CAUSAL) - set(COMPILED))
-
-
-@pytest.mark.parametrize("name", [*COMPILED, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)])
+@pytest.mark.parametrize("name", first_always(["around", *sorted(CAUSAL)]))
 def test_a_training_step_compiles_as_one_graph_and_gives_the_same(name: str):
     torch.compiler.reset()
     model, ids = build(name, num_layers=1), tokens()

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attention.covering import pairs_always
 from polysketch import ops
 from polysketch.ops.linear.packing import expand
 
@@ -155,10 +156,11 @@ def test_a_step_reads_tensors_of_any_strides_and_refuses_what_does_not_fit():
         ops.delta_attention_extend_(query, key, value, strength[:, :2], state, factors=2)
 
 
-@pytest.mark.parametrize("width", [1, 5, 16, 17, 33])
+ANSWERED = {"width": (1, 5, 16, 17, 33), "factors": (1, 2), "length": (1, 31, 32, 33, 100)}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("factors", [1, 2])
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize(("width", "factors", "length"), pairs_always(ANSWERED))
 def test_answers_and_their_gradients_are_those_of_the_definition(width: int, backend: str, factors: int, length: int):
     found = []
     for dtype, by_definition in ((torch.float64, True), (dtype_of(backend), False)):

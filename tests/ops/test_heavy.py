@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import pairs_always
 from polysketch.ops.heavy import chunk_edges, correction, heavy_correction, line_codes, reference, sort_keys
 from polysketch.ops.heavy.candidates import windows
 from polysketch.ops.heavy.tile_pairs import KEYS, make_pairs, pairs_at_most
@@ -102,13 +103,15 @@ def random_codes(leads: int, queries: int, keys: int, buckets: int, seed: int) -
     return draw(0, buckets + 1, (leads, queries)), key_codes, edges
 
 
-@pytest.mark.parametrize("behind", [False, True])
-@pytest.mark.parametrize("count", [True, False])
+CUTS = ((3, 130, 130, 5, 9), (2, 1, 700, 1, 70), (2, 700, 9, 1, 70), (1, 64, 64, 1, 64), (2, 500, 900, 3, 1000))
+"""Leads, queries, keys, buckets and the size of a bucket's part."""
+
+
 @pytest.mark.parametrize(
-    ("leads", "queries", "keys", "buckets", "size"),
-    [(3, 130, 130, 5, 9), (2, 1, 700, 1, 70), (2, 700, 9, 1, 70), (1, 64, 64, 1, 64), (2, 500, 900, 3, 1000)],
+    ("sizes", "behind", "count"), pairs_always({"sizes": CUTS, "behind": (False, True), "count": (True, False)})
 )
-def test_every_candidate_is_in_one_pair_and_nothing_else_is(leads, queries, keys, buckets, size, behind, count):
+def test_every_candidate_is_in_one_pair_and_nothing_else_is(sizes, behind, count):
+    leads, queries, keys, buckets, size = sizes
     query_codes, key_codes, edges = random_codes(leads, queries, keys, buckets, seed=queries)
     cut = windows(query_codes, sort_keys(key_codes), edges, size, behind=behind)
     pairs, seen = make_pairs(cut, size, count=count), torch.zeros(leads * queries, leads * keys, dtype=torch.int64)

@@ -162,7 +162,7 @@ def test_clone_is_untouched_by_what_follows():
 
 def test_size_depends_on_features_and_chunk_never_on_the_context():
     case = Case(length=16)
-    sizes = {run(case, make(case, n), return_state=True).state.nbytes for n in (1, 16, 100, 1000)}
+    sizes = {run(case, make(case, n), return_state=True).state.nbytes for n in (1, 16, 100)}
     assert sizes == {empty_state(case).nbytes}
 
 

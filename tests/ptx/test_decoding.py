@@ -27,7 +27,7 @@ DTYPE = torch.bfloat16
 TOLERANCE = TOLERANCES[DTYPE]
 full = pytest.mark.full
 
-SMALL = Case(length=7, batch=1, heads=2, key_heads=1, features=20, head_dim=12, value_dim=9, local_chunk=3, dtype=DTYPE)
+SMALL = Case(length=4, batch=1, heads=2, key_heads=1, features=20, head_dim=12, value_dim=9, local_chunk=3, dtype=DTYPE)
 LINEAR = [
     SMALL,
     replace(SMALL, power=1, local_chunk=0, decays=True, features=64, value_dim=64, length=3),

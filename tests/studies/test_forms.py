@@ -14,7 +14,7 @@ from polysketch.studies.forms import FORMS, FORMS_STUDY, TEXTS
 from polysketch.studies.held_out import by_position
 from polysketch.studies.repeats import Repeat, repeats
 
-ONLY = ("softmax", "codes", "mixture")
+ONLY = ("softmax", "codes")
 
 
 def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder, monkeypatch):

@@ -88,7 +88,7 @@ def test_distilled_variants_make_as_many_steps_as_the_one_that_is_tuned(size):
     assert others[1]["distillation_steps"] > 0
 
 
-ROWS = ("polysketch-paper", "polysketch-both", "window", "polysketch-paper-fresh", "softmax")
+ROWS = ("polysketch-paper", "polysketch-both", "polysketch-paper-fresh", "softmax")
 
 
 def test_every_conversion_is_of_the_same_model_and_leaves_a_record(folder, books):

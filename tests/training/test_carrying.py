@@ -98,7 +98,7 @@ def test_a_row_costs_what_its_tokens_cost_in_one_pass_over_the_document_so_far(m
 def test_parts_of_a_batch_carry_the_states_of_their_lanes(make_carrying, accumulation):
     def figures(parts):
         model, updater, rows = begun(make_carrying(accumulation=parts, clip=1e9))
-        found = [updater.compute_gradient(rows.batch(step, LANES)) for step in range(rows.num_steps)]
+        found = [updater.compute_gradient(rows.batch(step, LANES)) for step in range(min(6, rows.num_steps))]
         return found, [parameter.grad for parameter in model.parameters()]
 
     (whole, expected), (parts, found) = figures(1), figures(accumulation)
@@ -135,7 +135,7 @@ def test_a_state_has_the_same_size_at_every_place(make_carrying):
         ("polysketch", 2),
         pytest.param("polysketch", 5, marks=pytest.mark.full),
         pytest.param("polysketch-paper", 2, marks=pytest.mark.full),
-        ("polysketch-paper", 5),
+        pytest.param("polysketch-paper", 5, marks=pytest.mark.full),
     ],
 )
 def test_killed_and_resumed_it_ends_the_same(

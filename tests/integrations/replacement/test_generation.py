@@ -23,7 +23,12 @@ from polysketch.integrations.replacement import AttentionCall, StateLayer, obser
 
 OPTIONS = ({}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"prefill_chunk_size": 6})
 EVERY_OPTION_OR_MODEL = [
-    pytest.param(name, options, marks=[pytest.mark.full] * bool(name != "llama" and options), id=f"{name}-{options}")
+    pytest.param(
+        name,
+        options,
+        marks=[pytest.mark.full] * ("do_sample" in options or bool(name != "llama" and options)),
+        id=f"{name}-{options}",
+    )
     for name in MODELS
     for options in OPTIONS
 ]
@@ -103,13 +108,13 @@ def state_bytes(cache: DynamicCache) -> list[int]:
 
 
 def test_states_do_not_grow(model, mixed):
-    """Plain generate carries as many bytes after 60 tokens as after 4; in a mixed model only the others grow."""
-    few, many = (generate(model, text(), tokens=tokens).past_key_values for tokens in (4, 60))
+    """Plain generate carries as many bytes after 24 tokens as after 4; in a mixed model only the others grow."""
+    few, many = (generate(model, text(), tokens=tokens).past_key_values for tokens in (4, 24))
     assert state_bytes(few) == state_bytes(many)
-    few, many = (state_bytes(generate(mixed, text(), tokens=tokens).past_key_values) for tokens in (4, 60))
+    few, many = (state_bytes(generate(mixed, text(), tokens=tokens).past_key_values) for tokens in (4, 24))
     assert few[0] == many[0]
     assert few[2] == many[2]
-    assert many[1] > 2 * few[1]
+    assert many[1] > 1.3 * few[1]
 
 
 def test_several_turns_share_one_cache(model):

@@ -19,17 +19,26 @@ def test_dtypes_it_would_compute_wrongly_are_refused(dtype: torch.dtype, reason:
     assert reason in (triton.why_not(torch.ones(1, dtype=dtype)) or "")
 
 
-@pytest.mark.parametrize(
-    ("switch", "expected"),
-    [
-        ("torch.set_float32_matmul_precision('high')", "tf32"),
-        ("torch.set_float32_matmul_precision('high'); torch.set_float32_matmul_precision('highest')", "ieee"),
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "tf32"),
-        ("torch.backends.fp32_precision = 'tf32'", "tf32"),
-    ],
-)
-def test_products_of_float32_follow_either_of_the_switches_of_pytorch(switch, expected):
-    """In a process of its own: the two may not be mixed in one."""
-    code = f"import torch; from polysketch.ops.triton import precision; {switch}; print(precision(torch.float32))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == expected, done.stderr
+SWITCHES = {
+    "torch.set_float32_matmul_precision('high')": "tf32",
+    "torch.set_float32_matmul_precision('high'); torch.set_float32_matmul_precision('highest')": "ieee",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'": "tf32",
+    "torch.backends.fp32_precision = 'tf32'": "tf32",
+}
+FORKS = """
+import os, sys, torch
+from polysketch.ops.triton import precision
+for switch in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        exec(switch)
+        print(precision(torch.float32), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_products_of_float32_follow_either_of_the_switches_of_pytorch():
+    """Each in a process of its own: the two may not be mixed in one."""
+    done = subprocess.run([sys.executable, "-c", FORKS, *SWITCHES], capture_output=True, text=True, check=False)
+    assert dict(zip(SWITCHES, done.stdout.split(), strict=True)) == SWITCHES, done.stderr

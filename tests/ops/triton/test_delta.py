@@ -142,14 +142,14 @@ def test_the_shipped_configurations_agree_with_the_reference(monkeypatch):
 
 
 def test_half_precision_is_computed_in_float32():
-    case = Case()
+    case = Case(length=CHUNK + 2)
     assert_agrees(case, torch.float16)
     inputs = made(case, torch.float16)
     assert written(inputs, 2).dtype == torch.float32
     assert torch.equal(written(inputs, 2), written(Inputs(*(x.float() for x in inputs)), 2))
 
 
-@pytest.mark.parametrize("case", first_always([Case(), ONE_FACTOR]), ids=str)
+@pytest.mark.parametrize("case", first_always([Case(length=CHUNK + 5), ONE_FACTOR]), ids=str)
 def test_tokens_of_strength_zero_change_nothing(case):
     inputs = made(case)
     kept = [token for token in range(case.length) if token not in (0, 7, CHUNK, case.length - 1)]
@@ -162,7 +162,7 @@ def test_tokens_of_strength_zero_change_nothing(case):
     torch.testing.assert_close(found[:, :, kept], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("length", [1, CHUNK, 2 * CHUNK + 5])
+@pytest.mark.parametrize("length", first_always([2 * CHUNK + 5, 1, CHUNK]))
 def test_in_reverse_is_what_turned_copies_give(length):
     inputs = made(Case(length=length))
     backend = operator.BACKENDS["triton"]
@@ -171,7 +171,7 @@ def test_in_reverse_is_what_turned_copies_give(length):
 
 
 def test_any_strides_are_taken():
-    inputs = made(Case(batch=2, length=18, features=6))
+    inputs = made(Case(batch=2, length=5, features=6))
     expected = with_gradients(inputs, 2)
     between = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
     apart = [x.repeat_interleave(2, -1)[..., ::2] for x in inputs[:3]]
@@ -227,7 +227,8 @@ def test_it_is_an_operator():
     plain = [x.detach() for x in leaves]
     outputs = torch.ops.polysketch.delta_writes(*plain, 2, "triton", None)
     arguments = (torch.randn_like(outputs[0]), *outputs, *plain, 2, "triton", None)
-    torch.library.opcheck(torch.ops.polysketch.delta_writes_backward.default, arguments)
+    shapes = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.polysketch.delta_writes_backward.default, arguments, test_utils=shapes)
 
 
 def test_an_empty_batch_gives_an_empty_result():

@@ -76,8 +76,8 @@ def relative_errors(x, weights, leaves, cotangent, dtype=torch.float32, **option
 @pytest.mark.parametrize(
     ("degree", "share", "shape", "size"),
     [
-        (4, "layer", (2, 2, 9, 24), 10),
-        (4, "head", (1, 4, 9, 16), 5),
+        (4, "layer", (1, 2, 9, 24), 10),
+        (4, "head", (1, 4, 5, 16), 5),
         (8, "layer", (1, 2, 7, 20), 4),
         (4, "layer", (1, 1, 1, 70), 3),
     ],
@@ -130,7 +130,7 @@ def test_so_may_networks_whose_weights_stay_in_shared_memory(depth, activation, 
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("depth", "activation"), [(1, "silu"), (2, "relu"), (3, "gelu")])
+@pytest.mark.parametrize(("depth", "activation"), first_always([(3, "gelu"), (1, "silu"), (2, "relu")], several=True))
 def test_half_precision_of_any_network_differs_by_its_rounding(depth, activation):
     assert max(errors_of_networks(depth, activation, 4, "layer", torch.float16)) < 4e-3
 
@@ -138,7 +138,7 @@ def test_half_precision_of_any_network_differs_by_its_rounding(depth, activation
 @pytest.mark.usefixtures("resident")
 @pytest.mark.parametrize(
     ("degree", "share", "shape", "size"),
-    first_always([(4, "head", (1, 2, 37, 20), 6), (8, "layer", (1, 1, 33, 16), 4)], several=True),
+    first_always([(4, "head", (1, 2, 33, 12), 6), (8, "layer", (1, 1, 33, 16), 4)], several=True),
 )
 def test_resident_weights_change_nothing(degree, share, shape, size):
     assert (
@@ -147,7 +147,7 @@ def test_resident_weights_change_nothing(degree, share, shape, size):
 
 
 def test_the_shipped_configurations_agree_with_the_formula():
-    assert max(relative_errors(*case(4, "layer", (1, 2, 33, 16), 16))) < 1e-5
+    assert max(relative_errors(*case(4, "layer", (1, 1, 33, 16), 16))) < 1e-5
 
 
 @compiler.jit
@@ -244,7 +244,7 @@ def test_what_the_programs_cannot_take_is_refused_when_asked_for_and_avoided_by_
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", first_always([True, False]))
 def test_it_is_an_operator_whose_fake_says_where_numbers_lie(transposed):
     """Compiled code trusts the fake's strides."""
     x, weights, leaves, grad = case(4, "layer", (1, 2, 5, 6), 4)

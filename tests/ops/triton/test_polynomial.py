@@ -190,7 +190,7 @@ def test_a_row_that_sees_no_key_gives_zeros_and_no_gradient(offset: float) -> No
 
 
 def test_strides_do_not_matter() -> None:
-    case = Case(queries=18, keys=18, key_heads=1)
+    case = Case(queries=5, keys=5, key_heads=1)
     tensors = case.tensors()
     expected = run(case, tensors)
     interleaved = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in tensors]

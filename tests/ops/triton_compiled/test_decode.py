@@ -43,9 +43,9 @@ def compiled_step(
     "options",
     [
         pytest.param({"features": 32, "chunk": 256}, marks=pytest.mark.full),
-        {"features": 64, "chunk": 1024, "decays": True, "shared": 2},
+        pytest.param({"features": 64, "chunk": 1024, "decays": True, "shared": 2}, marks=pytest.mark.full),
         {"features": 32, "chunk": 0, "decays": True},
-        {"features": 64, "chunk": 256, "dtype": torch.float32},
+        pytest.param({"features": 64, "chunk": 256, "dtype": torch.float32}, marks=pytest.mark.full),
     ],
     ids=str,
 )

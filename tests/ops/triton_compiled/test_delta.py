@@ -23,6 +23,7 @@ def compiled_call(name: str, precision: str, capability: tuple[int, int]) -> lis
         return compile_call(lambda: calls.forward_backward(call)(), capability)
 
 
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 @pytest.mark.parametrize("precision", ["high", pytest.param("highest", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_nothing_spills_everything_fits_and_products_run_on_tensor_cores(name, p
     assert all((program.tensor_core > 0) == (precision == "high") for program in found)
 
 
+@pytest.mark.full
 @pytest.mark.xfail(not triton.__version__.startswith("3.6."), reason="Triton 3.7 takes 188 registers: two programs")
 def test_many_programs_share_a_multiprocessor():
     """They wait for memory in turns; one alone would wait for itself. An H100 has 65,536 registers, 227 KB shared."""

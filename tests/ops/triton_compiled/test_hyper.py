@@ -14,6 +14,7 @@ OF_TILES = {"hyper_tile_forward", "hyper_tile_grad_query", "hyper_tile_grad_key_
 OF_BLOCKS = {"hyper_block_forward", "hyper_block_grad_query", "hyper_block_grad_key_value"}
 
 
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
 @pytest.mark.parametrize(
     "name",
     [

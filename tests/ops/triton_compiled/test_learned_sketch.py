@@ -52,7 +52,7 @@ def assert_well_made(programs: list[Compiled], capability: tuple[int, int]) -> N
         assert one.opcodes["F2F"] == 0, f"{one.name} converts numbers one by one, at a sixteenth of the rate"
 
 
-@pytest.mark.full  # the next but one compiles a smaller network always
+@pytest.mark.full
 @pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_nothing_spills_shared_memory_is_enough_and_products_run_on_tensor_cores(capability, size):
@@ -68,6 +68,7 @@ def test_small_networks_stay_in_shared_memory_where_it_is_large():
     assert forward.shared > 2 * 2 * (256 * 64 + 3 * 256 * 32)  # all weights of two networks
 
 
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
 @pytest.mark.parametrize(
     ("depth", "activation"),
     [

@@ -39,6 +39,7 @@ def test_every_register_is_written_before_it_is_read(case):
     assert [complaint for program in found for complaint in complaints(program, HOPPER)] == []
 
 
+@pytest.mark.full
 def test_ptxas_of_cuda_12_8_makes_reads_of_registers_that_nothing_wrote(monkeypatch, tmp_path):
     old = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if knobs.NvidiaTool.from_path(str(old)).version != "12.8":

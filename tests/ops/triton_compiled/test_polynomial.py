@@ -34,6 +34,7 @@ def assert_well_made(programs: list[Compiled], capability: tuple[int, int]) -> N
         assert one.opcodes["F2F"] == 0, f"{one.name} converts numbers one by one, at a sixteenth of the rate"
 
 
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
 @pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.full)])
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_nothing_spills_shared_memory_is_enough_and_products_run_on_tensor_cores(capability, head_dim):
