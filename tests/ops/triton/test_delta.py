@@ -127,6 +127,7 @@ def test_any_widths_are_taken(case):
     assert_agrees(case)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", first_always([ONE_FACTOR._replace(length=70), Case(length=70)]), ids=str)
 def test_other_blocks_change_nothing(case):
     """Wider than features and values, a chunk that is not the first; and what is shipped."""
@@ -219,6 +220,7 @@ def test_forward_and_backward_run_programs_alone(monkeypatch, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full  # the same operator passes opcheck in tests/ops
 def test_it_is_an_operator():
     """Schema, fake kernel and gradients as torch.library promises them."""
     inputs = made(Case(length=5, features=4))

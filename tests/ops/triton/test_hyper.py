@@ -92,7 +92,7 @@ def test_a_short_row_beside_a_long_one_is_exact():
     assert_exact(tensors(30, batch=2), key_mask=mask)
 
 
-@pytest.mark.parametrize("keys", [33, 80])
+@pytest.mark.parametrize("keys", first_always([33, 80]))
 def test_queries_of_another_number_than_keys(keys):
     assert_exact(tensors(50, keys))
 
@@ -143,6 +143,7 @@ def test_inputs_of_several_dtypes_meet_in_the_wider_one():
     assert torch.equal(found, expected.half())
 
 
+@pytest.mark.full
 def test_the_same_call_gives_the_same_bits():
     one, other = (attend(tensors(30), causal=True) for _ in range(2))
     assert all(map(torch.equal, one, other))
@@ -177,7 +178,7 @@ def test_a_row_of_numbers_that_are_none_reaches_no_other():
     assert torch.equal(after[0, 2:], before[0, 2:])
 
 
-@pytest.mark.parametrize("program", first_always(PROGRAMS, 2))
+@pytest.mark.parametrize("program", first_always(PROGRAMS))
 def test_without_half_of_a_program_the_comparison_fails(program):
     with breaking(program), pytest.raises(AssertionError):
         assert_exact(tensors(41), causal=True)
@@ -235,6 +236,7 @@ def test_lists_name_every_key_of_every_run_once_in_order():
     assert lists == [[], [], [11, 14], [], [0, 12], [], [], [], [], [2]]
 
 
+@pytest.mark.full  # the same operator passes opcheck in tests/ops
 def test_the_operators_pass_opcheck():
     call = given(25)
     query, key, value = (x.float().requires_grad_() for x in call[:3])
@@ -266,7 +268,8 @@ def test_auto_takes_the_programs_of_a_device_once_they_agree():
 
 @pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(
-    ("broken", "named"), [("hyper_tile_forward", "output"), ("hyper_sum_by_key", "gradient of key")]
+    ("broken", "named"),
+    first_always([("hyper_sum_by_key", "gradient of key"), ("hyper_tile_forward", "output")], several=True),
 )
 def test_auto_takes_no_program_that_disagrees_and_names_it(broken, named):
     inputs = tensors(25)

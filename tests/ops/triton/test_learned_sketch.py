@@ -75,19 +75,23 @@ def relative_errors(x, weights, leaves, cotangent, dtype=torch.float32, **option
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("degree", "share", "shape", "size"),
-    [
-        (4, "layer", (1, 2, 9, 24), 10),
-        (4, "head", (1, 4, 5, 16), 5),
-        (8, "layer", (1, 2, 7, 20), 4),
-        (4, "layer", (1, 1, 1, 70), 3),
-    ],
+    first_always(
+        [
+            (4, "layer", (1, 2, 9, 24), 10),
+            (4, "head", (1, 4, 5, 16), 5),
+            (8, "layer", (1, 2, 7, 20), 4),
+            (4, "layer", (1, 1, 1, 70), 3),
+        ],
+        2,
+        several=True,
+    ),
 )
 def test_features_and_gradients_agree_with_the_formula_in_float64(degree, share, shape, size):
     assert max(relative_errors(*case(degree, share, shape, size))) < 1e-5 * degree
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("expansion", "size"), [(1, 3), (3, 7)])
+@pytest.mark.parametrize(("expansion", "size"), first_always([(3, 7), (1, 3)], several=True))
 def test_networks_may_have_any_number_of_hidden_units(expansion, size):
     assert max(relative_errors(*case(4, "layer", (1, 2, 9, 12), size, expansion=expansion))) < 4e-5
 
@@ -156,7 +160,7 @@ def exact_tanh(x):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", first_always(list(ACTIVATIONS)))
 def test_the_formulas_of_bfloat16_are_the_same_but_for_their_tanh(monkeypatch, activation):
     """They are written around an instruction that the interpreter does not have."""
     constants = launcher._constants

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attention.covering import first_always
 from ops.linear_cases import Case, assert_precision_agrees, assert_same, gradients, make, run
 from polysketch import ops
 from polysketch.ops.linear import spans
@@ -20,7 +21,7 @@ CASES = [
     Case(local_chunk=0, decays=True, length=37, batch=1, heads=2, key_heads=1, compute_chunk=16),
     Case(local_chunk=0, padded=True, length=33, heads=2, key_heads=1, compute_chunk=16, features=16),
     Case(power=1, local_chunk=16, decays=True, length=33, batch=1, heads=2, key_heads=1),
-    Case(power=1, local_chunk=0, decays=True, padded=True, length=33, heads=2, key_heads=2, compute_chunk=16),
+    Case(power=1, local_chunk=0, decays=True, padded=True, length=33, batch=1, heads=1, key_heads=1, compute_chunk=16),
     Case(
         power=1, local_chunk=0, features=40, length=40, batch=1, heads=1, key_heads=1, normalize=False, compute_chunk=24
     ),
@@ -29,11 +30,11 @@ CASES = [
     Case(features=48, length=1, batch=1, heads=1, key_heads=1),
     Case(features=40, length=33, batch=1, heads=1, key_heads=1),
     Case(power=1, local_chunk=0, features=150, length=33, batch=1, heads=1, key_heads=1, compute_chunk=16),
-    Case(block_size=4, length=37, batch=1, heads=2, key_heads=1),
+    Case(block_size=4, length=37, batch=1, heads=1, key_heads=1),
     Case(block_size=12, local_chunk=0, length=65, padded=True, batch=1, heads=2, key_heads=1),
     Case(block_size=24, power=1, factors=2, local_chunk=24, length=45, batch=1, heads=1, key_heads=1),
     Case(block_size=32, length=75, batch=1, heads=1, key_heads=1),
-    Case(causal=False, length=20, batch=1, heads=2, key_heads=1, padded=True),
+    Case(causal=False, length=20, batch=1, heads=1, key_heads=1, padded=True),
     Case(causal=False, power=1, local_chunk=0, length=33, batch=1, heads=2, key_heads=1, padded=True),
     Case(causal=False, local_chunk=0, length=35, batch=1, heads=2, key_heads=1, normalize=False),
     Case(power=1, factors=2, local_chunk=0, decays=True, length=37, batch=1, heads=2, key_heads=1, compute_chunk=16),
@@ -45,11 +46,11 @@ SMALL = replace(PLAIN, heads=1, length=33)
 WITH_HISTORY = [
     Case(length=33, history=21, batch=1, heads=2, key_heads=1),
     Case(length=5, history=13, decays=True, batch=2, heads=1, key_heads=1),
-    Case(power=1, local_chunk=16, length=33, history=16, decays=True, padded=True, heads=2, key_heads=1),
+    Case(power=1, local_chunk=16, length=33, history=16, decays=True, padded=True, batch=1, heads=2, key_heads=1),
     Case(local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
     Case(power=1, factors=2, local_chunk=0, length=33, history=21, decays=True, batch=1, heads=1, key_heads=1),
 ]
-FEW = [*(CASES[place] for place in (1, 4, 5, 7, 9, 12, 16, 18, 19, 20)), WITH_HISTORY[2]]
+FEW = [*(CASES[place] for place in (1, 5, 7, 9, 12, 16, 18, 19, 20)), WITH_HISTORY[2]]
 """Every option, both powers, with and without chunks, and chunks narrower and wider than blocks."""
 
 
@@ -104,6 +105,7 @@ def test_a_sequence_in_spans_agrees_with_the_reference(case, monkeypatch):
     assert_triton_agrees(case)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [SMALL, pytest.param(replace(LINEAR, batch=1), marks=pytest.mark.full)], ids=str)
 def test_other_blocks_change_nothing(case):
     """Narrower than features, values and chunks, or wider than all of them; and the loops of another device."""
@@ -155,7 +157,7 @@ def test_a_decay_of_minus_infinity_forgets_all_before():
 
 
 def test_sums_beyond_the_range_of_half_precision_stay_finite():
-    case = Case(length=40, batch=1, heads=1, key_heads=1, local_chunk=0, compute_chunk=8, dtype=torch.float64)
+    case = Case(length=20, batch=1, heads=1, key_heads=1, local_chunk=0, compute_chunk=8, dtype=torch.float64)
     tensors = make(case)
     large = replace(tensors, query=tensors.query * 40, key=tensors.key * 40).map(torch.Tensor.half)
     doubled = large.map(torch.Tensor.double)
@@ -163,7 +165,7 @@ def test_sums_beyond_the_range_of_half_precision_stay_finite():
     assert_same(gradients(case, large, "triton"), gradients(case, doubled, "reference"), 5e-3)
 
 
-@pytest.mark.parametrize("view", ["tokens before heads", "every second column"])
+@pytest.mark.parametrize("view", first_always(["tokens before heads", "every second column"]))
 def test_any_strides_are_taken(view):
     case = Case(length=9, batch=2, heads=2, key_heads=2, local_chunk=4, features=12, dtype=torch.float32)
     tensors = make(case)

@@ -14,14 +14,17 @@ from triton.runtime.errors import OutOfResources
 
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.delta import self_check as delta_check
 from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.linear import decode
+from polysketch.ops.linear import self_check as linear_check
 from polysketch.ops.linear.triton import decoding
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.low_rank_sketch import low_rank_sketch
 from polysketch.ops.triton import availability, self_check
 from polysketch.ops.triton.launch import launching
+from polysketch.ops.window import self_check as window_check
 
 PROGRAM = {
     "linear": "linear_outputs",
@@ -51,11 +54,20 @@ PLAIN = {
 }
 
 
+SMALLER = (
+    *((window_check, name, size) for name, size in (("_LENGTH", 100), ("_WINDOW", 50), ("_BLOCK", 30))),
+    *((module, "_LENGTH", 70) for module in (linear_check, delta_check)),  # beyond a chunk
+)
+"""Checks that the interpreter does in less time."""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """An empty cache folder, and a CPU that "auto" takes for a device of the programs; unwritten memory is NaN."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_answers", {})
+    for module, name, size in SMALLER:
+        monkeypatch.setattr(module, name, size)
     availability.AUTO_DEVICES.add("cpu")
     torch.use_deterministic_algorithms(True)
     yield tmp_path

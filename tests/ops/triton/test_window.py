@@ -90,9 +90,9 @@ class Case:
 
 CASES = [
     Case(length=50, heads=2, beside=True),
-    Case(length=37, window=18, heads=4, key_heads=2, head_dim=20, value_dim=13, masked=True, beside=True),
+    Case(length=20, window=9, heads=4, key_heads=2, head_dim=20, value_dim=13, masked=True, beside=True),
     Case(length=21, window=9, earlier=40, masked=True),  # the first keys are seen by none
-    Case(length=40, window=9, causal=False, heads=2, masked=True, beside=True),
+    Case(length=35, window=9, causal=False, masked=True, beside=True),
     Case(length=45, window=500, beside=True),
     Case(length=50, window=17, block=6, masked=True, beside=True),
     Case(length=1, window=1, beside=True),
@@ -175,7 +175,7 @@ def test_half_precision_errs_by_its_own_rounding(case):
 
 def test_the_shipped_configurations_agree_with_the_definition(monkeypatch):
     monkeypatch.setattr(configurations, "_forced", {})
-    assert_exact(Case(length=200, window=140, heads=2, beside=True))
+    assert_exact(Case(length=200, window=140, beside=True))
 
 
 def float32(case: Case) -> tuple[list[Tensor], Tensor | None]:
@@ -183,14 +183,15 @@ def float32(case: Case) -> tuple[list[Tensor], Tensor | None]:
     return [x.float() for x in tensors], mask
 
 
+@pytest.mark.full
 def test_the_same_call_gives_the_same_bits():
-    case = Case(length=20, heads=4, key_heads=2, beside=True)
+    case = Case(length=20, heads=2, beside=True)
     first, second = (output_and_gradients(case, *float32(case)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_any_strides_give_the_same_bits():
-    case = Case(length=18, heads=2, masked=True, beside=True)
+    case = Case(length=9, heads=2, masked=True, beside=True)
     tensors, mask = float32(case)
     expected = output_and_gradients(case, tensors, mask)
     between = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
@@ -215,7 +216,7 @@ def test_a_gradient_that_one_number_stands_for_is_read_as_it_lies():
 
 
 def test_a_query_without_a_key_gets_zeros_and_a_gradient_of_zeros():
-    case = Case(masked=True, beside=True)
+    case = Case(length=20, masked=True, beside=True)
     tensors, mask = float32(case)
     output, of_query, *_ = output_and_gradients(case, tensors, mask)
     assert output[1, :, 1].eq(0).all()  # before its row's first token, and its key beside is none
@@ -224,7 +225,7 @@ def test_a_query_without_a_key_gets_zeros_and_a_gradient_of_zeros():
 
 
 def test_what_stands_at_masked_tokens_is_not_read():
-    case = Case(length=20, heads=2, masked=True, beside=True)
+    case = Case(length=12, heads=2, masked=True, beside=True)
     tensors, mask = float32(case)
     spoiled = [x.clone() for x in tensors]
     for x in spoiled[1:3]:
@@ -303,18 +304,22 @@ def test_no_rows_are_no_work():
     assert ops.sliding_window_attention(x, x, x, window=2, backend="triton").shape == (0, 2, 5, 8)
 
 
+@pytest.mark.full  # the same operator passes opcheck in tests/ops
 @pytest.mark.parametrize(
     "case", first_always([Case(length=5, masked=True, beside=True), Case(length=9, earlier=30)]), ids=str
 )
 def test_it_is_an_operator(case):
     tensors, mask = float32(case)
+    if mask is not None:  # of a row with holes
+        tensors, mask = [x[1:2] for x in tensors], mask[1:2]
     arguments = [*tensors[:3], mask, *(tensors[3:] or (None, None)), 19, 0, 0.3, 0, "triton"]
     differentiable = [x if x is None or not x.is_floating_point() else x.requires_grad_() for x in arguments[:6]]
     torch.library.opcheck(torch.ops.polysketch.window_attention.default, (*differentiable, *arguments[6:]))
     plain = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
     outputs = torch.ops.polysketch.window_attention(*plain)
     backward_operator = torch.ops.polysketch.window_attention_backward.default
-    torch.library.opcheck(backward_operator, (torch.randn_like(outputs[0]), list(outputs), *plain))
+    shapes = ("test_schema", "test_faketensor")
+    torch.library.opcheck(backward_operator, (torch.randn_like(outputs[0]), list(outputs), *plain), test_utils=shapes)
 
 
 def test_operations_are_counted_for_the_keys_that_are_seen():
@@ -438,7 +443,7 @@ def _named(kernel) -> str:
 
 
 @pytest.mark.parametrize("broken", [one_too_many, without_order, without_blocks, without_a_mask], ids=_named)
-@pytest.mark.parametrize("module", [forward, backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("module", first_always([backward, forward]), ids=["backward", "forward"])
 def test_a_broken_part_makes_the_comparison_fail_for_what_it_is_part_of(module, broken, monkeypatch):
     name = "real_keys" if broken is without_a_mask else "seen_of"
     monkeypatch.setattr(module, name, broken)
