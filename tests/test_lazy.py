@@ -341,7 +341,7 @@ def test_other_names_are_missing_as_in_any_module():
     assert loaded_by(OTHER_NAMES) <= {"numpy"}
 
 
-COMPUTING = ("ops", "models.transformer_lm", "generation", "training.trainer", "benchmarking.workbench")
+COMPUTING = ("generation", "training.trainer", "benchmarking.workbench")  # which import ops and models
 
 
 def importing(module: str) -> str:

@@ -263,13 +263,26 @@ def directions(case: Case) -> list[bool]:
     return [True] * mechanism.is_causal + [False] * mechanism.is_bidirectional
 
 
-def directed(cases: list[Case]) -> list:
-    """Each case with each value of `causal` that it takes; of a mechanism that takes both, False in one case always."""
+def first_of_each(cases: list[Case]) -> dict[str, Case]:
+    """The first case of every mechanism: of those that represent it, the one that tells most."""
+    return {case.name: case for case in reversed(cases)}
+
+
+def directed(cases: list[Case], *, every: bool = True) -> list:
+    """Each case with each value of `causal` that it takes; of a mechanism that takes both, False in one case always.
+
+    Args:
+        cases: the cases.
+        every: whether causal attention always runs with every case that represents a mechanism, or with one.
+    """
     both = [case for case in REPRESENTED if len(directions(case)) == 2]
-    first = {case.name: case for case in reversed(both)}
+    one_without_order, one = first_of_each(both), first_of_each(REPRESENTED)
 
     def marks(case: Case, causal: bool) -> list:
-        is_other = not causal and case in both and case is not first[case.name]
+        if case in both and not causal:
+            is_other = case != one_without_order[case.name]
+        else:
+            is_other = not every and case != one[case.name]
         return [pytest.mark.full] if is_other else marks_of(case)
 
     return [

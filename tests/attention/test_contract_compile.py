@@ -11,9 +11,9 @@ ONE_CASE_EACH = [next(case for case in CASES if case.name == name) for name in {
 LENGTH = 20  # beyond a chunk of 8 tokens; hyper halves it twice
 TOLERANCE = 1e-5  # of a tensor's largest entry: where terms cancel, an entry keeps the rounding of these
 # Attention of features is one code but for its map; landmarks are found alike; chunks and windows are in others too.
-# tests/models compiles a whole model of polysketch-paper.
+# tests/models compiles a whole model of polysketch-paper, tests/ops checks the operators of hyper.
 ALIKE = (
-    "polysketch-paper",
+    *("hyper", "polysketch-paper"),
     *("based", "focused", "hedgehog", "llops", "local", "nystrom", "performer", "polarity", "polynomial", "skyformer"),
     *("polysketch-window", "squared-polynomial", "symmetric-power"),
 )

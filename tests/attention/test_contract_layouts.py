@@ -9,7 +9,7 @@ from torch import Tensor
 from attention.cases import Case
 from attention.covering import first_always
 from attention.test_contract import TIGHT
-from attention.test_contract_packed import RUNS
+from attention.test_contract_packed import EACH
 
 
 def columns(x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("layout", first_always(list(LAYOUTS), 2))
-@pytest.mark.parametrize(("case", "causal"), RUNS)
+@pytest.mark.parametrize(("case", "causal"), EACH)
 def test_any_strides_give_the_same_numbers(case: Case, causal: bool, layout: str):
     mechanism, found = case.build(), []
     for lay in (lambda x: x, LAYOUTS[layout]):

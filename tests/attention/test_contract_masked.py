@@ -9,7 +9,7 @@ from torch import Tensor
 from attention.cases import BATCH, COMPLETE_CAUSAL_CASES, LENGTH, Case, others_full
 from attention.covering import first_always
 from attention.test_contract_cross import CROSS, mask, tensors
-from attention.test_contract_packed import RUNS
+from attention.test_contract_packed import EACH
 from polysketch import attention
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -60,7 +60,7 @@ def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize(("case", "causal"), RUNS)
+@pytest.mark.parametrize(("case", "causal"), EACH)
 def test_masked_tokens_are_zeros_whatever_stands_there(case: Case, causal: bool, number: float):
     assert_same_bits(of_whole(case, causal, number), of_whole(case, causal, 0.0))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from attention.cases import CAUSAL_CASES, Case, others_full
-from attention.test_contract_packed import LENGTHS, RUNS, named, packed
+from attention.test_contract_packed import EACH, LENGTHS, named, packed
 from attention.test_contract_packed import given_to as packed_row
 from polysketch import attention
 
@@ -40,7 +40,7 @@ def of_batch(mechanism: attention.Mechanism, tensors: list[Tensor], causal: bool
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize(("case", "causal"), RUNS)
+@pytest.mark.parametrize(("case", "causal"), EACH)
 def test_a_row_of_the_batch_stays_by_itself(case: Case, causal: bool, number: float):
     mechanism = case.build()
     tensors = given_to(mechanism, case)
@@ -66,7 +66,7 @@ def test_a_row_stays_by_itself_when_decoding(case: Case, number: float):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize(("case", "causal"), RUNS)
+@pytest.mark.parametrize(("case", "causal"), EACH)
 def test_a_document_of_a_packed_row_stays_by_itself(case: Case, causal: bool, number: float):
     mechanism, spoiled_one = case.build(), 2  # one batch with those of 7 and 9 tokens
     tensors = packed_row(mechanism, case, LENGTHS)

@@ -16,7 +16,7 @@ from polysketch.ops.linear.backends import BACKENDS
 
 KV_HEADS = 2
 FACTORS = {
-    "length": (1000, 65, 63, 2, 1),
+    "length": (600, 65, 63, 2, 1),
     "head_dim": (16, 32, 64, 80, 128),
     "dtype": (torch.float32, torch.bfloat16, torch.float16),
     "heads": (2, 4),

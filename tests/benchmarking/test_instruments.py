@@ -88,6 +88,7 @@ def test_a_random_sketch_costs_less_than_a_learned_one_and_more_than_none():
     assert random.operations - given.operations == 2 * 2 * 2 * 64 * 32 * shape.rows
 
 
+@pytest.mark.full
 def test_a_process_that_fails_is_reported_with_its_last_line(bench):
     with pytest.raises(RuntimeError, match=r"memory of nonsense failed: .*unknown way to attend 'nonsense'"):
         memory.attention(bench, "nonsense", [Shape(1, 8)], Sizes(), backward=False)

@@ -112,6 +112,7 @@ def test_a_time_is_the_median_and_a_ratio_compares_neighbours(bench, monkeypatch
     assert one["tokens_per_second"] == 32
 
 
+@pytest.mark.full  # test_instruments.py looks at the probe
 def test_peak_memory_is_measured_when_it_is_asked_for(bench):
     small = dataclasses.replace(ATTENTION, lengths=(512,), mechanisms=("given",), memory=True)
     assert all(one["peak_bytes"] >= 0 for one in time_attention(bench, small))

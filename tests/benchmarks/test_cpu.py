@@ -36,6 +36,7 @@ def test_every_timed_section_is_written_with_machine_commit_and_plot(tmp_path, c
     assert "GFLOP/s" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_section_that_fails_is_recorded_and_makes_the_exit_status_one(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("deliberately broken")

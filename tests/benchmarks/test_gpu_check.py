@@ -46,6 +46,7 @@ import benchmarks.gpu_check
 """
 
 
+@pytest.mark.full
 def test_the_script_needs_torch_and_numpy_alone():
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALONE], capture_output=True, text=True, cwd=Path(__file__).parents[2]

@@ -62,7 +62,7 @@ def test_a_campaign_draws_as_many_faults_as_it_is_told(tmp_path):
 
 
 def test_a_command_on_a_disk_that_fails_says_so_in_a_line_or_is_done(found):
-    outcomes = found("task", FAULTS, most=14)
+    outcomes = found("task", FAULTS, most=7)
     assert outcomes.faults == []
     assert set(outcomes.outcomes) == {"task: one line", "task: done in spite of it"}
 

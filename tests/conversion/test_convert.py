@@ -216,6 +216,7 @@ def test_a_conversion_killed_around_distillation_ends_alike(step, distilled, thr
     assert_same(convert(config, progress=False).folder, distilled.folder)
 
 
+@pytest.mark.full
 def test_a_conversion_begun_without_distillation_goes_on(converted, options, tmp_path, monkeypatch):
     """By a version that did not know the stage: its options are not in the folder."""
     config = ConversionConfig(**options, out=tmp_path / "out", resume=True)

@@ -53,11 +53,17 @@ def log_probability(model: TransformerLM, prompt: list[int], tokens: list[int]) 
     return float(logits[places, torch.tensor(tokens)].sum())
 
 
+SETTINGS = ({}, {"length_penalty": 0.0}, {"length_penalty": -1.5}, {"length_penalty": 3.0}, {"early_stopping": True})
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"length_penalty": 0.0}, {"length_penalty": -1.5}, {"length_penalty": 3.0}, {"early_stopping": True}],
+    ("settings", "num_beams"),
+    [
+        pytest.param(settings, beams, marks=[pytest.mark.full] * (bool(settings) and beams != 3))
+        for settings in SETTINGS
+        for beams in (1, 3, 8)
+    ],
 )
-@pytest.mark.parametrize("num_beams", [1, 3, 8])
 def test_the_beams_are_those_of_transformers(model, num_beams, settings):
     """Tokens, their order and their scores, of texts of which some end at a stop id and some at the limit."""
     hf = pytest.importorskip("polysketch.integrations.huggingface", reason="the extra hf is not installed")

@@ -173,8 +173,8 @@ def test_a_reset_that_is_missed_is_seen(function, before: str, after: str, monke
     [
         (ContinuedDocuments.positions, "- before", ""),
         (hidden_states_of, "arange(part.position, part.position + part.tokens", "arange(part.tokens"),
-        (hidden_states_of, "else each[layer] for", "else each[0] for"),
-        (LinearizedAttention.alike_position, "chunk + position % chunk", "chunk"),
+        pytest.param(hidden_states_of, "else each[layer] for", "else each[0] for", marks=pytest.mark.full),
+        pytest.param(LinearizedAttention.alike_position, "chunk + position % chunk", "chunk", marks=pytest.mark.full),
     ],
     ids=["positions anew", "rotations anew", "the first layer's states", "unlike places of a chunk"],
 )

@@ -6,6 +6,7 @@ tests/distributed has several.
 import pytest
 import torch
 
+from attention.covering import first_always
 from attention.mutation import Mutant, apply
 from models.test_packed import loss_of_documents_apart, next_tokens, offsets
 from models.test_transformer_lm import MODELS, SHOWN, build, tokens
@@ -94,11 +95,11 @@ def check_documents(model: TransformerLM, lengths: list[int], tiles: int) -> Non
 @pytest.mark.parametrize("kind", [pytest.param(x, marks=[pytest.mark.full] * (x not in SHOWN.split())) for x in KINDS])
 def test_a_packed_row_in_tiles_gives_what_its_documents_give_apart(kind: str):
     model = build(kind)
-    for tiles in (1, 2, 4):
+    for tiles in (1, 4):
         check_documents(model, CUT, tiles)
 
 
-@pytest.mark.parametrize("lengths", [[64], [16] * 4, [1] * 6 + [58], [15, 17, 31, 1]], ids=str)
+@pytest.mark.parametrize("lengths", first_always([[1] * 6 + [58], [15, 17, 31, 1], [64], [16] * 4], 2), ids=str)
 def test_documents_may_end_anywhere(lengths: list[int]):
     check_documents(build("polysketch"), lengths, 4)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import first_always
 from polysketch import ops
 from polysketch.ops.hyper import native
 from polysketch.ops.hyper.approximate import Options
@@ -130,7 +131,7 @@ def test_what_has_two_sums_of_weights_is_no_call_for_the_programs(monkeypatch, o
     assert attend(tensors(), causal=True, **options)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", first_always([True, False]))
 def test_the_operators_pass_opcheck(causal):
     query, key, value = tensors(70)
     key = key.transpose(1, 2).contiguous().transpose(1, 2)  # heads of a token side by side

@@ -13,6 +13,7 @@ from polysketch import ops
 from polysketch.ops.native import why_unavailable
 
 LOCAL = Case(length=40, batch=1, decays=True)
+FACTORS = replace(LOCAL, power=1, factors=2, local_chunk=0, decays=False)
 
 
 def flat_arguments(case: Case, backend: str) -> tuple:
@@ -25,8 +26,16 @@ def flat_arguments(case: Case, backend: str) -> tuple:
     )
 
 
-@pytest.mark.parametrize("backend", ["chunked", "native"])
-@pytest.mark.parametrize("case", [LOCAL, replace(LOCAL, power=1, factors=2, local_chunk=0, decays=False)], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        ("chunked", LOCAL),
+        ("native", FACTORS),
+        pytest.param("chunked", FACTORS, marks=pytest.mark.full),
+        pytest.param("native", LOCAL, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
 def test_opcheck_passes(case, backend):
     if backend == "native" and why_unavailable():
         pytest.skip(str(why_unavailable()))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attention.covering import first_always
 from ops.linear_cases import (
     Case,
     arguments,
@@ -545,7 +546,7 @@ def test_decoding_takes_a_decay_of_another_dtype(dtype):
 
 @needs_compiler
 @pytest.mark.parametrize("backend", ["chunked", "native"])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", first_always([True, False]))
 def test_the_sketch_is_an_operator_whose_fakes_say_where_numbers_lie(backend, transposed):
     """Compiled code trusts the fake's strides."""
     sketch = LearnedSketch(6, degree=4, sketch_size=4, num_kv_heads=2)

@@ -38,7 +38,7 @@ def test_every_map_and_mechanism_is_a_row():
     assert set(study_called("outputs").rows) == APPROXIMATIONS.keys()
 
 
-@pytest.mark.parametrize("name", ["kernels", "sketches", "outputs"])
+@pytest.mark.parametrize("name", [pytest.param("kernels", marks=pytest.mark.full), "sketches", "outputs"])
 def test_a_run_leaves_a_record_with_finite_errors_a_table_a_plot_and_one_line(name: str, capsys):
     assert study(name) == 0
     told = capsys.readouterr().out

@@ -23,9 +23,9 @@ OF_TASKS = [
 ]
 
 
-# Of the tasks of MAD, of the pictures and of the texts that come from files, one each stands for the others.
-LIKE_ANOTHER = ("in-context-recall", "noisy-recall", "fuzzy-recall", "memorization", "pathfinder", "image", "retrieval")
-SHORT_AND_LONG = [pytest.param(name, marks=[pytest.mark.full] * (name in LIKE_ANOTHER)) for name in OF_TASKS]
+# One study each of all that ask alike stands for the others.
+FIRST = {study_called(name).asks: name for name in reversed(OF_TASKS)}
+SHORT_AND_LONG = [pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST.values())) for name in OF_TASKS]
 
 
 @pytest.mark.parametrize("name", SHORT_AND_LONG)

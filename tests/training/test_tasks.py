@@ -80,7 +80,7 @@ EACH = pytest.mark.parametrize("asks", MODELS)
 
 @EACH
 def test_what_a_task_asks_decides_the_model_and_the_run_can_be_measured(asks: str, make_learning, capsys):
-    config = make_learning(asks, steps=4, eval_every=2, eval_tokens=1000)
+    config = make_learning(asks, steps=4, eval_every=2, eval_tokens=500)
     assert train(config, progress=False).stopped_by == "finished"
     model, sizes, description = load_answering_model(config.out)
     assert type(model) is MODELS[asks]

@@ -13,7 +13,7 @@ from integrations.vllm.lively import lively
 from polysketch.models import TransformerLM
 
 KINDS: dict[str, dict[str, Any]] = {
-    "polysketch": {"attention_options": {"window": 8, "sketch_size": 4}, "num_kv_heads": 1},
+    "polysketch": {"num_layers": 1, "attention_options": {"window": 8, "sketch_size": 4}, "num_kv_heads": 1},
     "polysketch-paper": {"attention": "polysketch-paper", "attention_options": {"local_chunk": 8, "sketch_size": 4}},
     "linear-and-window": {
         "attention": ("linear", "sliding-window"),
@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def small(kind: str) -> TransformerLM:
-    """The model of a kind, two layers."""
+    """The model of a kind, two layers; of the first kind, which is always tested, one."""
     return lively(3, hidden_size=32, head_dim=16, **KINDS[kind])
 
 

@@ -16,7 +16,7 @@ PROGRAMS = {"linear_fold", "linear_outputs", "linear_sums_gradient"} | {
 CAPABILITIES = [(9, 0), *(pytest.param(other, marks=pytest.mark.full) for other in ((8, 0), (10, 0)))]
 
 
-@pytest.mark.full  # test_machine_code.py compiles the programs of a smaller call always
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 @pytest.mark.parametrize(
     "name",

@@ -32,6 +32,7 @@ def compiled(case: Case) -> list[Compiled]:
     return compile_call(passes, HOPPER)
 
 
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
 @pytest.mark.parametrize("case", [CASE, *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)], ids=str)
 def test_every_register_is_written_before_it_is_read(case):
     found = compiled(case)
