@@ -21,7 +21,10 @@ def count_of(mesh: str) -> int:
     return int(np.prod([int(part.partition("=")[2]) for part in mesh.split(",")]))
 
 
-@pytest.fixture(params=[("windows", "documents"), pytest.param(("documents", "windows"), marks=pytest.mark.full)])
+@pytest.fixture(
+    params=[("windows", "documents"), pytest.param(("documents", "windows"), marks=pytest.mark.full)],
+    ids=["windows whole", "documents whole"],
+)
 def configs(request, make_config):
     """Windows and packed documents: one in whole batches with a small gradient, one in two parts with a clipped one."""
     whole, in_parts = request.param

@@ -34,7 +34,10 @@ WINDOWS = {"pack": "windows", "context": 50}
 DOCUMENTS = {"pack": "documents", "context": 131, "batch_size": 4}
 
 
-@pytest.fixture(params=[(WINDOWS, DOCUMENTS), pytest.param((DOCUMENTS, WINDOWS), marks=pytest.mark.full)], ids=str)
+@pytest.fixture(
+    params=[(WINDOWS, DOCUMENTS), pytest.param((DOCUMENTS, WINDOWS), marks=pytest.mark.full)],
+    ids=["windows whole", "documents whole"],
+)
 def configs(request, make_config):
     """Windows and packed documents, spans of unequal lengths: one by the default in whole batches, the other by the
     fixture's mechanism in two parts, with activation checkpointing, each span as several tiles."""
