@@ -77,6 +77,7 @@ def test_all_prompts_go_on_from_the_end_of_the_first_request():
     assert len({tuple(prompt) for prompt in others}) == 6
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)  # three servers are started
 def test_tables_a_record_and_a_plot_are_made(tmp_path, capsys):
     out, plot = tmp_path / "serving.json", tmp_path / "serving.png"

@@ -61,6 +61,7 @@ def test_a_campaign_draws_as_many_faults_as_it_is_told(tmp_path):
     assert found.outcomes.total() == 1
 
 
+@pytest.mark.full  # tests/data and tests/training fail operations of their disks
 def test_a_command_on_a_disk_that_fails_says_so_in_a_line_or_is_done(found):
     outcomes = found("task", FAULTS, most=7)
     assert outcomes.faults == []

@@ -53,6 +53,7 @@ def test_other_errors_are_left_alone(error):
     assert memory_message(error) is None
 
 
+@pytest.mark.full
 def test_the_command_says_it(capfd, monkeypatch):
     """Ten million rows of 99 tokens: one line, status 1."""
     status = cli.main(["benchmark", "attention", "--lengths", "100000000", "--heads", "64", "--repeats", "1"])

@@ -363,6 +363,7 @@ def test_steps_and_rates_that_are_none_are_refused(options, tmp_path, changes, m
         ConversionConfig(**{**options, **changes}, out=tmp_path / "out")
 
 
+@pytest.mark.full
 def test_time_that_is_up_saves_and_the_same_command_goes_on(converted, options, tmp_path):
     config = ConversionConfig(**options, out=tmp_path / "out", resume=True)
     stopped = convert(dataclasses.replace(config, max_minutes=1e-6), progress=False)

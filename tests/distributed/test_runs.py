@@ -170,6 +170,7 @@ def assert_goes_on_to_the_same_end(count, config, left_alone, folder) -> None:
     assert_same_tensors(tensors(config.out), tensors(left_alone))
 
 
+@pytest.mark.full
 def test_a_signal_to_one_stops_all_after_the_same_step(make_config, tmp_path):
     config = make_config()
     ended = run_processes(2, workers.run_signalled, config, 1, 3, folder=tmp_path / "told")

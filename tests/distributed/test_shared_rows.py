@@ -165,6 +165,7 @@ def test_what_travels_depends_on_neither_length_nor_parts(kind, make_config, tmp
         assert of_short == of_parted  # rows of a step, whose states and sums these are
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_told_in_one_line(make_config, tmp_path):
     config = make_config()
     shared = {"mesh": "context=2"}

@@ -83,6 +83,7 @@ def test_every_weight_learns():
     assert silent == []
 
 
+@pytest.mark.full  # tests/training trains one
 def test_it_learns_to_reverse_and_generates_the_answer():
     """As many rows at a time as the source has; a row ends at its stop token."""
     torch.manual_seed(0)

@@ -110,9 +110,9 @@ def test_the_estimated_denominator_is_unbiased_over_seeds(sampling, by_rank):
     sums = torch.stack([estimates(inputs, s, sampling=sampling, by_rank=by_rank)[1] for s in range(SEEDS)])
     deviation = sums.std(0) / len(sums) ** 0.5
     assert ((sums.mean(0) - exact) / deviation).abs().max() < 4.5  # of 128 normal numbers
-    assert (deviation / exact).mean() < 0.04  # measured: 0.018
+    assert (deviation / exact).mean() < 0.04  # measured: 0.021
     ratio = (sums / exact).mean((1, 2))  # the rows of a draw share its samples: one number a seed
-    assert ratio.std() / len(ratio) ** 0.5 < 0.01  # measured: 0.004
+    assert ratio.std() / len(ratio) ** 0.5 < 0.01  # measured: 0.005
     assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / len(ratio) ** 0.5
 
 
@@ -126,7 +126,7 @@ def test_the_estimated_numerator_is_unbiased_over_seeds(sampling, by_rank):
     assert ((sums.mean(0) - exact) / deviation).abs().max() < 4.5  # of 640 numbers
     assert (deviation / exact.norm(dim=-1, keepdim=True)).mean() < 0.04
     share = (sums * exact).sum((1, 2, 3)) / exact.square().sum()
-    assert share.std() / len(share) ** 0.5 < 0.03  # measured: 0.022, by norms 0.006
+    assert share.std() / len(share) ** 0.5 < 0.03  # measured: 0.024, by norms 0.010
     assert abs(float(share.mean()) - 1) < 4 * float(share.std()) / len(share) ** 0.5
 
 

@@ -123,6 +123,7 @@ def trained(tmp_path) -> Path:
     return run
 
 
+@pytest.mark.full
 def test_the_queries_and_keys_of_a_trained_model_are_taken_layer_by_layer(trained, capsys):
     few = ("--only", "random", "--set", f'run="{trained}"')
     assert study("kernels", *few, "heads=[0, 1]") == 0

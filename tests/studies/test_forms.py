@@ -17,6 +17,7 @@ from polysketch.studies.repeats import Repeat, repeats
 ONLY = ("softmax", "codes")
 
 
+@pytest.mark.full
 def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder, monkeypatch):
     command = ["study", "forms", "--threads", "1", "--only", *ONLY]
     assert main(command) == 0

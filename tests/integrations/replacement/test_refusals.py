@@ -137,6 +137,7 @@ def normed_behind_rotation() -> HunYuanDenseV1ForCausalLM:
     return model
 
 
+@pytest.mark.full
 def test_without_transformers_the_pip_command_is_said():
     """Where the first function is asked for; other names are missing as in any module."""
     found = subprocess.run([sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, check=False)

@@ -32,7 +32,8 @@ def assert_well_made(programs: list[Compiled], capability: tuple[int, int], feat
         assert one.opcodes["F2F"] == 0, f"{one.name} converts numbers one by one, at a sixteenth of the rate"
 
 
-@pytest.mark.parametrize("features", [32, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.full  # tests/ptx compiles every program too, and executes it
+@pytest.mark.parametrize("features", [32, 0])
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_nothing_spills_and_products_run_on_tensor_cores(capability, features):
     assert_well_made(compiled(capability, 64, features), capability, features)
