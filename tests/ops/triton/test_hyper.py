@@ -149,6 +149,7 @@ def test_the_same_call_gives_the_same_bits():
     assert all(map(torch.equal, one, other))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("numbers", "expected"), first_always([(1, [8, 1] * 3), (25_000, [9, 9])], several=True))
 def test_gradients_of_keys_come_piece_by_piece_where_memory_is_bounded(numbers, expected, monkeypatch):
     """Of nine tiles of three rows, one run of tiles of a row at once; and all tiles of two rows, then of the other."""

@@ -91,6 +91,7 @@ def test_programs_agree_with_the_reference(case):
     assert_triton_agrees(case)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case",
     [

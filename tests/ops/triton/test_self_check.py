@@ -275,7 +275,7 @@ def test_nothing_that_looks_on_sees_the_check():
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
-@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("bad", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_compiled_code_asks_nothing_and_takes_no_program_known_to_be_bad(bad, asked):
     given = tensors("linear")
     if bad:
