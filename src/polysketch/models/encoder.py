@@ -10,6 +10,7 @@ from polysketch.models.base import TokenModel
 from polysketch.models.block_encoder import BlockEncoder
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.models.mean_cross_entropy import mean_token_loss
+from polysketch.models.output_layer import wide
 from polysketch.models.state import ModelState
 from polysketch.models.tokens import check_ids, check_targets, positions_of
 from polysketch.nn import Rotation, rotation_at, sinusoidal_positions
@@ -307,7 +308,8 @@ class TokenClassifier(TokenModel):
             ValueError: targets of another shape or out of range, or none.
         """
         check_targets(ids, targets, self.output.out_features)
-        return nn.functional.cross_entropy(self(ids, key_mask=key_mask).float().transpose(1, 2), targets)
+        logits = self(ids, key_mask=key_mask)
+        return nn.functional.cross_entropy(logits.to(wide(logits.dtype)).transpose(1, 2), targets)
 
 
 def pooled(hidden: Tensor, key_mask: Tensor | None, pooling: str) -> Tensor:
