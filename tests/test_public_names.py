@@ -148,11 +148,13 @@ PUBLIC_NAMES = {
         "require_same_tokenizer",
     ],
     "tasks": [
+        "AnsweredRows",
         "Classification",
         "ClassifiedRows",
         "GeneratedTask",
         "Row",
         "SPLITS",
+        "SequenceAnswers",
         "TASKS",
         "Task",
         "TaskBatch",

@@ -63,6 +63,28 @@ def test_digits_come_with_a_package(tmp_path: Path, capsys):
     assert (pixels.shape, int(pixels.max())) == ((360, 64), 255)
 
 
+def test_labels_and_sequences_are_folders_too(tmp_path: Path, capsys):
+    (tmp_path / "names.conll").write_text("Ada NAME\nmet O\n\n" * 20)
+    file = str(tmp_path / "names.conll")
+    assert main(["task", "words", "--train", file, "--test", file, "--out", str(tmp_path / "a")]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "19 train, 1 validation, 20 test rows of up to 8 tokens, 257 ids; asks: one of 2 labels for each word" in told
+    )
+    lines = [json.dumps({"words": ["a", "b"], "tags": [0, 1], "in": "a b", "out": "b"})] * 20
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    fields = ["--text-field", "words", "--class-field", "tags"]
+    assert main(["task", "words", "--train", str(tmp_path / "rows.jsonl"), *fields, "--out", str(tmp_path / "b")]) == 0
+    assert open_task(tmp_path / "b").class_names == ("0", "1")
+    fields = ["--source-field", "in", "--target-field", "out"]
+    arguments = ["task", "sequences", "--train", str(tmp_path / "rows.jsonl"), *fields]
+    assert main([*arguments, "--out", str(tmp_path / "c")]) == 0
+    assert "19 train, 1 validation rows of up to 3 tokens, 257 ids; asks: a sequence" in capsys.readouterr().out
+    assert open_task(tmp_path / "c").row("train", 0).answer.tolist() == [ord("b"), 256]
+    assert main([*arguments, "--tokenizer", "symbols", "--out", str(tmp_path / "d")]) == 0
+    assert open_task(tmp_path / "d").row("train", 0).answer.tolist() == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -82,6 +104,10 @@ def test_digits_come_with_a_package(tmp_path: Path, capsys):
         (["images", "--train", "x", "--tokenizer", "y", "--out", "OUT"], "images: expected no --tokenizer"),
         (["pairs", "--train", "x", "--class-names", "y", "--out", "OUT"], "pairs: expected no --class-names"),
         (["pairs", "--train", "x.tsv", "--out", "OUT"], "expected a file, found none at x.tsv"),
+        (["words", "--train", "x.conll", "--out", "OUT"], "no such file or directory: x.conll"),
+        (["words", "--train", "x", "--source-field", "y", "--out", "OUT"], "words: expected no --source-field"),
+        (["sequences", "--train", "x.tsv", "--out", "OUT"], "no such file or directory: x.tsv"),
+        (["sequences", "--train", "x", "--text-field", "y", "--out", "OUT"], "sequences: expected no --text-field"),
         (["pathfinder", "--train", "x", "--out", "OUT"], "expected Pathfinder's metadata"),
         (["reversal", "--set", "size=3", "--out", "OUT"], "with one of seed, examples, asks"),
         (["reversal", "--set", "length=ten", "--out", "OUT"], "a value such as int has"),

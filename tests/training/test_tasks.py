@@ -16,11 +16,12 @@ from polysketch.models import (
     PatchClassifier,
     SequenceAutoencoder,
     SequenceClassifier,
+    TokenClassifier,
     TransformerEncoderDecoder,
     TransformerLM,
 )
 from polysketch.models.answering import AnsweringConfig
-from polysketch.tasks import TaskRows, open_task, task_class, write_task
+from polysketch.tasks import AnsweredRows, SequenceAnswers, TaskRows, open_task, task_class, write_task
 from polysketch.tasks.reversal import Reversal
 from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.training import TrainingConfig, load_answering_model, load_model, train
@@ -33,6 +34,7 @@ from training.test_resume import check_killed_runs, operations_of_a_run
 MODELS = {
     "next": TransformerLM,
     "each": MaskedLanguageModel,
+    "labels": TokenClassifier,
     "class": SequenceClassifier,
     "pair": PairClassifier,
     "picture": PatchClassifier,
@@ -58,6 +60,13 @@ def small_task(asks: str):
         split = ClassifiedRows.of(list(pixels), [int(row[0]) % 3 for row in pixels])
         splits = {"train": split, "validation": split, "test": split}
         return Classification(splits, 256, ["a", "b", "c"], (4, 6, 1), patch_size=2)
+    if asks in ("labels", "sequences"):
+        generator = np.random.default_rng(0)
+        rows = [generator.integers(1, 9, generator.integers(1, 12)) for _ in range(30)]
+        labels = [np.where(np.arange(len(row)) % 2 == 0, row % 3, -100) for row in rows]
+        split = AnsweredRows.of(rows, labels if asks == "labels" else [np.append(row[::-1], 0) for row in rows])
+        names = ["a", "b", "c"] if asks == "labels" else []
+        return SequenceAnswers({"train": split, "validation": split, "test": split}, 9, names)
     return Reversal(asks=asks, length=8, shortest=3)
 
 
@@ -89,7 +98,7 @@ def test_what_a_task_asks_decides_the_model_and_the_run_can_be_measured(asks: st
     found = [line for line in MetricsFile(RunFolder(config.out).metrics).read() if line["kind"] == "evaluation"]
     assert [line["step"] for line in found] == [2, 4]
     assert {"loss", "accuracy", "whole_rows", "rows"} <= found[0].keys()
-    finite = asks in ("class", "pair")  # the same rows; others are without end
+    finite = asks in ("class", "pair", "labels")  # the same rows; others are without end
     few = [] if finite else ["--max-tokens", "500"]
     assert main(["evaluate", str(config.out), "--split", "validation", "--device", "cpu", "--json", *few]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -125,6 +134,23 @@ def test_killed_and_resumed_it_ends_the_same(asks: str, disk, make_learning, ass
     whole = make_learning(asks, out=tmp_path / "alone", **options)
     count = operations_of_a_run(disk, whole)
     check_killed_runs(disk, make_learning(asks, **options), whole.out, range(1, count, count // 3), assert_same_outcome)
+
+
+@pytest.mark.parametrize("asks", ["labels", "sequences"])
+def test_sequences_out_of_files_are_learned_and_a_stopped_run_ends_the_same(
+    asks: str, make_learning, tmp_path, assert_same_outcome, capsys
+):
+    whole = make_learning(asks, out=tmp_path / "alone", steps=4, save_every=2, batch_size=16, eval_tokens=1000)
+    train(whole, progress=False)
+    shutil.copytree(whole.out, tmp_path / "again")
+    again = dataclasses.replace(whole, out=tmp_path / "again", resume=True, checkpoint="step-00000002")
+    assert train(again, progress=False).step == 4
+    assert_same_outcome(again.out, whole.out)
+    assert main(["evaluate", str(whole.out), "--device", "cpu", "--json"]) == 0
+    told = capsys.readouterr().out
+    found = json.loads(told.splitlines()[-1])
+    assert (found["rows"], found["answers"]) == (30, small_task(asks).rows("test", np.arange(30)).num_tokens)
+    assert "whole rows" in told
 
 
 def test_every_row_comes_once_an_epoch_in_another_order_each():

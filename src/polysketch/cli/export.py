@@ -18,8 +18,8 @@ class ExportFlags:
     For transformers: safetensors, configuration, tokenizer, and a card with its figures.
 
     The card says what loads the folder after `import polysketch.integrations.huggingface`: AutoModelForCausalLM a
-    language model; AutoModelForSequenceClassification, AutoModelForMaskedLM or AutoModelForSeq2SeqLM the model of a
-    task, by what the task asks. A tokenizer is there where the run has one.
+    language model; AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForMaskedLM or
+    AutoModelForSeq2SeqLM the model of a task, by what the task asks. A tokenizer is there where the run has one.
 
     Graphs are for language models whose state has a constant size: prefill and step, with the state as inputs and
     outputs, and beside them manifest.json, config.json and tokenizer.json.

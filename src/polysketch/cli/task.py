@@ -19,16 +19,19 @@ class TaskFlags:
     A task is made from a seed, in sizes that --set changes: selective-copying, induction, recall, reversal, listops,
     in-context-recall, memorization, compression; without --out its sizes are listed. Or it is read from local files:
     `texts` with a class each (JSON Lines; tables of two columns; a folder with a folder of text files for each class);
-    `pairs` of texts with a class each (tables of five columns, as Long Range Arena has them); `images` with a class
-    each (an IDX file of images and one of labels, as MNIST has them; CIFAR-10's binary files); and `pathfinder`, a
-    folder of images and one of metadata, as Long Range Arena has them. `digits` are the 1,797 images that scikit-learn
-    ships.
+    `pairs` of texts with a class each (tables of five columns, as Long Range Arena has them); `words` with a label each
+    (JSON Lines of lists; CoNLL's columns); `sequences` to read and to write (JSON Lines of two texts; tables of two
+    columns, source and target); `images` with a class each (an IDX file of images and one of labels, as MNIST has them;
+    CIFAR-10's binary files); and `pathfinder`, a folder of images and one of metadata, as Long Range Arena has them.
+    `digits` are the 1,797 images that scikit-learn ships.
 
     Examples:
       polysketch task reversal --set length=50 --out data/reversal
       polysketch task selective-copying --set length=1024 --out data/copying
       polysketch task digits --patch 2 --out data/digits
       polysketch task texts --train train.jsonl --max-tokens 1000 --out data/reviews
+      polysketch task words --train train.conll --test test.conll --out data/names
+      polysketch task sequences --train train.tsv --out data/dates
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -54,13 +57,20 @@ class TaskFlags:
     `polysketch prepare`."""
 
     max_tokens: int | None = None
-    """Cut longer texts."""
+    """Cut longer texts. Of `words` and `sequences`, whose answers would be cut too: refuse them."""
 
-    text_field: str = "text"
-    """Field of JSON Lines with the text."""
+    text_field: str | None = None
+    """Field of JSON Lines with the text, of `words` with the list of words. Default: text; of `words` tokens."""
 
-    class_field: str = "label"
-    """Field of JSON Lines with the class, a text or a whole number."""
+    class_field: str | None = None
+    """Field of JSON Lines with the class, a text or a whole number, of `words` with the list of labels. Default: label;
+    of `words` labels."""
+
+    source_field: str = "source"
+    """Field of JSON Lines with the text to read, of `sequences`."""
+
+    target_field: str = "target"
+    """Field of JSON Lines with the text to write, of `sequences`."""
 
     class_names: tuple[str, ...] | None = None
     """Names of the classes of images, in order. Default: their numbers."""
@@ -96,7 +106,7 @@ def run(flags: TaskFlags) -> int:
         return _list_sizes(flags.name)
     from polysketch.tasks import write_task
 
-    tokenizer = _tokenizer(flags) if flags.name in ("texts", "pairs") else None
+    tokenizer = _tokenizer(flags) if flags.name in _OF_TEXT else None
     task = _generated(flags) if flags.name in TASKS else _from_files(flags, tokenizer)
     write_task(task, flags.out, tokenizer=tokenizer)
     rows = {split: task.num_rows(split) for split in ("train", "validation", "test")}
@@ -108,9 +118,12 @@ def run(flags: TaskFlags) -> int:
 
 
 _READ = ("train", "validation", "test", "seed")
+_OF_TEXT = ("texts", "pairs", "words", "sequences")
 _TAKEN: dict[str, tuple[str, ...]] = {
     "texts": (*_READ, "tokenizer", "max_tokens", "text_field", "class_field"),
     "pairs": (*_READ, "tokenizer", "max_tokens"),
+    "words": (*_READ, "tokenizer", "max_tokens", "text_field", "class_field"),
+    "sequences": (*_READ, "tokenizer", "max_tokens", "source_field", "target_field"),
     "images": (*_READ, "class_names", "grey", "patch"),
     "pathfinder": _READ,
     "digits": ("seed", "patch"),
@@ -130,6 +143,7 @@ def _asks(task: Any) -> str:
     asked = {
         "next": "the next token, at some places",
         "each": "a token at each place",
+        "labels": f"one of {task.num_classes} labels for each word",
         "class": f"one of {task.num_classes} classes",
         "pair": f"one of {task.num_classes} classes for two documents",
         "picture": f"one of {task.num_classes} classes of a picture in patches",
@@ -173,7 +187,7 @@ def _size(text: str, known: dict[str, Any]) -> tuple[str, Any]:
 def _tokenizer(flags: TaskFlags) -> Any:
     from polysketch.data.tokenization import BytesTokenizer, load_tokenizer
 
-    if flags.tokenizer == "symbols" and flags.name == "texts":
+    if flags.tokenizer == "symbols" and flags.name in ("texts", "sequences"):
         return None
     return BytesTokenizer() if flags.tokenizer == "bytes" else load_tokenizer(flags.tokenizer)
 
@@ -202,12 +216,23 @@ def _from_files(flags: TaskFlags, tokenizer: Any) -> Any:
 
 
 def _texts(flags: TaskFlags, sources: dict[str, Sequence[Path]], tokenizer: Any) -> Any:
+    from polysketch.tasks.labelled_words import labelled_words
+    from polysketch.tasks.source_target import sequences_to_write
     from polysketch.tasks.sources import classified_pairs, classified_texts
 
-    fields: dict[str, Any] = {"text_field": flags.text_field, "class_field": flags.class_field}
-    if tokenizer is None:
-        return classified_texts(sources, None, max_tokens=flags.max_tokens, **fields)
-    given: dict[str, Any] = {"max_tokens": flags.max_tokens, "alphabet": tokenizer.sha256}
-    if flags.name == "pairs":
-        return classified_pairs(sources, tokenizer.encode, tokenizer.vocab_size, **given)
-    return classified_texts(sources, tokenizer.encode, tokenizer.vocab_size, **given, **fields)
+    encoding: tuple[Any, ...] = (None,)
+    given: dict[str, Any] = {"max_tokens": flags.max_tokens, **_fields(flags)}
+    if tokenizer is not None:
+        encoding, given["alphabet"] = (tokenizer.encode, tokenizer.vocab_size), tokenizer.sha256
+        given |= {"end": tokenizer.end_of_text} if flags.name == "sequences" else {}
+    readers: dict[str, Any] = {"pairs": classified_pairs, "words": labelled_words, "sequences": sequences_to_write}
+    return readers.get(flags.name, classified_texts)(sources, *encoding, **given)
+
+
+def _fields(flags: TaskFlags) -> dict[str, Any]:
+    """The names of fields of JSON Lines, as the reader takes them."""
+    if flags.name == "sequences":
+        return {"source_field": flags.source_field, "target_field": flags.target_field}
+    text, label = ("words_field", "labels_field") if flags.name == "words" else ("text_field", "class_field")
+    given = {text: flags.text_field, label: flags.class_field}
+    return {name: value for name, value in given.items() if value is not None}

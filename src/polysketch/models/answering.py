@@ -8,7 +8,7 @@ from polysketch import attention
 from polysketch.models.autoencoder import SequenceAutoencoder
 from polysketch.models.base import TokenModel
 from polysketch.models.config import ModelConfig
-from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier
+from polysketch.models.encoder import MaskedLanguageModel, SequenceClassifier, TokenClassifier
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.models.encoder_decoder import EncoderDecoderConfig, TransformerEncoderDecoder
 from polysketch.models.pair_classifier import PairClassifier
@@ -22,12 +22,14 @@ Sizes = ModelConfig | EncoderDecoderConfig
 _CONFIGS: Mapping[str, type[Sizes]] = {
     "next": ModelConfig,
     "each": EncoderConfig,
+    "labels": EncoderConfig,
     "class": EncoderConfig,
     "pair": EncoderConfig,
     "picture": PatchEncoderConfig,
     "written": EncoderDecoderConfig,
     "recovered": ModelConfig,
 }
+_CLASSIFIERS = {"labels": TokenClassifier, "class": SequenceClassifier, "pair": PairClassifier}
 _CROSS = "linear"  # keeps what it has read of the source in a state of constant size
 
 
@@ -36,10 +38,10 @@ class AnsweringConfig:
     """A model for what a task asks (`polysketch.tasks.Task.asks`).
 
     Attributes:
-        asks: "next", "each", "class", "pair", "picture", "written" or "recovered".
-        sizes: a `ModelConfig`; an `EncoderConfig` for "each", "class" and "pair"; a `PatchEncoderConfig` for
-            "picture"; an `EncoderDecoderConfig` for "written".
-        num_classes: of "class", "pair" and "picture".
+        asks: "next", "each", "labels", "class", "pair", "picture", "written" or "recovered".
+        sizes: a `ModelConfig`; an `EncoderConfig` for "each", "labels", "class" and "pair"; a `PatchEncoderConfig`
+            for "picture"; an `EncoderDecoderConfig` for "written".
+        num_classes: of "labels", "class", "pair" and "picture".
     """
 
     asks: str
@@ -63,7 +65,7 @@ class AnsweringConfig:
             return TransformerLM(sizes) if self.asks == "next" else SequenceAutoencoder(sizes)
         if self.asks == "each":
             return MaskedLanguageModel(sizes)
-        return (SequenceClassifier if self.asks == "class" else PairClassifier)(sizes, self.num_classes)
+        return _CLASSIFIERS[self.asks](sizes, self.num_classes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold; `from_dict` gives an equal configuration back."""

@@ -14,6 +14,7 @@ from polysketch.tasks.description import is_task, read_task_description, task_di
 from polysketch.tasks.registry import TASKS, task_class
 
 if TYPE_CHECKING:
+    from polysketch.tasks.answered import AnsweredRows, SequenceAnswers
     from polysketch.tasks.base import SPLITS, GeneratedTask, Task
     from polysketch.tasks.batch import Row, TaskBatch
     from polysketch.tasks.folder import open_task, verify_task, write_task
@@ -23,6 +24,7 @@ else:
     __getattr__, __dir__ = on_demand(
         __name__,
         {
+            "answered": ["AnsweredRows", "SequenceAnswers"],
             "base": ["SPLITS", "GeneratedTask", "Task"],
             "batch": ["Row", "TaskBatch"],
             "folder": ["open_task", "verify_task", "write_task"],
@@ -34,10 +36,12 @@ else:
 __all__ = [
     "SPLITS",
     "TASKS",
+    "AnsweredRows",
     "Classification",
     "ClassifiedRows",
     "GeneratedTask",
     "Row",
+    "SequenceAnswers",
     "Task",
     "TaskBatch",
     "TaskRows",

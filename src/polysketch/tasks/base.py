@@ -12,7 +12,7 @@ import numpy as np
 
 from polysketch.tasks.batch import Row, TaskBatch, collated
 
-Asks = Literal["next", "each", "class", "pair", "picture", "written", "recovered"]
+Asks = Literal["next", "each", "labels", "class", "pair", "picture", "written", "recovered"]
 Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -27,6 +27,7 @@ class Task(ABC):
     |---|---|---|
     | `next` | `TransformerLM` | at some positions, the token that is to follow there |
     | `each` | `MaskedLanguageModel`, an encoder | at some positions, a token |
+    | `labels` | `TokenClassifier`, an encoder | at some positions, a class |
     | `class` | `SequenceClassifier`, an encoder | one class for the row |
     | `pair` | `PairClassifier`, an encoder | one class for two documents |
     | `picture` | `PatchClassifier`, an encoder of patches | one class for the picture |

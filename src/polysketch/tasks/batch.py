@@ -22,7 +22,8 @@ class Row:
 
     Attributes:
         ids: (length,) tokens.
-        answer: (length,) tokens, -100 where nothing is asked; or one class; or (any length,) the tokens to be written.
+        answer: (length,) tokens or classes, -100 where nothing is asked; or one class; or (any length,) the tokens to
+            be written.
         second: (any length,) tokens of the second document of a pair; None for others.
     """
 
@@ -37,7 +38,7 @@ class TaskBatch:
 
     Attributes:
         inputs: what a model's `loss` takes by name, besides the answers; each (rows, ...).
-        answers: (rows, length) tokens with -100 where nothing is asked, or (rows,) classes; int64.
+        answers: (rows, length) tokens or classes with -100 where nothing is asked, or (rows,) classes; int64.
     """
 
     inputs: Mapping[str, Tensor]
@@ -85,7 +86,7 @@ def collated(rows: Sequence[Row], asks: str) -> TaskBatch:
     answers, _ = _padded([np.asarray(row.answer) for row in rows], NO_TARGET)
     if asks == "next":
         return TaskBatch({"ids": ids}, answers)
-    if asks in ("each", "recovered"):
+    if asks in ("each", "labels", "recovered"):
         return TaskBatch(inputs, answers)
     written = torch.nn.functional.pad(answers[:, :-1].clamp(min=0), (1, 0), value=BEGINNING)
     return TaskBatch({"source": ids, "source_mask": real, "ids": written}, answers)

@@ -11,10 +11,19 @@ from polysketch.data.description import DESCRIPTION_FILE, DataDescription, Token
 from polysketch.storage import whole_folder
 from polysketch.storage.strict_json import encoded
 from polysketch.storage.sums import sha256_of
+from polysketch.tasks.answered import AnsweredRows, SequenceAnswers
 from polysketch.tasks.base import GeneratedTask, Task
 from polysketch.tasks.description import FORMAT, TASK_FILE, VERSION, read_task_description
 from polysketch.tasks.registry import TASKS, task_class
-from polysketch.tasks.stored import Classification, read_rows, write_rows
+from polysketch.tasks.row_files import read_rows, write_rows
+from polysketch.tasks.stored import Classification, ClassifiedRows
+from polysketch.tasks.stored_task import StoredTask
+
+_STORED: dict[str, tuple[type[StoredTask[Any]], type[Any]]] = {
+    Classification.name: (Classification, ClassifiedRows),
+    SequenceAnswers.name: (SequenceAnswers, AnsweredRows),
+}
+"""Tasks of rows out of files, by name, and what a split of each is."""
 
 TOKENIZER_FOLDER = "tokenizer"
 """In the folder of a task whose rows are texts: the tokenizer that made them."""
@@ -24,7 +33,7 @@ def write_task(task: Task, out: str | Path, *, tokenizer: TokenizerLike | None =
     """Write a task as a new folder, which appears whole or not at all.
 
     Args:
-        task: made from a seed, or classified rows.
+        task: made from a seed, or rows out of files.
         out: the folder.
         tokenizer: what made the rows of texts, to be kept with them.
 
@@ -32,10 +41,10 @@ def write_task(task: Task, out: str | Path, *, tokenizer: TokenizerLike | None =
         FileExistsError: `out` holds something.
         TypeError: a task that has neither options nor rows to write.
     """
-    if not isinstance(task, GeneratedTask | Classification):
-        raise TypeError(f"expected a generated task or classified rows, got {type(task).__name__}")
+    if not isinstance(task, GeneratedTask | StoredTask):
+        raise TypeError(f"expected a generated task or stored rows, got {type(task).__name__}")
     with whole_folder(Path(out)) as folder:
-        splits = task.splits if isinstance(task, Classification) else {}
+        splits = task.splits if isinstance(task, StoredTask) else {}
         files = {split: write_rows(rows, folder, split) for split, rows in splits.items()}
         described = {split: {name: sha256_of(folder / name) for name in names} for split, names in files.items()}
         value = {"format": FORMAT, "version": VERSION, "task": task.name, "options": task.options()}
@@ -61,15 +70,14 @@ def open_task(folder: str | Path) -> Task:
     folder = Path(folder)
     found = read_task_description(folder)
     options, name = dict(found["options"]), found["task"]
-    if name not in (*TASKS, Classification.name):
+    if name not in (*TASKS, *_STORED):
         raise ValueError(f"{folder}: expected one of the tasks {', '.join(TASKS)}, found {name!r}")
-    splits = {split: read_rows(folder, split) for split in found["splits"] if name not in TASKS}
-    shape = options.pop("shape", None)
     try:
         if name in TASKS:
             return task_class(name)(**options)
         _require_types(options)
-        return Classification(splits, shape=shape and tuple(shape), **options)
+        kind, of_rows = _STORED[name]
+        return kind({split: read_rows(of_rows, folder, split) for split in found["splits"]}, **options)
     except TypeError as error:
         raise ValueError(f"{folder / TASK_FILE}: expected the sizes of {name}, found others: {error}") from error
 
@@ -80,7 +88,8 @@ def _require_types(options: Mapping[str, Any]) -> None:
     Raises:
         TypeError: names one.
     """
-    kinds = {"vocab_size": int, "class_names": list, "alphabet": str, "documents": int, "patch_size": int | None}
+    kinds: dict[str, Any] = {"vocab_size": int, "class_names": list, "alphabet": str, "documents": int, "end": int}
+    kinds |= {"patch_size": int | None, "shape": list | None}
     for name, kind in kinds.items():
         if name in options and not isinstance(options[name], kind):
             raise TypeError(f"{name} is {options[name]!r:.40}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from polysketch.storage import require_free
 from polysketch.tasks.registry import TASKS
 
-FROM_FILES = ("texts", "pairs", "images", "pathfinder", "digits")
+FROM_FILES = ("texts", "pairs", "words", "sequences", "images", "pathfinder", "digits")
 """Tasks that are read from local files; `digits` from those of scikit-learn."""
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from polysketch.data.compressed import plain_name, read_bytes
-from polysketch.storage.outside import decoded
+from polysketch.data.compressed import read_bytes
 from polysketch.tasks.base import Split
+from polysketch.tasks.lines import columns, layout_of, two_fields
 from polysketch.tasks.stored import Classification, ClassifiedRows
+from polysketch.tasks.stored_task import StoredTask
+from polysketch.tasks.symbols import symbol_encoding
 
 
 class Labelled(NamedTuple):
@@ -60,8 +62,8 @@ def classified_texts(
     }
     names = sorted({row.name for row in found["train"]})
     if encode is None:
-        symbols = sorted({symbol for row in found["train"] for symbol in _symbols(row.texts[0])})
-        encode, vocab_size, alphabet = _encoder(symbols), len(symbols) + 1, f"symbols {' '.join(symbols)}"
+        texts = (row.texts[0] for row in found["train"])
+        encode, vocab_size, alphabet = symbol_encoding(texts, _symbols)
     splits = {split: _rows(rows, names, encode, max_tokens) for split, rows in found.items()}
     return Classification(splits, vocab_size, names, alphabet=alphabet)
 
@@ -111,48 +113,21 @@ def _symbols(text: str) -> list[str]:
     return [symbol for symbol in text.split() if symbol not in _LEFT_OUT]
 
 
-def _encoder(symbols: list[str]) -> Callable[[str], list[int]]:
-    ids = {symbol: number for number, symbol in enumerate(symbols, start=1)}
-
-    def encode(text: str) -> list[int]:
-        try:
-            return [ids[symbol] for symbol in _symbols(text)]
-        except KeyError as error:
-            raise ValueError(f"expected symbols that training has, {' '.join(symbols)}, found {error}") from error
-
-    return encode
-
-
 def _labelled(path: Path, text_field: str, class_field: str) -> Iterator[Labelled]:
     """The texts of a file or a folder, with their classes."""
     if not path.exists():
         raise FileNotFoundError(f"expected a file or a folder, found nothing at {path}")
     if path.is_dir():
         return _of_folder(path)
-    suffix = Path(plain_name(path)).suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
+    if layout_of(path) in (".jsonl", ".ndjson"):
         return _of_json_lines(path, text_field, class_field)
-    if suffix in (".tsv", ".tab"):
+    if layout_of(path) in (".tsv", ".tab"):
         return _of_table(path)
     raise ValueError(f"expected a .jsonl or .tsv file or a folder of classes, found {path}")
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Where a line is, and the line; blank ones are passed over."""
-    try:
-        text = read_bytes(path).decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"expected UTF-8, found something else in {path}: {error}") from error
-    return ((f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-
-
 def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[Labelled]:
-    for place, line in _lines(path):
-        try:
-            row = decoded(line, place)
-            text, name = row[text_field], row[class_field]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{place}: expected an object with {text_field!r} and {class_field!r}") from error
+    for place, text, name in two_fields(path, text_field, class_field):
         if not isinstance(text, str) or not isinstance(name, str | int):
             raise ValueError(f"{place}: expected a text and a class, found {type(text).__name__} and {name!r}")
         yield Labelled((text,), str(name), place)
@@ -160,10 +135,7 @@ def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[La
 
 def _of_table(path: Path) -> Iterator[Labelled]:
     text_first = False
-    for number, (place, line) in enumerate(_lines(path)):
-        cells = line.rstrip("\r").split("\t")
-        if len(cells) != 2:
-            raise ValueError(f"{place}: expected two columns apart by a tab, found {len(cells)}")
+    for number, (place, cells) in enumerate(columns(path, 2, "two columns apart by a tab")):
         if number == 0 and cells in (["Source", "Target"], ["Target", "Source"]):
             text_first = cells[0] == "Source"
             continue
@@ -171,15 +143,13 @@ def _of_table(path: Path) -> Iterator[Labelled]:
         yield Labelled((text,), name.strip(), place)
 
 
+_FIVE = "five columns apart by tabs, a class, two names and two texts"
+
+
 def _of_pairs(path: Path) -> Iterator[Labelled]:
     if not path.is_file():
         raise FileNotFoundError(f"expected a file, found none at {path}")
-    for place, line in _lines(path):
-        cells = line.rstrip("\r").split("\t")
-        if len(cells) != 5:
-            raise ValueError(
-                f"{place}: expected five columns apart by tabs, a class, two names and two texts, found {len(cells)}"
-            )
+    for place, cells in columns(path, 5, _FIVE):
         yield Labelled((cells[3], cells[4]), cells[0].strip(), place)
 
 
@@ -192,7 +162,10 @@ def _of_folder(path: Path) -> Iterator[Labelled]:
             yield Labelled((read_bytes(file).decode(errors="replace"),), folder.name, str(file))
 
 
-def split_off(task: Classification, share: float, seed: int = 0, split: Split = "validation") -> Classification:
+Stored = TypeVar("Stored", bound=StoredTask[Any])
+
+
+def split_off(task: Stored, share: float, seed: int = 0, split: Split = "validation") -> Stored:
     """The same rows, a share of those of training moved to another split.
 
     Raises:
@@ -204,11 +177,4 @@ def split_off(task: Classification, share: float, seed: int = 0, split: Split = 
         raise ValueError(f"expected no {split} rows yet and a share that leaves some to train on, found {share}")
     order = np.random.default_rng([seed, len(rows)]).permutation(len(rows))
     held, kept = np.sort(order[:count]), np.sort(order[count:])
-    splits = {**task.splits, "train": _chosen(rows, kept), split: _chosen(rows, held)}
-    return Classification(splits, **{**task.options(), "shape": task.shape})
-
-
-def _chosen(rows: ClassifiedRows, indices: np.ndarray) -> ClassifiedRows:
-    documents = len(rows.ends) // len(rows)
-    chosen = [int(index) * documents + number for index in indices for number in range(documents)]
-    return ClassifiedRows.of([rows.document(index) for index in chosen], rows.classes[indices].tolist())
+    return task.of_splits({**task.splits, "train": rows.chosen(kept), split: rows.chosen(held)})

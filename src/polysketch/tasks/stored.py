@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from polysketch.tasks.base import Asks, Split, Task
+from polysketch.tasks.base import Asks, Split
 from polysketch.tasks.batch import Row
+from polysketch.tasks.stored_task import StoredTask, ends_with, joined, part
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class ClassifiedRows:
             rows: tokens of each document, the second one of a pair behind its first.
             classes: of rows.
         """
-        ids = np.concatenate(rows) if len(rows) else np.empty(0, np.int64)
-        return cls(ids, np.cumsum([len(row) for row in rows], dtype=np.int64), np.array(classes, dtype=np.int64))
+        return cls(*joined(list(rows)), np.array(classes, dtype=np.int64))
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -44,10 +43,20 @@ class ClassifiedRows:
 
     def document(self, index: int) -> np.ndarray:
         """(length,) the tokens of document number `index`, from 0, as they are stored."""
-        return self.ids[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
+        return part(self.ids, self.ends, index)
+
+    def chosen(self, indices: np.ndarray) -> ClassifiedRows:
+        """Some of the rows, by their numbers."""
+        documents = len(self.ends) // len(self)
+        numbers = [int(index) * documents + number for index in indices for number in range(documents)]
+        return ClassifiedRows.of([self.document(number) for number in numbers], self.classes[indices].tolist())
+
+    def fit_together(self) -> bool:
+        """Whether the arrays are of as many rows and tokens as one another say."""
+        return len(self.ends) in (len(self), 2 * len(self)) and ends_with(self.ids, self.ends)
 
 
-class Classification(Task):
+class Classification(StoredTask[ClassifiedRows]):
     """Rows of one class each, from files: texts, pairs of texts, lists of symbols or the pixels of images.
 
     Args:
@@ -70,17 +79,18 @@ class Classification(Task):
         splits: Mapping[str, ClassifiedRows],
         vocab_size: int,
         class_names: Sequence[str],
-        shape: tuple[int, int, int] | None = None,
+        shape: Sequence[int] | None = None,
         alphabet: str = "",
         documents: Literal[1, 2] = 1,
         patch_size: int | None = None,
     ) -> None:
-        self._splits, self._vocab_size, self._alphabet = dict(splits), vocab_size, alphabet
+        super().__init__(splits, vocab_size, alphabet)
         self.asks: Asks = "class" if documents == 1 else "pair"
-        self.class_names, self.shape, self._patch_size = tuple(class_names), shape, patch_size
+        self.class_names, self._patch_size = tuple(class_names), patch_size
+        self.shape = None if shape is None else _height_width_channels(shape)
         if patch_size is not None:
             self.asks = "picture"
-            _check_patch(patch_size, shape)
+            _check_patch(patch_size, self.shape)
         if len(self.class_names) < 2 or not len(self._splits.get("train", ())):
             raise ValueError(
                 f"expected rows of at least two classes to train on, found {len(self._splits.get('train', ()))} rows "
@@ -104,16 +114,6 @@ class Classification(Task):
         return 2 if self.asks == "pair" else 1
 
     @property
-    def vocab_size(self) -> int:
-        """As given."""
-        return self._vocab_size
-
-    @property
-    def alphabet(self) -> str:
-        """As given."""
-        return self._alphabet
-
-    @property
     def num_classes(self) -> int:
         """As many as there are names."""
         return len(self.class_names)
@@ -135,30 +135,25 @@ class Classification(Task):
         """As given."""
         return self._patch_size
 
-    @property
-    def splits(self) -> dict[str, ClassifiedRows]:
-        """The rows of each split."""
-        return self._splits
-
-    def num_rows(self, split: Split) -> int:
-        """As the base class has it; 0 of a split that is not there."""
-        return len(self._splits.get(split, ()))
-
     def row(self, split: Split, index: int) -> Row:
         """As the base class has it."""
-        if split not in self._splits:
-            raise ValueError(f"expected a split of {', '.join(self._splits)}, found {split!r}, which has no rows")
-        rows, first = self._splits[split], self.documents * index
+        rows, first = self.rows_of(split), self.documents * index
         found = [np.asarray(rows.document(first + number), dtype=np.int64) for number in range(self.documents)]
         if max(int(ids.max()) for ids in found) >= self.vocab_size:
             raise ValueError(f"{split}: expected ids below {self.vocab_size} in row {index}, found others: damaged?")
         return Row(found[0], int(rows.classes[index]), *found[1:])
 
     def options(self) -> dict[str, Any]:
-        """All but the rows; JSON values."""
+        """As the base class has it."""
         shape = None if self.shape is None else list(self.shape)
         named: dict[str, Any] = {"alphabet": self.alphabet, "documents": self.documents, "patch_size": self.patch_size}
         return {"vocab_size": self.vocab_size, "class_names": list(self.class_names), "shape": shape, **named}
+
+
+def _height_width_channels(shape: Sequence[int]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ValueError(f"expected a shape of height, width and channels, found {shape!r:.40}")
+    return shape[0], shape[1], shape[2]
 
 
 def _check_patch(side: int, shape: tuple[int, int, int] | None) -> None:
@@ -171,35 +166,3 @@ def _check_patch(side: int, shape: tuple[int, int, int] | None) -> None:
             f"expected patches that divide images of {height} x {width} pixels, of a side of {', '.join(fitting)}, "
             f"found {side}"
         )
-
-
-_FILES: dict[str, Any] = {"ids": np.dtype("<u4"), "ends": np.dtype("<i8"), "classes": np.dtype("<u4")}
-
-
-def write_rows(rows: ClassifiedRows, folder: Path, split: str) -> list[str]:
-    """Write a split into files of a folder; returns their names."""
-    names = []
-    for part, dtype in _FILES.items():
-        name = f"{split}.{part}.bin"
-        (folder / name).write_bytes(np.ascontiguousarray(getattr(rows, part), dtype=dtype).tobytes())
-        names.append(name)
-    return names
-
-
-def read_rows(folder: Path, split: str) -> ClassifiedRows:
-    """Open a split that `write_rows` wrote; tokens are mapped, not read.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file was cut short.
-    """
-    ids, ends, classes = (_mapped(folder / f"{split}.{part}.bin", dtype) for part, dtype in _FILES.items())
-    if len(ends) not in (len(classes), 2 * len(classes)) or (len(ends) and int(ends[-1]) != len(ids)):
-        raise ValueError(f"{folder}: expected files of {split} that belong together, found one cut short or exchanged")
-    return ClassifiedRows(ids, ends, classes)
-
-
-def _mapped(path: Path, dtype: Any) -> np.ndarray:
-    if not path.is_file():
-        raise FileNotFoundError(f"expected the file {path}, found nothing: the folder was copied incompletely")
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)

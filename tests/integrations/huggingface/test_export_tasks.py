@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -11,6 +12,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     pipeline,
 )
@@ -95,6 +97,25 @@ def test_texts_come_with_their_tokenizer_and_the_names_of_their_classes(reviews,
     capsys.readouterr()
     exec(re.search(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1], {})
     assert "'label'" in capsys.readouterr().out
+
+
+def test_labels_come_with_their_names_and_sequences_with_their_end(tmp_path):
+    """transformers gives the same logits, and stops where a target ends."""
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join([json.dumps({"tokens": ["a", "b"], "labels": ["X", "O"], "source": "a", "target": "b"})] * 20)
+    )
+    for name, auto in (("words", AutoModelForTokenClassification), ("sequences", AutoModelForSeq2SeqLM)):
+        data, run, out = (tmp_path / f"{name}-{folder}" for folder in ("data", "run", "out"))
+        assert main(["task", name, "--train", str(tmp_path / "rows.jsonl"), "--out", str(data)]) == 0
+        train(data, run)
+        assert main(["export", str(run), str(out)]) == 0
+        model, loaded = load_answering_model(run)[0], auto.from_pretrained(out)
+        expected, found = logits_of(model, loaded, open_task(data).rows("train", np.arange(2)))
+        assert torch.equal(found, expected)
+        if name == "words":
+            assert loaded.config.id2label == {0: "O", 1: "X"}
+        else:
+            assert loaded.generation_config.eos_token_id == AutoTokenizer.from_pretrained(out).eos_token_id == 256
 
 
 def test_an_encoder_of_hidden_tokens_comes_with_a_mask(reviews, tmp_path, make_run):

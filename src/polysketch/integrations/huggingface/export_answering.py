@@ -8,7 +8,10 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM
-from polysketch.integrations.huggingface.encoder_classification import PolysketchEncoderForSequenceClassification
+from polysketch.integrations.huggingface.encoder_classification import (
+    PolysketchEncoderForSequenceClassification,
+    PolysketchEncoderForTokenClassification,
+)
 from polysketch.integrations.huggingface.facts import task_facts
 from polysketch.integrations.huggingface.masked_lm import PolysketchEncoderForMaskedLM
 from polysketch.integrations.huggingface.model_card import task_card
@@ -23,12 +26,14 @@ from polysketch.training.run_folder import RunFolder
 _CLASSES: dict[str, Any] = {
     "next": PolysketchForCausalLM,
     "each": PolysketchEncoderForMaskedLM,
+    "labels": PolysketchEncoderForTokenClassification,
     "class": PolysketchEncoderForSequenceClassification,
     "written": PolysketchForSeq2SeqLM,
 }
 _AUTO = {
     "next": "AutoModelForCausalLM",
     "each": "AutoModelForMaskedLM",
+    "labels": "AutoModelForTokenClassification",
     "class": "AutoModelForSequenceClassification",
     "written": "AutoModelForSeq2SeqLM",
 }
@@ -41,10 +46,11 @@ def export_answering(run: str | Path, folder: Path, checkpoint: str) -> Path:
     """
     model, sizes, description = load_answering_model(run, checkpoint=checkpoint)
     facts = task_facts(model, description)
-    names = _class_names(description, facts["data"]["description_sha256"])
+    options = _options(description, facts["data"]["description_sha256"])
+    names = options.get("class_names")
     wrapped: PreTrainedModel = _CLASSES[sizes.asks].from_transformer(model, training_run=facts, **_fields(sizes, names))
     if sizes.asks == "written":
-        ids = {"decoder_start_token_id": BEGINNING, "pad_token_id": BEGINNING}
+        ids = {**_fields(sizes, None), "eos_token_id": options.get("end")}
         wrapped.generation_config = GenerationConfig(max_new_tokens=description.context_length, **ids)
     has_tokenizer = RunFolder(description.folder).tokenizer.is_dir()
     with whole_folder(folder, sums=True) as staging:
@@ -69,14 +75,14 @@ def _fields(sizes: Any, names: list[str] | None) -> dict[str, Any]:
     """Fields of the configuration that are not those of the model."""
     if sizes.asks == "written":
         return {"decoder_start_token_id": BEGINNING, "pad_token_id": BEGINNING}
-    if names is None or sizes.asks != "class":
+    if names is None or sizes.asks not in ("class", "labels"):
         return {}
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
-def _class_names(description: RunDescription, sha256: str) -> list[str] | None:
-    """The names of the classes: from the run, or, of runs that do not keep them, from the task where it still is."""
+def _options(description: RunDescription, sha256: str) -> dict[str, Any]:
+    """What the task says of itself: from the run, or, of runs that do not keep it, from the task where it still is."""
     kept, data = RunFolder(description.folder).task, description.data
     if not is_task(kept) and not (is_task(data) and task_digest(data) == sha256):
-        return None
-    return read_task_description(kept if is_task(kept) else data)["options"].get("class_names")
+        return {}
+    return read_task_description(kept if is_task(kept) else data)["options"]

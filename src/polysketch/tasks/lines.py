@@ -1,0 +1,69 @@
+"""Lines of local files of text, with the place of each for what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polysketch.data.compressed import plain_name, read_bytes
+from polysketch.storage.outside import decoded
+
+
+def layout_of(path: Path) -> str:
+    """The layout that a file's name tells: its suffix in lower case, without that of compression."""
+    return Path(plain_name(path)).suffix.lower()
+
+
+def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Where a line is, as FILE:NUMBER, and the line; blank ones too.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is no UTF-8.
+    """
+    try:
+        text = read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8, found something else in {path}: {error}") from error
+    return ((f"{path}:{number}", line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1))
+
+
+def filled_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """`placed_lines` without blank ones."""
+    return ((place, line) for place, line in placed_lines(path) if line.strip())
+
+
+def two_fields(path: Path, first: str, second: str) -> Iterator[tuple[str, Any, Any]]:
+    """Of JSON Lines: the place of each object, and what it has in two fields.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line that is no object with both fields; the message says where.
+    """
+    for place, line in filled_lines(path):
+        try:
+            row = decoded(line, place)
+            found = row[first], row[second]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{place}: expected an object with {first!r} and {second!r}") from error
+        yield place, *found
+
+
+def columns(path: Path, count: int, expected: str) -> Iterator[tuple[str, list[str]]]:
+    """Of a table: the place of each row, and its cells, which stand apart by tabs.
+
+    Args:
+        path: of the table.
+        count: of columns.
+        expected: the columns in words, for the message.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another number of columns; the message says where.
+    """
+    for place, line in filled_lines(path):
+        cells = line.split("\t")
+        if len(cells) != count:
+            raise ValueError(f"{place}: expected {expected}, found {len(cells)}")
+        yield place, cells
