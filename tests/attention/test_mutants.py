@@ -390,7 +390,11 @@ MUTANTS = {
         heavy_tile_pairs.make_pairs,
         "(pair - (total - counts)[tile]) * KEYS",
         "(pair - (total - counts)[tile]) * (KEYS - 1)",
-        (partial(heavy_op.test_every_candidate_is_in_one_pair_and_nothing_else_is, 2, 500, 900, 3, 1000, False, True),),
+        (
+            partial(
+                heavy_op.test_every_candidate_is_in_one_pair_and_nothing_else_is, (2, 500, 900, 3, 1000), False, True
+            ),
+        ),
     ),
     "polysketch-heavy: a chunk is remembered one chunk late": Mutant(
         HeavyState.span,
