@@ -127,9 +127,10 @@ def test_a_task_reads_no_files_outside_its_folder(tmp_path, name):
         open_task(tmp_path / "task")
 
 
-@pytest.mark.parametrize("change", [{"holds": "yes"}, {"runs": None}, {"study": None}])
+@pytest.mark.parametrize("change", [{"holds": "yes"}, {"runs": None}, {"study": None}, {"rows": "1"}, {"papers": []}])
 def test_a_summary_that_is_none_is_refused(tmp_path, capsys, change):
-    summary = {"study": "reversal", "size": "smoke", "rows": 1, "of_rows": 1, "runs": 1, "ours": "it", "holds": True}
+    words = {"study": "reversal", "size": "smoke", "told": "", "papers": {}, "ours": "it", "holds": True}
+    summary = {**words, **dict.fromkeys(("runs", "rows", "own_rows", "of_rows"), 1)}
     changed = {name: value for name, value in {**summary, **change}.items() if value is not None}
     (tmp_path / "reversal-smoke").mkdir()
     (tmp_path / "reversal-smoke" / "summary.json").write_text(json.dumps(changed))

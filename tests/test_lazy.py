@@ -102,6 +102,11 @@ def test_help_loads_neither_torch_nor_numpy(arguments, loaded_by_help):
     assert loaded_by_help(command(*arguments)) == set()
 
 
+def test_studies_are_listed_without_torch():
+    records = Path(__file__).parents[1] / "studies"
+    assert loaded_by(command("study", "--list", "--results", str(records))) == set()
+
+
 def test_text_is_prepared_without_torch(tmp_path):
     (tmp_path / "text.txt").write_text("words and words\n" * 50)
     arguments = ("prepare", str(tmp_path / "text.txt"), "--out", str(tmp_path / "data"), "--validation-share", "0")

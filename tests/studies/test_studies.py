@@ -302,13 +302,11 @@ def test_attention_to_nearby_tokens_alone_cannot_see_an_answer(settings, study, 
     assert torch.equal(one, two) == (name != "softmax")
 
 
-def write_summary(folder: Path, runs: list[str], **changes) -> None:
-    """Of a study, with an empty file for each run."""
+def write_summary(folder: Path, **changes) -> None:
     folder.mkdir(parents=True)
-    summary = {"study": "reversal", "size": "cpu", "runs": 9, "rows": 9, "ours": "x", "holds": True, **changes}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    for run in runs:
-        (folder / f"{run}.json").touch()
+    said = {"study": "recall", "size": "short", "told": "pairs 4", "papers": {"paper": "pairs 64"}, "ours": "x"}
+    counts = {"runs": 4, "rows": 3, "own_rows": 2, "of_rows": 18}
+    (folder / "summary.json").write_text(json.dumps({**said, **counts, "holds": True, **changes}))
 
 
 def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
@@ -320,21 +318,15 @@ def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
     assert all(entry.claim in told for entry in ENTRIES)
 
 
-def test_the_list_counts_the_rows_of_a_study_by_their_records(folder: Path):
-    """Frozen counts would be those of the day on which a record was made."""
-    own = study_called("reversal").rows
-    runs = [f"{own[0]}-seed0", f"{own[0]}-seed1", f"{own[1]}-seed0", f"{own[0]}+rotary=False-seed0"]
-    write_summary(folder / "studies/reversal-cpu", runs)
-    write_summary(folder / "studies/reversal-cpu+steps=3", runs[:1], size="cpu+steps=3", holds=None, why_open="no y")
+def test_the_list_counts_a_studys_own_rows_and_tells_sizes_and_those_of_papers(folder: Path):
+    write_summary(folder / "studies/recall-short")
+    write_summary(folder / "studies/recall-short+steps=3", size="short+steps=3", runs=1, rows=1, own_rows=1, holds=None)
     told = " ".join(listed(Path("studies")).split())
-    assert f"reversal: cpu: 2 of {len(own)} rows and 1 more, 4 runs; x; holds | cpu+steps=3: 1 of" in told
-    assert "rows, 1 run; x; open (no y) | paper: no record" in told
-
-
-def test_the_list_says_how_large_a_task_was_and_that_the_papers_size_has_no_record(folder: Path):
-    write_summary(folder / "studies/recall-short", ["softmax-seed0"], study="recall", size="short")
+    assert (
+        "recall: short (pairs 4): 2 of 18 rows and 1 more, 4 runs; x; holds | short+steps=3 (pairs 4): 1 of 18" in told
+    )
+    assert "rows, 1 run; x; open | paper (pairs 64): no record" in told
+    write_summary(folder / "studies/recall-paper", size="paper", told="pairs 64", why_open="no y", holds=None)
     told = " ".join(listed(Path("studies")).split())
-    assert "recall: short (length 64, pairs 4, vocabulary 32, minimum gap 32): 1 of" in told
-    assert "holds | paper (length 512, pairs 64, examples 100000): no record" in told
-    write_summary(folder / "studies/recall-paper", ["softmax-seed0"], study="recall", size="paper")
-    assert "examples 100000): no record" not in " ".join(listed(Path("studies")).split())
+    assert "paper (pairs 64): 2 of 18 rows and 1 more, 4 runs; x; open (no y)" in told
+    assert "paper (pairs 64): no record" not in told

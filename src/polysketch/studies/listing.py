@@ -1,20 +1,14 @@
-"""What `polysketch study --list` shows: every table of the papers with its state.
-
-PyTorch is loaded where there are records: which rows a study has depends on what mechanisms can do.
-"""
+"""What `polysketch study --list` shows: every table of the papers with its state. Loads no PyTorch."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from polysketch.studies.catalogue import ENTRIES, Entry, study_called
-from polysketch.studies.summaries import SUMMARY_FILE, read_summary, rows_in, state_of
-
-if TYPE_CHECKING:
-    from polysketch.studies.study import Study
+from polysketch.studies.catalogue import ENTRIES, Entry
+from polysketch.studies.summaries import SUMMARY_FILE, read_summary, state_of
 
 _COLUMNS = 80  # of a terminal
 
@@ -42,10 +36,9 @@ def _state(entry: Entry, results: Path) -> str:
     """By size, how many rows have records and what they say; or why there is no study."""
     if not entry.study:
         return entry.why_not
-    folders = with_records(entry.study, results)
-    if not folders:
-        return f"{entry.study}: no record in {results}"
-    return f"{entry.study}: {' | '.join(_told(study_called(entry.study), folders))}"
+    found = [read_summary(folder / SUMMARY_FILE) for folder in with_records(entry.study, results)]
+    told = " | ".join(_told(found)) if found else f"no record in {results}"
+    return f"{entry.study}: {told}"
 
 
 def with_records(name: str, results: Path) -> list[Path]:
@@ -58,35 +51,20 @@ def with_records(name: str, results: Path) -> list[Path]:
     return [file.parent for file in files if read_summary(file)["study"] == name]
 
 
-def _told(study: Study, folders: list[Path]) -> Iterator[str]:
+def _told(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A part for each size with records, then one for each of the paper's own without any."""
-    sizes = set()
-    for folder in folders:
-        summary = read_summary(folder / SUMMARY_FILE)
-        sizes.add(summary["size"])
-        made = f"{_size(study, summary['size'])}: {_counted(study, rows_in(folder))}"
-        yield f"{made}; {summary['ours']}; {state_of(summary)}"
-    yield from (f"{_size(study, size)}: no record" for size in study.sizes if is_papers(size) and size not in sizes)
+    for one in summaries:
+        yield f"{_size(one['size'], one['told'])}: {_counted(one)}; {one['ours']}; {state_of(one)}"
+    made = {one["size"] for one in summaries}
+    yield from (f"{_size(*size)}: no record" for size in summaries[-1]["papers"].items() if size[0] not in made)
 
 
-def is_papers(size: str) -> bool:
-    """Whether a size is a paper's own."""
-    return size.startswith("paper")
-
-
-def _size(study: Study, size: str) -> str:
-    told = size_told(study, size)
+def _size(size: str, told: str) -> str:
     return f"{size} ({told})" if told else size
 
 
-def size_told(study: Study, size: str) -> str:
-    """`told_size` of a size, or of the one that it changes; nothing where the study has no such size any more."""
-    settings = study.sizes.get(size.partition("+")[0])
-    return "" if settings is None else study.told_size(settings)
-
-
-def _counted(study: Study, runs: list[str]) -> str:
+def _counted(one: Mapping[str, Any]) -> str:
     """The study's own rows, then others."""
-    made, own = set(runs), set(study.rows)
-    more = f" and {len(made - own)} more" if made - own else ""
-    return f"{len(made & own)} of {len(own)} rows{more}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    others = one["rows"] - one["own_rows"]
+    more = f" and {others} more" if others else ""
+    return f"{one['own_rows']} of {one['of_rows']} rows{more}, {one['runs']} run{'s' if one['runs'] > 1 else ''}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
-from polysketch.studies.listing import size_told, with_records
-from polysketch.studies.study import TABLE_FILE, Study
+from polysketch.studies.listing import with_records
+from polysketch.studies.study import TABLE_FILE
 from polysketch.studies.summaries import SUMMARY_FILE, read_summary, state_of
 
 
@@ -32,16 +32,15 @@ def _section(name: str, results: Path, link: str) -> Iterator[str]:
     yield f"`polysketch study {name} --size cpu` makes what is missing; sizes: {', '.join(study.sizes)}."
     folders = with_records(name, results)
     for folder in folders:
-        yield from _records(study, folder, f"{link}/{folder.name}")
+        yield from _records(folder, f"{link}/{folder.name}")
     if not folders:
         yield "No record yet."
 
 
-def _records(study: Study, folder: Path, link: str) -> Iterator[str]:
+def _records(folder: Path, link: str) -> Iterator[str]:
     summary = read_summary(folder / SUMMARY_FILE)
     yield f"### {summary['study']}, {summary['size']}"
-    size = size_told(study, summary["size"])
-    of_size = f"Size: {size}. " if size else ""
+    of_size = f"Size: {summary['told']}. " if summary["told"] else ""
     yield f"{summary['ours']}: {state_of(summary)}. {of_size}Records: `studies/{folder.name}`."
     table, _, _ = (folder / TABLE_FILE).read_text(encoding="utf-8").partition("\n\n")
     yield table

@@ -98,6 +98,15 @@ class Study(ABC):
         """What makes a size easier or harder than the paper's, in a few words; nothing where its name says enough."""
         return ""
 
+    def size_called(self, size: str) -> str:
+        """`told_size` of a size, or of the one that it changes; nothing where there is no such size any more."""
+        settings = self.sizes.get(size.partition("+")[0])
+        return "" if settings is None else self.told_size(settings)
+
+    def papers(self) -> dict[str, str]:
+        """`told_size` of the paper's own sizes, by name."""
+        return {size: self.size_called(size) for size in self.sizes if size.startswith("paper")}
+
 
 @dataclass(frozen=True)
 class Places:
@@ -175,7 +184,10 @@ def show(name: str, study: Study, size: str, results: Path) -> str:
     found_rows = sorted((kept.read(path, "row", "seed") for path in files), key=lambda one: (one["row"], one["seed"]))
     records = sorted(found_rows, key=lambda one: place.get(one["row"], len(place)))
     verdict = study.verdict(records)
-    found = {"study": name, "size": size, "runs": len(records), "rows": len({one["row"] for one in records})}
+    made, own = {one["row"] for one in records}, set(study.rows)
+    # What the list tells of the study is kept too: asking the study itself would load PyTorch.
+    found: dict[str, Any] = {"study": name, "size": size, "told": study.size_called(size), "papers": study.papers()}
+    found |= {"runs": len(records), "rows": len(made), "own_rows": len(made & own), "of_rows": len(own)}
     found |= {"ours": verdict.ours, "holds": verdict.holds}
     found |= {"why_open": verdict.why_open} if verdict.why_open else {}
     state = state_of(found)

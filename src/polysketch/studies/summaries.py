@@ -10,7 +10,9 @@ from polysketch.storage.outside import read_object
 
 SUMMARY_FILE = "summary.json"
 
-_WORDS = ("study", "size", "ours", "why_open")
+_WORDS = ("study", "size", "told", "ours")
+_COUNTS = ("runs", "rows", "own_rows", "of_rows")
+_WHY = "why_open"  # where a claim is open
 _STATES = {True: "holds", False: "does not hold", None: "open"}
 
 
@@ -20,21 +22,17 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is none.
     """
-    found = read_object(path, "study", "size", "rows", "runs", "ours", "holds")
+    found = read_object(path, *_WORDS, *_COUNTS, "papers", "holds")
     if not (found["holds"] is None or isinstance(found["holds"], bool)):
         raise ValueError(f"{path}: expected true, false or null for holds, found {found['holds']!r}: delete it")
-    for name in _WORDS:
-        if not isinstance(found.get(name, ""), str):
-            raise ValueError(f"{path}: expected text for {name}, found {found[name]!r}: delete it")
+    kinds = {**dict.fromkeys((*_WORDS, _WHY), str), **dict.fromkeys(_COUNTS, int), "papers": dict}
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name, kind()), kind):
+            raise ValueError(f"{path}: expected {kind.__name__} for {name}, found {found[name]!r}: delete it")
     return found
 
 
 def state_of(summary: Mapping[str, Any]) -> str:
     """Whether the claim holds, in words; where it is open, why."""
-    why = summary.get("why_open")
+    why = summary.get(_WHY)
     return f"{_STATES[summary['holds']]} ({why})" if why else _STATES[summary["holds"]]
-
-
-def rows_in(folder: Path) -> list[str]:
-    """The row of every record in a folder, by the names of the files."""
-    return [path.name.rpartition("-seed")[0] for path in sorted(folder.glob("*-seed*.json"))]
