@@ -26,10 +26,12 @@ def terminal_of(monkeypatch) -> Terminal:
 def test_a_summary_of_a_stranger_is_shown_escaped(monkeypatch, tmp_path):
     terminal = terminal_of(monkeypatch)
     (tmp_path / "reversal-x").mkdir()
-    summary = {"study": "reversal", "size": "\x1b[2J", "rows": 1, "of_rows": 1, "runs": 1, "ours": "\x9b31m\u202e"}
-    (tmp_path / "reversal-x" / "summary.json").write_text(json.dumps({**summary, "holds": True}))
+    counts = dict.fromkeys(("runs", "rows", "own_rows", "of_rows"), 1)
+    texts = {"study": "reversal", "size": "\x1b[2J", "told": "\x1b7", "ours": "\x9b31m\u202e"}
+    summary = {**counts, **texts, "papers": {"\x1bc": "\x1b8"}, "holds": True}
+    (tmp_path / "reversal-x" / "summary.json").write_text(json.dumps(summary))
     assert main(["study", "--list", "--results", str(tmp_path)]) == 0
-    assert "\\x1b[2J" in terminal.getvalue()
+    assert all(text in terminal.getvalue() for text in (r"\x1b[2J", r"\x1b7", r"\x1bc", r"\x1b8"))
     assert not {"\x1b", "\x9b", "\u202e"} & set(terminal.getvalue())
 
 
