@@ -1,4 +1,7 @@
-"""Programs on a CPU compute in float32, of bfloat16 and float16 too: they round what they give, and nothing else."""
+"""Programs on a CPU compute in float32, of bfloat16 and float16 too: they round what they give, and nothing else.
+
+Where the processor has instructions for bfloat16, some of them multiply in it: tests/ops/test_bfloat16.py.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,11 +16,18 @@ from polysketch.ops.learned_sketch.api import learned_sketch, learned_sketch_bac
 from polysketch.ops.linear.types import LocalPolynomial
 from polysketch.ops.low_rank_sketch.api import low_rank_sketch, low_rank_sketch_backend
 from polysketch.ops.native import why_unavailable
+from polysketch.ops.native.bfloat16 import products_in_bfloat16
 
 HALVES = [torch.bfloat16, torch.float16]
 LENGTH = 45
 
 pytestmark = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
+
+
+@pytest.fixture(autouse=True)
+def _products_in_float32():
+    with products_in_bfloat16(False):
+        yield
 
 
 class Op(NamedTuple):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from polysketch.models.transformer_lm import TransformerLM
 from polysketch.ops.native import fingerprint
+from polysketch.ops.native.bfloat16 import Instructions, instructions
 
 __all__ = ["model_sha256", "programs_fingerprint", "tensors_sha256", "weights_sha256"]
 
@@ -28,8 +29,14 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
 
 
 def programs_fingerprint() -> str:
-    """Which native programs compute a model on this machine's CPU: their sha256, shortened, or "none"."""
-    return fingerprint()
+    """Which native programs compute a model on this machine's CPU: their sha256, shortened, or "none".
+
+    Behind it, where the processor has them, the instructions that multiply in bfloat16: they round otherwise.
+    """
+    found = fingerprint()
+    if found == "none" or instructions() == Instructions.PLAIN_VECTORS:
+        return found
+    return f"{found}-{instructions().name.lower()}"
 
 
 def model_sha256(model: TransformerLM) -> str:

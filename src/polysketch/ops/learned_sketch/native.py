@@ -1,6 +1,7 @@
 """The networks of the learned sketch as a program in C++ (`ops/native/source`), on a CPU.
 
-They compute in float32, of half precision too. Every thread works through blocks of 32 rows of its own; weights and
+They compute in float32, of half precision too; x in bfloat16 is multiplied so where the processor can
+(`ops/native/bfloat16.py`). Every thread works through blocks of 32 rows of its own; weights and
 activations stay in cache.
 """
 
@@ -20,12 +21,13 @@ from polysketch.ops.native import (
     shares_of,
     why_not,
 )
+from polysketch.ops.native.bfloat16 import Precision, precision
 from polysketch.ops.parallel import run_in_parallel
 
 __all__ = ["backward", "forward", "why_not"]
 
 _BLOCK = 32  # kBlock of learned_sketch.h
-_SIZES = ("batch", "heads", "length", "inputs", "size", "hidden", "leaves", "depth", "maps", "activation")
+_SIZES = ("batch", "heads", "length", "inputs", "size", "hidden", "leaves", "depth", "maps", "activation", "precision")
 _ACTIVATIONS = ("gelu", "relu", "silu")  # kGelu, kRelu, kSilu of learned_sketch.h
 
 
@@ -43,9 +45,10 @@ class _Call(ctypes.Structure):
 
 def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     """phi(x); arguments as in `learned_sketch`."""
-    given, x, weights = x.dtype, _innermost_contiguous(x), _plain(weights)
+    given, by = x.dtype, precision(x)
+    x, weights = _innermost_contiguous(x), _plain(weights)
     features = x.new_empty(*x.shape[:-1], weights[-1].shape[0])
-    call = _call(x, weights, networks)
+    call = _call(x, weights, networks, by)
     call.features = TensorPointer.of(features)
     pointers = _pointers(weights)
     call.weights = ctypes.addressof(pointers)
@@ -55,16 +58,17 @@ def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
 
 def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> list[Tensor]:
     """Gradients of x and of every weight."""
-    given, x, grad, plain = x.dtype, _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
+    given, by = x.dtype, precision(x)
+    x, grad, plain = _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
     grad_x = x.new_empty(x.shape)  # never of the default dtype or device: the program writes float32
-    shares = shares_of(_blocks(_call(x, plain, networks)))
+    shares = shares_of(_blocks(_call(x, plain, networks, by)))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
     totals = [[torch.zeros_like(weight) for weight in plain] for _ in shares]
     pointers = _pointers(plain)
 
     def work(share: Sequence[tuple[int, Sequence[int]]]) -> None:
         for thread, blocks in share:
-            call, gradients = _call(x, plain, networks), _pointers(totals[thread])
+            call, gradients = _call(x, plain, networks, by), _pointers(totals[thread])
             call.weights, call.weight_gradients = ctypes.addressof(pointers), ctypes.addressof(gradients)
             call.features_gradient, call.x_gradient = TensorPointer.of(grad), TensorPointer.of(grad_x)
             run_program(library().learned_sketch_backward, call, blocks)
@@ -77,11 +81,11 @@ def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks)
     return [grad_x.to(given), *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
 
 
-def _call(x: Tensor, weights: list[Tensor], networks: Networks) -> _Call:
+def _call(x: Tensor, weights: list[Tensor], networks: Networks, by: Precision) -> _Call:
     hidden, size = weights[2].shape[0], weights[-1].shape[0]
     maps = len(weights) // networks.tensors
     activation = _ACTIVATIONS.index(networks.activation)
-    return _Call(*x.shape, size, hidden, networks.leaves, networks.depth, maps, activation, TensorPointer.of(x))
+    return _Call(*x.shape, size, hidden, networks.leaves, networks.depth, maps, activation, by, TensorPointer.of(x))
 
 
 def _innermost_contiguous(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The native backend: the chunked algorithm as a program in C++ (`ops/native/source`), on a CPU.
 
-It computes in float32, of half precision too. Every thread works through key heads of its own, one chunk after another,
+It computes in float32, of half precision too; tensors in bfloat16 are multiplied so where the processor can
+(`ops/native/bfloat16.py`). Every thread works through key heads of its own, one chunk after another,
 in memory that stays in cache: 32 queries at a time, features expanded in strips, sums of products kept in registers.
 """
 
@@ -17,6 +18,7 @@ from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.types import Inputs, Outputs, Plan
 from polysketch.ops.native import TensorPointer, expect_writes, library, run_in_threads, run_program
 from polysketch.ops.native import why_not as why_no_program
+from polysketch.ops.native.bfloat16 import precision
 
 _SIZES = ("heads", "key_heads", "queries", "keys", "features", "value_width", "local_width")
 _OPTIONS = ("power", "factors", "causal", "normalize", "degree", "chunk", "diagonal", "return_sums")
@@ -35,7 +37,7 @@ class _AttentionCall(ctypes.Structure):
     """`LinearAttentionCall` of linear_attention.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in _SIZES + _OPTIONS),
+        *((name, ctypes.c_int64) for name in (*_SIZES, *_OPTIONS, "precision")),
         ("offset", ctypes.c_float),
         *((name, TensorPointer) for name in _INPUTS),
         *((name, TensorPointer) for name in ("output", "denominator")),
@@ -210,7 +212,7 @@ class _Arguments:
         sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3], local_width)
         options = (int(getattr(plan, name)) for name in _OPTIONS)
         self._units = key.shape[0] * key.shape[1]
-        self._call = _AttentionCall(*sizes, *options, plan.offset)
+        self._call = _AttentionCall(*sizes, *options, precision(query, key, value), plan.offset)
         self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
         if inputs.length is not None:
             self._point("length", inputs.length.to(torch.int64))

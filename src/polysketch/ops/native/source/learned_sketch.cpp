@@ -35,7 +35,7 @@ class Forward {
     scale_and_shift<kBlock>(stage, normed_, normed_);
     for (int64_t first = 0; first < stage.hidden; first += kHidden) {
       const int64_t count = std::min(kHidden, stage.hidden - first);
-      product(count, kBlock, stage.width, {stage.up + first * stage.width, stage.width, 1}, {normed_, kBlock},
+      product(call_.precision, count, kBlock, stage.width, {stage.up + first * stage.width, stage.width, 1}, {normed_, kBlock},
               {hidden_, kBlock}, false);
       with_activation(call_, [&](auto activation) {
         for (int64_t i = 0; i < count * kBlock; i += kLanes) {
@@ -43,7 +43,7 @@ class Forward {
           store(hidden_ + i, activation.of(x, activation.gate(x)));
         }
       });
-      product(stage.size, kBlock, count, {stage.down + first, stage.hidden, 1}, {hidden_, kBlock}, {outputs, kBlock},
+      product(call_.precision, stage.size, kBlock, count, {stage.down + first, stage.hidden, 1}, {hidden_, kBlock}, {outputs, kBlock},
               first > 0);
     }
   }

@@ -2,6 +2,7 @@
 // rows innermost: x[i][row]. The structures are mirrored in polysketch/ops/learned_sketch/native.py.
 #pragma once
 
+#include "bfloat16.h"
 #include "memory.h"
 #include "product.h"
 
@@ -15,7 +16,7 @@ constexpr int kTensors = 4;  // of a stage
 enum { kGelu, kRelu, kSilu };  // activation of a call
 
 struct LearnedSketchCall {
-  int64_t batch, heads, length, inputs, size, hidden, leaves, depth, maps, activation;
+  int64_t batch, heads, length, inputs, size, hidden, leaves, depth, maps, activation, precision;
   Tensor x, features;
   const float* const* weights;  // for every map, every network, every stage, its four tensors
   // Backward only.

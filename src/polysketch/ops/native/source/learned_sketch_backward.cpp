@@ -107,7 +107,7 @@ class Backward {
     for (int64_t first = 0; first < stage.hidden; first += kHidden) {
       const int64_t count = std::min(kHidden, stage.hidden - first);
       float *before = tape.before + first * kBlock, *gate = tape.gate + first * kBlock;
-      product(count, kBlock, stage.width, {stage.up + first * stage.width, stage.width, 1}, {normed_, kBlock},
+      product(call_.precision, count, kBlock, stage.width, {stage.up + first * stage.width, stage.width, 1}, {normed_, kBlock},
               {before, kBlock}, false);
       with_activation(call_, [&](auto activation) {
         for (int64_t i = 0; i < count * kBlock; i += kLanes) {
@@ -116,7 +116,7 @@ class Backward {
           store(active_ + i, activation.of(x, by));
         }
       });
-      product(stage.size, kBlock, count, {stage.down + first, stage.hidden, 1}, {active_, kBlock}, {outputs, kBlock},
+      product(call_.precision, stage.size, kBlock, count, {stage.down + first, stage.hidden, 1}, {active_, kBlock}, {outputs, kBlock},
               first > 0);
     }
   }
@@ -148,17 +148,17 @@ class Backward {
         for (int64_t i = 0; i < count * kBlock; i += kLanes)
           store(active_ + i, activation.of(load(before + i), load(gate + i)));
       });
-      product(count, totals.size_row, kBlock, {active_, kBlock, 1}, {rows_, totals.size_row},
+      product(call_.precision, count, totals.size_row, kBlock, {active_, kBlock, 1}, {rows_, totals.size_row},
               {totals.down + first * totals.size_row, totals.size_row}, true);
-      product(count, kBlock, stage.size, {stage.down + first, 1, stage.hidden}, {gradient, kBlock},
+      product(call_.precision, count, kBlock, stage.size, {stage.down + first, 1, stage.hidden}, {gradient, kBlock},
               {active_gradient_, kBlock}, false);
       with_activation(call_, [&](auto activation) {
         for (int64_t i = 0; i < count * kBlock; i += kLanes)
           store(active_gradient_ + i, load(active_gradient_ + i) * activation.slope(load(before + i), load(gate + i)));
       });
-      product(count, tape.row, kBlock, {active_gradient_, kBlock, 1}, {tape.normed_rows, tape.row},
+      product(call_.precision, count, tape.row, kBlock, {active_gradient_, kBlock, 1}, {tape.normed_rows, tape.row},
               {totals.up + first * tape.row, tape.row}, true);
-      product(stage.width, kBlock, count, {stage.up + first * stage.width, 1, stage.width}, {active_gradient_, kBlock},
+      product(call_.precision, stage.width, kBlock, count, {stage.up + first * stage.width, 1, stage.width}, {active_gradient_, kBlock},
               {normed_gradient_, kBlock}, first > 0);
     }
   }

@@ -6,7 +6,7 @@ namespace {
 class Forward {
  public:
   Forward(const LinearAttentionCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
+      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width, call.precision),
         keys_in_folder_(!head_.local && head_.chunk <= kFoldTokens), chunk_(head_, keys_in_folder_), folder_(head_),
         copy_(kBlock * std::max(call.features, head_.plain ? head_.feature_row : 0)), query_(copy_), inner_query_(head_.inner_width * kBlock),
         weights_(head_.factors * kScores), output_(kBlock * head_.row) {}
@@ -127,13 +127,13 @@ class Forward {
     for (int64_t key = 0; key < visible; key += kKeys) {
       const int64_t keys = std::min(kKeys, visible - key);
       for (int64_t f = 0; f < head_.factors && !head_.by_dots; f++)
-        product(keys, kBlock, head_.inner_width, inner_keys(f, key),
+        product(head_.call.precision, keys, kBlock, head_.inner_width, inner_keys(f, key),
                 {queries + f * head_.inner_width * kBlock, kBlock}, {weights_ + f * kScores, kBlock}, false);
       if (head_.by_dots) scores_by_dots(head_, first, chunk_.size, visible, query_, folder_.x(), weights_);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock);
       const Right values{chunk_.values + key * head_.row, head_.row};
-      if (head_.seen_by_tile(first, key, keys, chunk_.size) == keys) {
-        product(kBlock, head_.row, keys, {weights_, 1, kBlock}, values, {output_, head_.row}, true);
+      if (head_.call.precision == kBfloat16 || head_.seen_by_tile(first, key, keys, chunk_.size) == keys) {
+        product(head_.call.precision, kBlock, head_.row, keys, {weights_, 1, kBlock}, values, {output_, head_.row}, true);
       } else {
         for (int64_t m = 0; m < kBlock; m += kTileRows)
           product(kTileRows, head_.row, head_.seen_by_tile(first + m, key, keys, chunk_.size), {weights_ + m, 1, kBlock},

@@ -15,7 +15,7 @@ constexpr int64_t kInPlace = 128;              // features up to which a block's
 
 struct LinearAttentionCall {
   int64_t heads, key_heads, queries, keys, features, value_width, local_width;
-  int64_t power, factors, causal, normalize, degree, chunk, diagonal, return_sums;
+  int64_t power, factors, causal, normalize, degree, chunk, diagonal, return_sums, precision;
   float offset;
   Tensor query, key, value, local_query, local_key, log_decay;
   Tensor output, denominator;

@@ -83,8 +83,8 @@ struct QueriesOfChunk {
 class Backward {
  public:
   Backward(const LinearAttentionCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width),
-        carried_(expansion_, call.value_width), chunk_(head_, head_.by_dots), folder_(head_), upstream_(head_),
+      : head_(call, unit), expansion_(call.features, call.power, call.factors), sums_(expansion_, call.value_width, call.precision),
+        carried_(expansion_, call.value_width, call.precision), chunk_(head_, head_.by_dots), folder_(head_), upstream_(head_),
         x_(kBlock * (head_.plain ? head_.feature_row : call.features)), x_gradient_(call.features * kBlock),
         inner_query_(head_.factors * head_.inner_width * kBlock), inner_query_rows_(head_.factors * query_part()),
         inner_query_gradient_(head_.factors * query_part()), weights_(head_.factors * kScores),
@@ -244,18 +244,18 @@ class Backward {
       const int64_t keys = std::min(kKeys, visible - key);
       const float *of_keys = chunk_.inner_keys + key * row, *of_values = chunk_.values + key * head_.row;
       for (int64_t f = 0; f < head_.factors; f++)
-        product(keys, kBlock, width, {of_keys + f * chunk_.part, row, 1}, {inner_query_ + f * width * kBlock, kBlock},
+        product(head_.call.precision, keys, kBlock, width, {of_keys + f * chunk_.part, row, 1}, {inner_query_ + f * width * kBlock, kBlock},
                 {weights_ + f * kScores, kBlock}, false);
-      product(keys, kBlock, head_.call.value_width, {of_values, head_.row, 1}, {upstream_.columns, kBlock},
+      product(head_.call.precision, keys, kBlock, head_.call.value_width, {of_values, head_.row, 1}, {upstream_.columns, kBlock},
               {changes_, kBlock}, false);
       for (int64_t j = 0; j < keys; j++) weigh(first, key + j, weights_ + j * kBlock, changes_ + j * kBlock);
-      product(keys, head_.row, kBlock, {weights_, kBlock, 1}, {upstream_.rows, head_.row},
+      product(head_.call.precision, keys, head_.row, kBlock, {weights_, kBlock, 1}, {upstream_.rows, head_.row},
               {values_gradient_ + key * head_.row, head_.row}, true);
       for (int64_t f = 0; f < head_.factors; f++) {
         const float* changes = changes_ + f * kScores;
-        product(kBlock, row, keys, {changes, 1, kBlock}, {of_keys + f * chunk_.part, row},
+        product(head_.call.precision, kBlock, row, keys, {changes, 1, kBlock}, {of_keys + f * chunk_.part, row},
                 {inner_query_gradient_ + f * query_part(), row}, key > 0);
-        product(keys, row, kBlock, {changes, kBlock, 1}, {inner_query_rows_ + f * query_part(), row},
+        product(head_.call.precision, keys, row, kBlock, {changes, kBlock, 1}, {inner_query_rows_ + f * query_part(), row},
                 {keys_gradient_ + f * chunk_.part + key * row, row}, true);
       }
     }

@@ -30,13 +30,18 @@ struct Result {
   float* lost = nullptr;
 };
 
+// How a column of b adds to a sum: numbers times numbers. Those of bfloat16.h are pairs of them.
+struct Numbers {
+  static Vector add(Vector sum, float left, Vector right) { return sum + left * right; }
+};
+
 static inline void add_compensated(float* total, float* lost, Vector x) {
   const Vector more = x + load(lost), before = load(total), after = before + more;
   store(total, after);
   store(lost, more - (after - before));
 }
 
-template <int kRows, int kColumns>
+template <int kRows, int kColumns, class Terms>
 [[gnu::always_inline]] static inline void tile(int64_t depth, Left a, Right b, Result c, bool add) {
   Vector sums[kRows][kColumns];
 #pragma GCC unroll 8
@@ -52,7 +57,7 @@ template <int kRows, int kColumns>
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 8
-      for (int n = 0; n < kColumns; n++) sums[m][n] += left[m * a.row] * row[n];
+      for (int n = 0; n < kColumns; n++) sums[m][n] = Terms::add(sums[m][n], left[m * a.row], row[n]);
   }
   if (c.lost) {
 #pragma GCC unroll 8
@@ -68,26 +73,27 @@ template <int kRows, int kColumns>
     for (int n = 0; n < kColumns; n++) store(c.data + m * c.row + n * kLanes, sums[m][n]);
 }
 
-template <int kColumns>
+template <int kColumns, class Terms>
 [[gnu::always_inline]] static inline void columns(int64_t rows, int64_t depth, Left a, Right b, Result c, bool add) {
   int64_t m = 0;
   auto left = [&](int64_t m) { return Left{a.data + m * a.row, a.row, a.step}; };
   auto result = [&](int64_t m) { return Result{c.data + m * c.row, c.row, c.lost ? c.lost + m * c.row : nullptr}; };
   for (; kTallRows > kTileRows && (rows - m == kTallRows || rows - m >= kTallRows + 4); m += kTallRows)
-    tile<kTallRows, kColumns>(depth, left(m), b, result(m), add);
-  for (; m + kTileRows <= rows; m += kTileRows) tile<kTileRows, kColumns>(depth, left(m), b, result(m), add);
-  for (; m + 4 <= rows; m += 4) tile<4, kColumns>(depth, left(m), b, result(m), add);
-  for (; m < rows; m++) tile<1, kColumns>(depth, left(m), b, result(m), add);
+    tile<kTallRows, kColumns, Terms>(depth, left(m), b, result(m), add);
+  for (; m + kTileRows <= rows; m += kTileRows) tile<kTileRows, kColumns, Terms>(depth, left(m), b, result(m), add);
+  for (; m + 4 <= rows; m += 4) tile<4, kColumns, Terms>(depth, left(m), b, result(m), add);
+  for (; m < rows; m++) tile<1, kColumns, Terms>(depth, left(m), b, result(m), add);
 }
 
+template <class Terms = Numbers>
 static void product(int64_t rows, int64_t width, int64_t depth, Left a, Right b, Result c, bool add) {
   auto result = [&](int64_t n) { return Result{c.data + n, c.row, c.lost ? c.lost + n : nullptr}; };
   int64_t n = 0;
   for (; rows == 1 && n + 8 * kLanes <= width; n += 8 * kLanes)  // one row alone waits for its two sums
-    tile<1, 8>(depth, a, {b.data + n, b.step}, result(n), add);
+    tile<1, 8, Terms>(depth, a, {b.data + n, b.step}, result(n), add);
   for (; n + 2 * kLanes <= width; n += 2 * kLanes)
-    columns<2>(rows, depth, a, {b.data + n, b.step}, result(n), add);
-  for (; n < width; n += kLanes) columns<1>(rows, depth, a, {b.data + n, b.step}, result(n), add);
+    columns<2, Terms>(rows, depth, a, {b.data + n, b.step}, result(n), add);
+  for (; n < width; n += kLanes) columns<1, Terms>(rows, depth, a, {b.data + n, b.step}, result(n), add);
 }
 
 // Dot products of rows: c[n][m] = sum over k of a[m][k] b[n][k], k innermost in a and b, `depth` a multiple of the lanes;

@@ -14,8 +14,8 @@
 
 #include <vector>
 
+#include "bfloat16.h"
 #include "memory.h"
-#include "product.h"
 
 constexpr int64_t kBlock = 32;           // query rows worked on at once
 constexpr int64_t kFoldTokens = 256;     // tokens folded at once
@@ -83,8 +83,8 @@ class Expansion {
 
 class Sums {
  public:
-  Sums(const Expansion& expansion, int64_t width)
-      : expansion_(expansion), width_(width), row_(padded(width)), sums_(expansion.size * row_),
+  Sums(const Expansion& expansion, int64_t width, int64_t precision = kFloat32)
+      : expansion_(expansion), precision_(precision), width_(width), row_(padded(width)), sums_(expansion.size * row_),
         normalizer_(padded(expansion.size)), lost_(expansion.size * row_), lost_mass_(padded(expansion.size)),
         scratch_(kStripFloats),
         gradient_(kStripFloats) {
@@ -124,7 +124,7 @@ class Sums {
   void fold(const float* x, int64_t tokens, int64_t count, const float* values, const float* masses, float pairs) {
     for_strips(tokens, [&](int64_t first, int64_t last) {
       const float* rows = expansion_.expand(x, tokens, first, last, pairs, scratch_);
-      product(last - first, row_, count, {rows, tokens, 1}, {values, row_},
+      product(precision_, last - first, row_, count, {rows, tokens, 1}, {values, row_},
               {sums_ + first * row_, row_, lost_ + first * row_}, true);
       for (int64_t k = first; k < last; k++) {
         const float more = dot(rows + (k - first) * tokens, masses, tokens) + lost_mass_[k];
@@ -139,7 +139,7 @@ class Sums {
   // The same of tokens in rows, x[count][row], zeros behind the features; where the expansion is x itself.
   void fold_rows(const float* x, int64_t row, int64_t count, const float* values, const float* masses) {
     for_strips(kRowStrip, [&](int64_t first, int64_t last) {
-      product(last - first, row_, count, {x + first, 1, row}, {values, row_},
+      product(precision_, last - first, row_, count, {x + first, 1, row}, {values, row_},
               {sums_ + first * row_, row_, lost_ + first * row_}, true);
     });
     product(1, padded(expansion_.size), count, {masses, 0, 1}, {x, row}, {normalizer_, 0, lost_mass_}, true);
@@ -151,7 +151,7 @@ class Sums {
     Vector masses[kBlockVectors] = {};
     for_strips(kBlock, [&](int64_t first, int64_t last) {
       const float* rows = expansion_.expand(x, kBlock, first, last, pairs, scratch_);
-      product(kBlock, row_, last - first, {rows, 1, kBlock}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
+      product(precision_, kBlock, row_, last - first, {rows, 1, kBlock}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
       for (int64_t k = first; k < last; k++)
         for (int v = 0; v < kBlockVectors; v++)
           masses[v] += load(rows + (k - first) * kBlock + v * kLanes) * normalizer_[k];
@@ -162,7 +162,7 @@ class Sums {
   // The same of kBlock tokens in rows, as `fold_rows` takes them; no mass where it is null.
   void read_rows(const float* x, int64_t row, float* output, float* mass) const {
     for_strips(kRowStrip, [&](int64_t first, int64_t last) {
-      product(kBlock, row_, last - first, {x + first, row, 1}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
+      product(precision_, kBlock, row_, last - first, {x + first, row, 1}, {sums_ + first * row_, row_}, {output, row_}, first > 0);
     });
     for (int64_t t = 0; t < kBlock && mass; t += kTileRows)
       dots(1, padded(expansion_.size), x + t * row, row, normalizer_, 0, {mass + t, 0});
@@ -190,7 +190,7 @@ class Sums {
   // of mass, [kBlock].
   void read_backward(const float* x, float pairs, const float* output_gradient, const float* mass_gradient, float* dx) {
     for_strips(kBlock, [&](int64_t first, int64_t last) {
-      product(last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock},
+      product(precision_, last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock},
               {gradient_, kBlock}, false);
       for (int64_t k = first; k < last; k++) {
         float* row = gradient_ + (k - first) * kBlock;
@@ -207,7 +207,7 @@ class Sums {
     for_strips(kRowStrip, [&](int64_t first, int64_t last) {
       const Result gradient{gradient_, kBlock};
       product(last - first, kBlock, 1, {normalizer_ + first, 1, 0}, {mass_gradient, 0}, gradient, false);
-      product(last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock}, gradient, true);
+      product(precision_, last - first, kBlock, width_, {sums_ + first * row_, row_, 1}, {output_gradient, kBlock}, gradient, true);
       work(first, last, static_cast<float*>(gradient_));
     });
   }
@@ -235,6 +235,7 @@ class Sums {
   }
 
   const Expansion& expansion_;
+  int64_t precision_;  // of products of features and values; masses are in float32
   int64_t width_, row_;
   Buffer sums_, normalizer_, lost_, lost_mass_, scratch_, gradient_;
   bool empty_ = true;
