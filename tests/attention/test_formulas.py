@@ -76,10 +76,13 @@ def test_polysketch_window_attention_is_its_formula(features: str):
     )
 
 
+@pytest.mark.parametrize("sketched", ["unrotated", "rotated", "both"])
+@pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
-def test_the_delta_rule_beside_a_window_is_its_formula(kv_heads: int):
+def test_the_delta_rule_beside_a_window_is_its_formula(kv_heads: int, normed: bool, sketched: str):
     """The sums are written out: every token that leaves the window moves their answer to its key."""
-    case = Case("polysketch", {"window": 6, "sketch_size": 4, "far_bias": 0.5, "hidden_size": HIDDEN}, kv_heads)
+    options = {"window": 6, "sketch_size": 4, "far_bias": 0.5, "normed": normed, "sketched": sketched}
+    case = Case("polysketch", {**options, "hidden_size": HIDDEN}, kv_heads)
     mechanism, (query, key, value, hidden) = case.build(), case.inputs()
     unrotated = case.inputs(seed=7)[:2]
     for parameter in (mechanism.unit_scale.log_scale, mechanism.confidence_scale):
@@ -94,7 +97,8 @@ def test_the_delta_rule_beside_a_window_is_its_formula(kv_heads: int):
         return torch.einsum("bhni,bhnj->bhnij", a, b).flatten(-2)
 
     strength = (hidden @ mechanism.strength_logit.weight.T + mechanism.strength_logit.bias).sigmoid().mT
-    phi_query, phi_key = (products(x) for x in unrotated)
+    both = tuple(torch.cat(pair, -1) for pair in zip((query, key), unrotated, strict=True))
+    phi_query, phi_key = map(products, {"unrotated": unrotated, "rotated": (query, key), "both": both}[sketched])
     ones = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     sums, recalled = value.new_zeros(*value.shape[:2], 16, HEAD_DIM + 1), []
     for token in range(LENGTH):
@@ -108,7 +112,8 @@ def test_the_delta_rule_beside_a_window_is_its_formula(kv_heads: int):
     logit = hidden @ mechanism.far_logit.weight.T + mechanism.far_logit.bias
     logit = of_heads(logit.mT) + scale * found[..., -1]
     beside = logit.exp() * (torch.arange(LENGTH) >= 6)
-    scores = unit(query) @ of_heads(unit(key)).mT * of_heads(mechanism.unit_scale.log_scale.exp()[None, :, None, None])
+    near_query, near_key = (unit(query), unit(key)) if normed else (query, key)
+    scores = near_query @ of_heads(near_key).mT * of_heads(mechanism.unit_scale.log_scale.exp()[None, :, None, None])
     near = (scores / HEAD_DIM**0.5).exp() * torch.ones(LENGTH, LENGTH).tril().triu(-5)
     expected = near @ of_heads(value) + beside[..., None] * found[..., :-1]
     expected = expected / (near.sum(-1) + beside)[..., None]

@@ -182,7 +182,7 @@ MUTANTS = {
         "ops.delta_attention(query_features, key_features, value, strength, factors=2)",
         "ops.linear_attention(query_features, key_features, value * strength[..., None], factors=2, causal=True,"
         " normalize=False).output",
-        (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, HEADS),),
+        (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, HEADS, True, "unrotated"),),
     ),
     "polysketch: decoding writes what a new sequence would": Mutant(
         ops.delta_attention_extend_,
@@ -194,7 +194,7 @@ MUTANTS = {
         PolysketchAttention._recall,
         "scale[:, None] * confidence",
         "0.0 * confidence",
-        (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, HEADS),),
+        (partial(formulas.test_the_delta_rule_beside_a_window_is_its_formula, HEADS, True, "unrotated"),),
     ),
     "delta: strengths are those of the tokens that ask": Mutant(
         chunked_delta._inverse,

@@ -1,5 +1,6 @@
 """What every attention mechanism is: a module from query, key and value to an output, with a state for decoding."""
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -40,12 +41,14 @@ class Mechanism(nn.Module):
         is_bidirectional: whether it takes `causal=False`; a decay over the tokens before has no other direction.
         examples: options to test it with, `hidden_size` left out: in a sequence of 37 tokens and heads of 8 each part
             must carry weight, and where `has_prefix`, the prefix a third to two thirds of the mass.
+        after_softmax: options, unless others are asked for, in a model that was trained with softmax.
     """
 
     is_causal = True
     is_bidirectional = True
     is_blockwise = False
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    after_softmax: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **given: Any) -> None:
         """Let every mechanism, a user's too, give nothing for no rows or no tokens."""

@@ -18,6 +18,21 @@ from polysketch.attention.unit_scale import UnitScale
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
 
+SKETCHED = {"unrotated": 1, "rotated": 1, "both": 2}
+"""Of which vectors features are taken: queries and keys before rotary positions, after them, or one behind the other;
+and how many heads wide they are."""
+
+
+def sketched_width(head_dim: int, sketched: str) -> int:
+    """How wide the vectors are that features are taken of.
+
+    Raises:
+        ValueError: not a key of `SKETCHED`.
+    """
+    if sketched not in SKETCHED:
+        raise ValueError(f"sketched must be one of {', '.join(map(repr, SKETCHED))}, got {sketched!r}")
+    return head_dim * SKETCHED[sketched]
+
 
 @dataclass
 class WindowState:
@@ -57,15 +72,21 @@ class BesideWindow(Mechanism):
         e_ij = exp(c q^_i . k^_j / sqrt(head_dim))
 
     near are the last `window` tokens, the token itself included. q^ and k^ are queries and keys of root mean square
-    one, and c is a learned scale of the key/value head. Every token that leaves the window goes into sums of constant
-    size. A subclass says what is kept of it (`_features`), and which value r_i and logit l_i are recalled (`_recall`).
+    one (or as they are), and c is a learned scale of the key/value head. Every token that leaves the window goes into
+    sums of constant size. A subclass says what is kept of it (`_features`), and which value r_i and logit l_i are
+    recalled (`_recall`).
 
     Args:
         num_heads, head_dim, num_kv_heads: as for `Mechanism`.
         window: tokens with exact weights, the token itself included.
-        feature_map: of queries and keys, made before.
+        feature_map: of vectors of `sketched_width`, made before.
         far_bias: the mean over the heads of what is added to every l_i to begin with.
         hidden_size: width of the layer's input, on which l_i then depends; None where it does not.
+        normed: whether q^ and k^ have a norm.
+        sketched: a key of `SKETCHED`.
+
+    Raises:
+        ValueError: an option out of range.
     """
 
     is_blockwise = True
@@ -80,12 +101,14 @@ class BesideWindow(Mechanism):
         feature_map: FeatureMap,
         far_bias: float,
         hidden_size: int | None,
+        normed: bool = True,
+        sketched: str = "unrotated",
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
         check_at_least_one(window=window)
-        self.window, self.far_bias, self.prefix_removed = window, far_bias, False
+        self.window, self.far_bias, self.prefix_removed, self.sketched = window, far_bias, False, sketched
         self.feature_map = feature_map
-        self.unit_scale = UnitScale(self.num_kv_heads)
+        self.unit_scale = UnitScale(self.num_kv_heads, normed=normed)
         self.far_logit = HeadLogit(hidden_size, self.num_kv_heads, far_bias, "far_bias")
 
     def _features(
@@ -166,8 +189,8 @@ class BesideWindow(Mechanism):
 
     @property
     def reads_unrotated(self) -> bool:
-        """Features are taken of what rotary positions have not turned."""
-        return True
+        """Whether features are taken of what rotary positions have not turned."""
+        return self.sketched != "rotated"
 
     def forward(
         self,
@@ -189,7 +212,7 @@ class BesideWindow(Mechanism):
         """
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
         blocks = self.block_options(block_size)
-        vectors = (query, key) if unrotated is None else _real_pair(unrotated, key_mask)
+        vectors = self._sketched(query, key, unrotated, key_mask)
         beside = self._far(vectors, value, causal, key_mask, hidden)
         return self._near(query, key, value, beside, causal, key_mask, **blocks).to(value.dtype)
 
@@ -213,7 +236,7 @@ class BesideWindow(Mechanism):
         """
         nothing = torch.zeros_like(widened(key[..., :1]))
         query, key, nothing, hidden = self.real_inputs(query, key, nothing, key_mask, hidden)
-        vectors = (query, key) if unrotated is None else _real_pair(unrotated, key_mask)
+        vectors = self._sketched(query, key, unrotated, key_mask)
         logit, value = self._far(vectors, nothing, True, key_mask, hidden)
         share = self._near(query, key, nothing, ops.BesideKey(logit, value + 1.0), True, key_mask)[..., 0]
         beyond = logit > float("-inf")
@@ -270,7 +293,7 @@ class BesideWindow(Mechanism):
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
         blocks = self._blocks_after(state, block_size)
         self._check_state(query, value, state, hidden)
-        vectors = (query, key) if unrotated is None else _real_pair(unrotated, key_mask)
+        vectors = self._sketched(query, key, unrotated, key_mask)
         query_features, kept = self._features(vectors, value.dtype, key_mask, hidden)
         query, key = self.unit_scale(query, key, value.dtype)
         kept = torch.cat([key, kept], -1)
@@ -325,7 +348,8 @@ class BesideWindow(Mechanism):
         """
         self.check_inputs(query, key, value)
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, None)
-        query_features, kept = self._features(unrotated or (query, key), in_range(value).dtype, None, hidden)
+        vectors = self._sketched(query, key, unrotated, None)
+        query_features, kept = self._features(vectors, in_range(value).dtype, None, hidden)
         query, key = self.unit_scale(query, key, value.dtype)
         new = {"key": key, "kept": kept, "value": value}
         seen = {name: state.followed_by(name, x) for name, x in new.items()}
@@ -348,7 +372,21 @@ class BesideWindow(Mechanism):
     def extra_repr(self) -> str:
         """Sizes and options."""
         removed = ", prefix removed" if self.prefix_removed else ""
-        return f"{super().extra_repr()}, window={self.window}, far_bias={self.far_bias!r}{removed}"
+        given = f"normed={self.unit_scale.normed}, sketched={self.sketched!r}"
+        return f"{super().extra_repr()}, window={self.window}, far_bias={self.far_bias!r}, {given}{removed}"
+
+    def _sketched(
+        self, query: Tensor, key: Tensor, unrotated: tuple[Tensor, Tensor] | None, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What features are taken of: query and key as `Mechanism.real_inputs` gives them, or before rotary positions,
+        or both side by side."""
+        if unrotated is None or self.sketched == "rotated":
+            before = (query, key)
+        else:
+            before = finite_at_masked(unrotated[0], key_mask), without_masked(unrotated[1], key_mask)
+        if self.sketched != "both":
+            return before
+        return torch.cat([query, before[0]], -1), torch.cat([key, before[1]], -1)
 
     def _near(
         self,
@@ -427,11 +465,6 @@ class BesideWindow(Mechanism):
         if self.prefix_removed:
             logit = torch.full_like(logit, float("-inf"))
         return ops.BesideKey(logit, value)
-
-
-def _real_pair(unrotated: tuple[Tensor, Tensor], key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Query and key as `Mechanism.real_inputs` gives them."""
-    return finite_at_masked(unrotated[0], key_mask), without_masked(unrotated[1], key_mask)
 
 
 def delayed(x: Tensor, by: int) -> Tensor:

@@ -1,13 +1,14 @@
 """Polysketch attention around a window, with sums that correct themselves: the delta rule on products of sketches."""
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.beside_window import BesideWindow
+from polysketch.attention.beside_window import BesideWindow, sketched_width
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import widened
 from polysketch.attention.masked import without_masked
@@ -46,6 +47,10 @@ class PolysketchAttention(BesideWindow):
         sketch_size: r, of each of the two sketches; sums and time grow as r^2.
         far_bias: the mean of the biases b, spread over the heads by 0.6 to either side.
         hidden_size: width of the layer's input, for u and w; None where l_i and s_j do not depend on it.
+        normed: whether q^ and k^ have a norm. Without it, and c of one, the weights of the window are those of softmax
+            attention with the same queries and keys: for models that were trained with it.
+        sketched: what the sketches are of: queries and keys "unrotated", "rotated", or "both" one behind the other. A
+            model that was trained with softmax finds its far tokens by rotated ones.
 
     Raises:
         TypeError: an option of another type.
@@ -58,7 +63,11 @@ class PolysketchAttention(BesideWindow):
     """
 
     is_bidirectional = False
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"window": 8, "sketch_size": 4, "far_bias": 1.3},)
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"window": 8, "sketch_size": 4, "far_bias": 1.3},
+        {"window": 8, "sketch_size": 4, "far_bias": 1.3, "normed": False, "sketched": "both"},
+    )
+    after_softmax: ClassVar[Mapping[str, Any]] = {"normed": False, "sketched": "both"}
 
     def __init__(
         self,
@@ -70,16 +79,21 @@ class PolysketchAttention(BesideWindow):
         sketch_size: int = 32,
         far_bias: float = 2.0,
         hidden_size: int | None = None,
+        normed: bool = True,
+        sketched: Literal["unrotated", "rotated", "both"] = "unrotated",
     ) -> None:
         check_at_least_one(sketch_size=sketch_size)
+        width = sketched_width(head_dim, sketched)
         super().__init__(
             num_heads,
             head_dim,
             num_kv_heads,
             window=window,
-            feature_map=SketchProducts(head_dim, sketch_size=sketch_size, num_kv_heads=num_kv_heads or num_heads),
+            feature_map=SketchProducts(width, sketch_size=sketch_size, num_kv_heads=num_kv_heads or num_heads),
             far_bias=far_bias,
             hidden_size=hidden_size,
+            normed=normed,
+            sketched=sketched,
         )
         self.strength_logit = HeadLogit(hidden_size, self.num_kv_heads, 0.0, "strength_bias")
         self.confidence_scale = nn.Parameter(torch.full((self.num_kv_heads,), _CONFIDENCE))

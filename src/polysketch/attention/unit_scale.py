@@ -15,17 +15,21 @@ class UnitScale(nn.Module):
 
     Args:
         num_kv_heads: key and value heads.
+        normed: whether there is a norm; False leaves queries and keys as long as they are.
     """
 
-    def __init__(self, num_kv_heads: int) -> None:
+    def __init__(self, num_kv_heads: int, *, normed: bool = True) -> None:
         super().__init__()
+        self.normed = normed
         self.log_scale = nn.Parameter(torch.zeros(num_kv_heads))
 
     def forward(self, query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(batch, num_heads, length, head_dim) and (batch, num_kv_heads, length, head_dim) -> the same, in `dtype`."""
         group = query.shape[1] // self.log_scale.shape[0]
         scale = self.log_scale.exp().repeat_interleave(group)[:, None, None]
-        return (unit(query) * scale).to(dtype), unit(key).to(dtype)
+        if self.normed:
+            query, key = unit(query), unit(key)
+        return (query * scale).to(dtype), key.to(dtype)
 
 
 def unit(x: Tensor) -> Tensor:

@@ -130,3 +130,15 @@ def test_heads_that_have_other_names_are_found():
     assert_same_generation(generate(model, ids, mask), written)
     replace_attention(model, "polysketch", window=6, sketch_size=6)
     assert_same_generation(generate(model, ids, mask), generate(model, ids, mask, use_cache=False))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_within_its_window_polysketch_is_the_softmax_that_it_replaces(folder, name):
+    """It has the options that suit such a model unless others are asked for. (Qwen3 norms queries and keys itself.)"""
+    ids = text()
+    mask = left_padding(ids)
+    expected = logits(load(folder, name), ids, mask)
+    model = replace_attention(load(folder, name), "polysketch", window=ids.shape[1], sketch_size=6)
+    torch.testing.assert_close(logits(model, ids, mask)[mask.bool()], expected[mask.bool()], rtol=0, atol=2e-4)
+    replace_attention(model, "polysketch", window=ids.shape[1], sketch_size=6, normed=True)
+    assert (logits(model, ids, mask) - expected)[mask.bool()].abs().max() > 0.01

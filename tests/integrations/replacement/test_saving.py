@@ -57,6 +57,18 @@ def test_a_folder_of_an_earlier_format_computes_what_it_did(folder, tmp_path, th
     assert torch.equal(logits(load_replaced(tmp_path), text()), logits(model, text()))
 
 
+def test_options_that_suit_softmax_are_not_given_to_a_folder_that_was_written_without_them(folder, tmp_path):
+    then = {"normed": True, "sketched": "unrotated"}
+    model = replace_attention(load(folder, "llama"), "polysketch", window=8, sketch_size=4, **then)
+    save_replaced(model, tmp_path)
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    options = saved["polysketch_attention"]["replaced"][0]["options"]
+    assert {name: options.pop(name) for name in then} == then
+    file.write_text(json.dumps(saved))
+    assert torch.equal(logits(load_replaced(tmp_path), text()), logits(model, text()))
+
+
 def test_plain_transformers_refuses_the_folder(folder, tmp_path):
     """It would compute softmax attention; the configuration it reads."""
     save_replaced(sketch(load(folder, "llama")), tmp_path)

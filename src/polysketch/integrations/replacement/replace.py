@@ -65,7 +65,8 @@ def replace_attention(
     with the mechanism's state, of constant size where the mechanism's is. A layer that was replaced before is replaced
     again; the others stay as they are.
 
-    A mechanism that reads more is given more. One with the option `hidden_size` is told the width of the layer's input
+    A mechanism has the options that suit a model trained with softmax (`Mechanism.after_softmax`) where you set no
+    others. One that reads more is given more. One with the option `hidden_size` is told the width of the layer's input
     unless you set it, and may read that input. One that reads queries and keys before rotary positions is given them,
     turned back within rounding (`rotation.turned_back`). Whether that is right for the architecture is found out here:
     the model reads four tokens once.
@@ -106,25 +107,27 @@ def replace_attention(
             rotary positions, in a layer of which they cannot be known. For such a mechanism the model reads four tokens
             to find that out.
     """
+    suited = {**mechanisms.mechanism_class(name).after_softmax, **options}
+    replacement = Replacement(name, suited, sliding_window, dropout, position_bias, softcap)
+    return install(model, replacement, part, layers)
+
+
+def install(model: Any, replacement: Replacement, part: Part | None = None, layers: Layers = "all") -> Any:
+    """As `replace_attention`, with the mechanism's options as they are in `replacement`."""
     plain = plain_model(model)
     check_architecture(plain)
-    consents = {
-        "sliding_window": sliding_window,
-        "dropout": dropout,
-        "position_bias": position_bias,
-        "softcap": softcap,
-    }
-    for argument, value in consents.items():
+    for argument in ("sliding_window", "dropout", "position_bias", "softcap"):
+        value = getattr(replacement, argument)
         if value not in ("refuse", "ignore"):
             raise ValueError(f'{argument} must be "refuse" or "ignore", got {value!r}')
-    check_softcap(plain, softcap)
+    check_softcap(plain, replacement.softcap)
     found = attention_layers(plain)
     of_part = layers_of_part(plain, part)
     chosen = [of_part[place] for place in choose_layers(layers, len(of_part))]
-    check_position_bias(plain, chosen, position_bias)
-    replacement, sees = Replacement(name, dict(options), **consents), seen_by_layers(plain)
+    check_position_bias(plain, chosen, replacement.position_bias)
+    sees = seen_by_layers(plain)
     built = {index: _build(replacement, found[index], sees[index]) for index in chosen}
-    given = _given(plain, name, built)
+    given = _given(plain, replacement.name, built)
     shared = take_over(plain)
     for index, mechanism in built.items():
         _install(found[index], replacement, given[index], mechanism)

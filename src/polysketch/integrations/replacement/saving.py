@@ -11,9 +11,9 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY, SUBMODULE
+from polysketch.integrations.replacement.bookkeeping import CONFIG_KEY, SUBMODULE, Replacement
 from polysketch.integrations.replacement.locating import plain_model, replaced_layers
-from polysketch.integrations.replacement.replace import replace_attention
+from polysketch.integrations.replacement.replace import install
 from polysketch.models.former import check_format, mechanism_of_format
 from polysketch.storage.outside import read_object
 from polysketch.storage.sums import SUMS, require_sums
@@ -86,8 +86,8 @@ def read_replaced(folder: str | Path, **options: Any) -> Any:
         )
     model, info = loaded
     for group in groups:
-        choice = {name: value for name, value in group.items() if name not in ("name", "options")}
-        replace_attention(model, group["name"], **choice, **group["options"])
+        given = {name: value for name, value in group.items() if name != "layers"}
+        install(model, Replacement(**given), layers=group["layers"])
     prefixes = _prefixes(model)
     _check_loaded(folder, info, prefixes)
     _load_mechanisms(model, folder, variant, prefixes)
