@@ -64,7 +64,7 @@ def fresh(name: str) -> Any:
 def with_delta(model: Any, layers: Any = "all") -> Any:
     """Replaced so that the window and what lies beyond are both heard, and what the layer was given too."""
     torch.manual_seed(5)
-    options = {"window": CHUNK, "sketch_size": 6, "far_bias": 1.0}
+    options = {"window": CHUNK, "sketch_size": 6, "far_bias": 1.0, "normed": True}
     replace_attention(model, "polysketch", layers=layers, sliding_window="ignore", **options)
     for layer in attention_layers(model).values():
         if hasattr(layer, "polysketch"):
