@@ -43,6 +43,10 @@ class ConversionConfig(RunOptions):
     softcap: Literal["refuse", "ignore"] = option("refuse", on_resume=OnResume.REFUSED)
     """What to do with a model that caps its attention scores, as Gemma 2: refuse, or let the mechanism do without."""
 
+    pack: Literal["documents", "windows"] = option("windows", on_resume=OnResume.REFUSED)
+    """How training reads a window of the text: every document of it apart, or all as one text. What is measured is read
+    as one text."""
+
     transfer: Literal["mechanisms", "layers"] = option("mechanisms", on_resume=OnResume.REFUSED)
     """What learns in attention transfer: the mechanisms alone, on the queries, keys and values of the model; or whole
     attention layers, projections included, by their outputs. The second keeps a copy of the model in memory."""

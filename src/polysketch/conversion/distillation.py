@@ -18,6 +18,7 @@ class Distillation(nn.Module):
     Args:
         model: the student, a transformers model; what of it requires gradients is trained.
         teacher: the model to agree with, see `frozen_copy`. Its vocabulary must be the student's.
+        end_of_text: as for `HuggingFaceLM`.
 
     Attributes:
         student: the student; the only parameters of this module.
@@ -26,10 +27,12 @@ class Distillation(nn.Module):
         TypeError, ValueError: as `HuggingFaceLM`; logits that are scaled or capped are refused.
     """
 
-    def __init__(self, model: Any, teacher: Any) -> None:
+    def __init__(self, model: Any, teacher: Any, *, end_of_text: int | None = None) -> None:
         super().__init__()
-        self.student = HuggingFaceLM(model)
-        self._teacher = (HuggingFaceLM(teacher),)  # in a tuple, so that its weights are not this module's
+        self.student = HuggingFaceLM(model, end_of_text=end_of_text)
+        self._teacher = (
+            HuggingFaceLM(teacher, end_of_text=end_of_text),
+        )  # in a tuple, so that its weights are not this module's
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean divergence (nats) at ids[:, :-1], the tokens that fine-tuning would read; a scalar.

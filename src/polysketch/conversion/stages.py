@@ -36,13 +36,16 @@ class Stage:
     begin: Callable[[], nn.Module]
 
 
-def build_stages(config: ConversionConfig, model: Any, teacher: Any) -> tuple[Stage, ...]:
+def build_stages(
+    config: ConversionConfig, model: Any, teacher: Any, end_of_text: int | None = None
+) -> tuple[Stage, ...]:
     """The stages that have steps, in their order.
 
     Args:
         config: the options.
         model: the transformers model, whose attention is replaced when the first stage begins.
         teacher: a frozen copy of it with its own attention; None where no stage asks for one.
+        end_of_text: as for `HuggingFaceLM`.
     """
     decay = config.weight_decay
     stages = (
@@ -51,23 +54,33 @@ def build_stages(config: ConversionConfig, model: Any, teacher: Any) -> tuple[St
             config.transfer_steps,
             config.transfer_learning_rate,
             0.0,
-            begin=lambda: begin_transfer(transfer_of(model, teacher, config), model),
+            begin=lambda: begin_transfer(transfer_of(model, teacher, config, end_of_text), model),
         ),
         Stage(
             DISTILLATION,
             config.distillation_steps,
             config.distillation_learning_rate,
             decay,
-            begin=lambda: begin_distillation(model, teacher, config),
+            begin=lambda: begin_distillation(model, teacher, config, end_of_text),
         ),
-        Stage(TUNING, config.tuning_steps, config.learning_rate, decay, begin=lambda: begin_tuning(model, config)),
+        Stage(
+            TUNING,
+            config.tuning_steps,
+            config.learning_rate,
+            decay,
+            begin=lambda: begin_tuning(model, config, end_of_text),
+        ),
     )
     return tuple(stage for stage in stages if stage.steps)
 
 
-def transfer_of(model: Any, teacher: Any, config: ConversionConfig) -> AttentionTransfer | LayerTransfer:
+def transfer_of(
+    model: Any, teacher: Any, config: ConversionConfig, end_of_text: int | None = None
+) -> AttentionTransfer | LayerTransfer:
     """The error that attention transfer lessens, of mechanisms or of layers as the options say."""
-    return LayerTransfer(model, teacher) if config.transfer == "layers" else AttentionTransfer(model)
+    if config.transfer == "layers":
+        return LayerTransfer(model, teacher, end_of_text=end_of_text)
+    return AttentionTransfer(model, end_of_text=end_of_text)
 
 
 def begin_transfer(transfer: nn.Module, model: Any) -> nn.Module:
@@ -76,19 +89,19 @@ def begin_transfer(transfer: nn.Module, model: Any) -> nn.Module:
     return transfer.requires_grad_(True)
 
 
-def begin_distillation(model: Any, teacher: Any, config: ConversionConfig) -> nn.Module:
+def begin_distillation(model: Any, teacher: Any, config: ConversionConfig, end_of_text: int | None = None) -> nn.Module:
     """Train what tuning trains; the loss of what it returns is the divergence from the teacher's next token."""
     _train_model(model, config)
-    return Distillation(model, teacher)
+    return Distillation(model, teacher, end_of_text=end_of_text)
 
 
-def begin_tuning(model: Any, config: ConversionConfig) -> nn.Module:
+def begin_tuning(model: Any, config: ConversionConfig, end_of_text: int | None = None) -> nn.Module:
     """Train the mechanisms and either all other weights or adapters; returns the module to train.
 
     The loss of what it returns is the cross-entropy of the next token.
     """
     _train_model(model, config)
-    return HuggingFaceLM(model)
+    return HuggingFaceLM(model, end_of_text=end_of_text)
 
 
 def _train_model(model: Any, config: ConversionConfig) -> None:

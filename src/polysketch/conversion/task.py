@@ -14,6 +14,7 @@ from polysketch.conversion.measure import measure, transfer_error
 from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, TUNING, build_stages, transfer_of
 from polysketch.conversion.window_dropout import WindowDropout
 from polysketch.data import PreparedData, TrainingWindows
+from polysketch.integrations.language_model import read_rows
 from polysketch.integrations.replacement import replace_attention, replaced_mechanisms, restore_attention
 from polysketch.training.environment import resolve_dtype
 from polysketch.training.loop import Task
@@ -45,7 +46,8 @@ class ConversionTask(Task):
     def __init__(self, config: ConversionConfig, model: Any, data: PreparedData, reporter: Reporter) -> None:
         self.windows = TrainingWindows(data.split("train").tokens, config.context, config.seed)
         self._teacher = frozen_copy(model) if config.needs_teacher else None
-        self._stages = build_stages(config, model, self._teacher)
+        self._end_of_text = data.description.end_of_text if config.pack == "documents" else None
+        self._stages = build_stages(config, model, self._teacher, self._end_of_text)
         self.ends = tuple(itertools.accumulate(stage.steps for stage in self._stages))
         self._config, self._model, self._data, self._reporter = config, model, data, reporter
 
@@ -75,8 +77,8 @@ class ConversionTask(Task):
         self._require_something_to_transfer()
         WindowDropout(self._model, self._config.window_dropout, self._config.seed)  # refuses where there is no window
         self._model.train(self._config.steps > self._config.transfer_steps)  # the later stages train all of it
-        window = self.windows.window(0)[None, :-1]
-        self._model.base_model(input_ids=window.to(self._model.device), use_cache=False)
+        window = self.windows.window(0)[None, :-1].to(self._model.device)
+        next(read_rows(self._model, window, self._end_of_text))
         restore_attention(self._model).eval()
 
     def _require_something_to_transfer(self) -> None:
@@ -126,7 +128,7 @@ class ConversionTask(Task):
         with unchanged_randomness():
             figures = measure(self._model, self._data, self._config)
             if stage in (REPLACED, TRANSFER):
-                transfer = transfer_of(self._model, self._teacher, self._config)
+                transfer = transfer_of(self._model, self._teacher, self._config, self._end_of_text)
                 figures["transfer_error"] = transfer_error(transfer, self._model, self._data, self._config)
         self._reporter.write({"kind": "evaluation", "step": step, "stage": stage} | figures)
         self._reporter.say(f"{stage}: perplexity {figures['perplexity']:.3f} (loss {figures['loss']:.4f})")

@@ -1,12 +1,14 @@
 """Attention transfer: a mechanism, or a whole attention layer, learns to give what softmax attention gave."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polysketch.integrations.language_model import read_rows
 from polysketch.integrations.replacement import (
     AttentionCall,
     attention_layers,
@@ -25,13 +27,15 @@ class AttentionTransfer(nn.Module):
 
     Args:
         model: a transformers model with replaced attention, see `replace_attention`.
+        end_of_text: as for `HuggingFaceLM`.
 
     Attributes:
         mechanisms: the mechanisms, layer by layer; the only parameters of this module.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, end_of_text: int | None = None) -> None:
         super().__init__()
+        self.end_of_text = end_of_text
         self.mechanisms = nn.ModuleDict({str(layer): each for layer, each in replaced_mechanisms(model).items()})
         self._model = (model,)  # in a tuple, so that its weights are not this module's
 
@@ -50,17 +54,17 @@ class AttentionTransfer(nn.Module):
         Returns:
             Scalars, float32; 0 is a perfect copy, and 1 is no better than an output of zeros.
         """
-        errors: dict[int, Tensor] = {}
+        errors = defaultdict[int, list[Tensor]](list)
 
         def compare(call: AttentionCall) -> Tensor:
             with torch.no_grad():
                 wanted = call.original()
-            errors[call.layer] = _relative_error(call.replacement(), wanted)
+            errors[call.layer].append(_relative_errors(call.replacement(), wanted))
             return wanted
 
         with observing_attention(self._model[0], compare):
-            self._model[0].base_model(input_ids=ids, use_cache=False)
-        return errors
+            _read(self._model[0], ids, self.end_of_text)
+        return _means(errors)
 
 
 class LayerTransfer(nn.Module):
@@ -72,13 +76,15 @@ class LayerTransfer(nn.Module):
     Args:
         model: a transformers model with replaced attention, see `replace_attention`.
         teacher: a frozen copy of it with its own attention, see `frozen_copy`.
+        end_of_text: as for `HuggingFaceLM`.
 
     Attributes:
         layers: the replaced attention layers by their numbers; the only parameters of this module.
     """
 
-    def __init__(self, model: Any, teacher: Any) -> None:
+    def __init__(self, model: Any, teacher: Any, *, end_of_text: int | None = None) -> None:
         super().__init__()
+        self.end_of_text = end_of_text
         self.layers = nn.ModuleDict({str(layer): each for layer, each in replaced_layers(model).items()})
         self._models = (model, teacher)  # in a tuple, so that their weights are not this module's
 
@@ -95,17 +101,22 @@ class LayerTransfer(nn.Module):
         Returns:
             Scalars, float32; 0 is a perfect copy, and 1 is no better than an output of zeros.
         """
-        (model, teacher), wanted, errors = self._models, dict[int, Tensor](), dict[int, Tensor]()
+        model, teacher = self._models
+        wanted, errors = defaultdict[int, deque[Tensor]](deque), defaultdict[int, list[Tensor]](list)
+
+        def keep(layer: int, output: Tensor) -> None:
+            wanted[layer].append(output)
 
         def compare(layer: int, found: Tensor) -> Tensor:
-            errors[layer] = _relative_error(found, wanted[layer])
-            return wanted[layer]  # the next layer is given what the teacher's is
+            of_teacher = wanted[layer].popleft()
+            errors[layer].append(_relative_errors(found, of_teacher))
+            return of_teacher  # the next layer is given what the teacher's is
 
-        with torch.no_grad(), _outputs_go_through(attention_layers(teacher), wanted.__setitem__):
-            teacher.base_model(input_ids=ids, use_cache=False)
+        with torch.no_grad(), _outputs_go_through(attention_layers(teacher), keep):
+            _read(teacher, ids, self.end_of_text)
         with _outputs_go_through(replaced_layers(model), compare):
-            model.base_model(input_ids=ids, use_cache=False)
-        return errors
+            _read(model, ids, self.end_of_text)
+        return _means(errors)
 
 
 @contextmanager
@@ -127,7 +138,18 @@ def _outputs_go_through(
         yield
 
 
-def _relative_error(found: Tensor, wanted: Tensor) -> Tensor:
+def _read(model: Any, ids: Tensor, end_of_text: int | None) -> None:
+    for _ in read_rows(model, ids, end_of_text):
+        pass
+
+
+def _means(errors: Mapping[int, Sequence[Tensor]]) -> dict[int, Tensor]:
+    """Over all rows, by layer."""
+    return {layer: torch.cat(list(rows)).mean() for layer, rows in errors.items()}
+
+
+def _relative_errors(found: Tensor, wanted: Tensor) -> Tensor:
+    """(rows,)."""
     wanted, all_but_rows = wanted.float(), tuple(range(1, wanted.dim()))
     squares = wanted.square().sum(all_but_rows).clamp_min(torch.finfo(torch.float32).tiny)  # silence: no NaN
-    return ((found.float() - wanted).square().sum(all_but_rows) / squares).mean()
+    return (found.float() - wanted).square().sum(all_but_rows) / squares

@@ -1,11 +1,13 @@
 """A causal language model of transformers, in the interface of our own: for evaluation, training and conversion."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polysketch.integrations.packed_rows import positions_of_documents
 from polysketch.models import mean_token_loss, token_losses
 from polysketch.models.divergence import token_divergences
 from polysketch.models.modes import evaluation_mode
@@ -26,6 +28,8 @@ class HuggingFaceLM(nn.Module):
 
     Args:
         model: a model of transformers with an output layer over a vocabulary, for instance a LlamaForCausalLM.
+        end_of_text: the token that ends documents, where those of a row are to be read apart; None reads a row as one
+            text.
 
     Raises:
         TypeError: a model without an output layer.
@@ -37,9 +41,9 @@ class HuggingFaceLM(nn.Module):
         config: has `vocab_size`, that of the output layer.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, end_of_text: int | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.end_of_text = model, end_of_text
         output = model.get_output_embeddings()
         if output is None:
             raise TypeError(f"expected a causal language model, found {type(model).__name__}, without an output layer")
@@ -53,7 +57,7 @@ class HuggingFaceLM(nn.Module):
 
     def hidden_states(self, ids: Tensor) -> Tensor:
         """(batch, length) int64 -> (batch, length, hidden_size), what the output layer takes; without a cache."""
-        return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return torch.cat(list(read_rows(self.model, ids, self.end_of_text)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., hidden_size) -> (..., vocab_size)."""
@@ -94,7 +98,7 @@ class HuggingFaceLM(nn.Module):
         ids = torch.arange(_PROBE_TOKENS, device=self.model.device)[None] % self.config.vocab_size
         with evaluation_mode(self):
             expected = self.model(input_ids=ids, use_cache=False).logits.float()
-            found = self(ids).float()
+            found = self.logits(next(read_rows(self.model, ids, None))).float()
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())):
             raise ValueError(
                 f"expected logits that are the output layer's product with the last hidden state, found others in "
@@ -106,6 +110,21 @@ class HuggingFaceLM(nn.Module):
         """As `hidden_states`, of tokens that follow those in `state`, which is updated in place and returned."""
         output = self.model.base_model(input_ids=ids, past_key_values=state, use_cache=True)
         return output.last_hidden_state, output.past_key_values
+
+
+def read_rows(model: Any, ids: Tensor, end_of_text: int | None) -> Iterator[Tensor]:
+    """What the output layer takes of rows of tokens, without a cache: of all at once, or of one after the other.
+
+    Args:
+        model: of transformers.
+        ids: (rows, length) int64.
+        end_of_text: as for `HuggingFaceLM`. Documents are kept apart in single rows alone.
+    """
+    if end_of_text is None:
+        yield model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return
+    for row, places in zip(ids.split(1), positions_of_documents(ids, end_of_text).split(1), strict=True):
+        yield model.base_model(input_ids=row, position_ids=places, use_cache=False).last_hidden_state
 
 
 def _empty_cache(model: Any) -> Any:

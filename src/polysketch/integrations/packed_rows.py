@@ -59,3 +59,10 @@ def documents_of_positions(positions: Tensor) -> PackedDocuments:
         )
     edges = [*starts[0].nonzero()[:, 0].tolist(), positions.shape[1]]
     return PackedDocuments(torch.tensor(edges, dtype=torch.int32))
+
+
+def positions_of_documents(ids: Tensor, end_of_text: int) -> Tensor:
+    """(rows, length) int64: the place of each token in its document, which `end_of_text` ends; a row begins another."""
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    begins = torch.nn.functional.pad(ids[:, :-1] == end_of_text, (1, 0), value=True)
+    return places - places.masked_fill(~begins, 0).cummax(1).values

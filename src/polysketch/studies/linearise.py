@@ -42,6 +42,7 @@ class LineariseSettings:
         sketch_size, local_chunk: of the mechanism; chunks shorter than the way back to an answer. Windows are as long.
         conversion_books: books that conversions train on beside all passages; None takes those of the model. Of all of
             them a ninth of the text are passages, and what a text seldom asks for a conversion does not keep.
+        conversion_pack: whether conversions read passages apart, as they are asked for, or whole windows of them.
         transfer_steps, tuning_steps, batch_size: of every conversion. Where a row distils, it is by so many of the
             tuning steps.
         transfer_learning_rate, learning_rate: their peaks, the second one of distillation too.
@@ -66,6 +67,7 @@ class LineariseSettings:
     sketch_size: int = 32
     local_chunk: int = 16
     conversion_books: int | None = 14
+    conversion_pack: Literal["documents", "windows"] = "documents"
     transfer_steps: int = 400
     tuning_steps: int = 400
     batch_size: int = 8
@@ -333,6 +335,7 @@ def _conversion(row: str, seed: int, settings: LineariseSettings, data: Prepared
         attention_options=conversion.options(settings),
         context=settings.context,
         batch_size=settings.batch_size,
+        pack=settings.conversion_pack,
         **conversion.stages(settings),
         transfer_learning_rate=settings.transfer_learning_rate,
         distillation_learning_rate=settings.learning_rate,
