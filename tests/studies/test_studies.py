@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from polysketch.cli import main
+from polysketch.data.tokenization import BytesTokenizer
 from polysketch.models import ModelConfig, TransformerLM, preset
 from polysketch.storage import disk
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
@@ -258,6 +259,9 @@ def test_all_reviews_are_read_where_their_folder_is_named(folder: Path, monkeypa
     study = study_called("reviews")
     task = study.task_of(study.sizes["paper"], 0)
     assert [task.num_rows(split) for split in ("train", "validation", "test")] == [18, 2, 20]
+    assert task.vocab_size == BytesTokenizer().vocab_size
+    pieces = dataclasses.replace(study.sizes["paper"], task={"files": "aclImdb", "tokenizer": "bpe:262"})
+    assert study.task_of(pieces, 0).vocab_size == 262
 
 
 def test_every_entry_has_a_study_or_says_why_not():

@@ -57,7 +57,7 @@ def classified_texts(
         ValueError: another layout, an unknown class or symbol in another split, an empty text; the message says where.
     """
     found = {
-        split: [row for path in paths for row in _labelled(Path(path), text_field, class_field)]
+        split: [row for path in paths for row in labelled_texts(Path(path), text_field, class_field)]
         for split, paths in sources.items()
     }
     names = sorted({row.name for row in found["train"]})
@@ -113,8 +113,8 @@ def _symbols(text: str) -> list[str]:
     return [symbol for symbol in text.split() if symbol not in _LEFT_OUT]
 
 
-def _labelled(path: Path, text_field: str, class_field: str) -> Iterator[Labelled]:
-    """The texts of a file or a folder, with their classes."""
+def labelled_texts(path: Path, text_field: str = "text", class_field: str = "label") -> Iterator[Labelled]:
+    """The texts of a file or a folder, with their classes; see `classified_texts`."""
     if not path.exists():
         raise FileNotFoundError(f"expected a file or a folder, found nothing at {path}")
     if path.is_dir():
