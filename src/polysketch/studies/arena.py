@@ -105,8 +105,8 @@ def _found(folder: Path, *names: str) -> list[Path]:
 
 
 def _reviews(folder: Path, task: dict[str, Any], seed: int) -> Task:
-    """2,000 reviews to train on, of which a tenth is kept for validation, and 1,000 to test; or all, where `files` names
-    their folder. Bytes, or what `tokenizer` makes of them, which is trained on those to train on."""
+    """2,000 reviews to train on, of which a tenth is kept for validation, and 1,000 to test; or all, where `files`
+    names their folder. Bytes, or what `tokenizer` makes of them, which is trained on those to train on."""
     whole, specification = task.pop("files", None), task.pop("tokenizer", "bytes")
     names = (f"{whole}/train", f"{whole}/test") if whole else ("imdb_train_2000.jsonl.gz", "imdb_test_1000.jsonl.gz")
     train, test = _found(folder, *names)
