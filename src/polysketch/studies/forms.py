@@ -63,6 +63,9 @@ FORMS = {
     "paper": Form("the paper's: aligned chunks, one denominator", "polysketch-paper", {"local_chunk": None}),
     "polysketch-24": Form("window + delta rule, 24 x 24", "polysketch", _CODES),
     "polysketch": Form("window + delta rule, 32 x 32", "polysketch", {**_WINDOW, "sketch_size": 32}),
+    "polysketch-both": Form(
+        "the same, sketches of rotated vectors too", "polysketch", {**_WINDOW, "sketch_size": 32, "sketched": "both"}
+    ),
     "codes": Form("window + products of codes", _SUMS, _CODES),
     "codes-closed": Form("the same, far part closed at first", _SUMS, {**_CODES, "far_bias": -5.0}),
     "codes-decay": Form("the same, with decay", _SUMS, {**_CODES, "decay_gate": True}),
