@@ -181,6 +181,16 @@ class FormsStudy(Study):
             needle_length=0,
         ),
         "cpu": FormsSettings(),
+        "long": FormsSettings(  # for equal time: `--set steps` as each form's speed allows
+            context=8192,
+            window=256,
+            batch_size=1,
+            steps=195,
+            evaluation_windows=8,
+            lengths=(8192,),
+            stretches=8,
+            needle_length=0,
+        ),
         "gpu": FormsSettings(
             tokenizer="bpe:16384",
             preset="gpt2-small",
