@@ -34,15 +34,25 @@ class Form:
         label: what tables and plots say.
         attention: name of the mechanism, or a pattern over the layers.
         options: of the mechanism; a pattern's by mechanism. The option that is `None` here takes the window.
+        last_alone: the mechanism is that of the last layer of each group alone, the others are windows.
     """
 
     label: str
     attention: str | tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    last_alone: bool = False
+
+    def pattern(self, group: int) -> str | tuple[str, ...]:
+        """The attention of the model's layers; `group` layers make a group."""
+        if not self.last_alone:
+            return self.attention
+        return (*(group - 1) * (_WINDOWS,), str(self.attention))
 
     def attention_options(self, window: int) -> dict[str, Any]:
         """The options with the window filled in; plain JSON values."""
-        return _filled(self.options, window)
+        return _filled(
+            {_WINDOWS: _WINDOW, str(self.attention): self.options} if self.last_alone else self.options, window
+        )
 
 
 def _filled(options: Mapping[str, Any], window: int) -> dict[str, Any]:
@@ -52,27 +62,32 @@ def _filled(options: Mapping[str, Any], window: int) -> dict[str, Any]:
     }
 
 
+_WINDOWS = "sliding-window"
 _WINDOW = {"window": None}
 _SUMS = "polysketch-window"
+_SKETCHES = {**_WINDOW, "sketch_size": 32}
 _CODES = {**_WINDOW, "sketch_size": 24}
 _RANDOM = {**_WINDOW, "features": "random", "sketch_size": 32, "far_bias": -14.0}
 
 FORMS = {
     "softmax": Form("softmax over all tokens", "softmax"),
-    "window": Form("softmax in the window alone", "sliding-window", _WINDOW),
+    "window": Form("softmax in the window alone", _WINDOWS, _WINDOW),
     "paper": Form("the paper's: aligned chunks, one denominator", "polysketch-paper", {"local_chunk": None}),
     "polysketch-24": Form("window + delta rule, 24 x 24", "polysketch", _CODES),
-    "polysketch": Form("window + delta rule, 32 x 32", "polysketch", {**_WINDOW, "sketch_size": 32}),
+    "polysketch": Form("window + delta rule, 32 x 32", "polysketch", _SKETCHES),
     "polysketch-both": Form(
-        "the same, sketches of rotated vectors too", "polysketch", {**_WINDOW, "sketch_size": 32, "sketched": "both"}
+        "the same, sketches of rotated vectors too", "polysketch", {**_SKETCHES, "sketched": "both"}
     ),
+    "polysketch-last": Form("windows, the last layer window + delta rule", "polysketch", _SKETCHES, last_alone=True),
+    "polysketch-last-64": Form("the same, 64 x 64", "polysketch", {**_WINDOW, "sketch_size": 64}, last_alone=True),
+    "softmax-last": Form("windows, the last layer softmax over all tokens", "softmax", last_alone=True),
     "codes": Form("window + products of codes", _SUMS, _CODES),
     "codes-closed": Form("the same, far part closed at first", _SUMS, {**_CODES, "far_bias": -5.0}),
     "codes-decay": Form("the same, with decay", _SUMS, {**_CODES, "decay_gate": True}),
     "learned": Form("window + learned sketch", _SUMS, {**_WINDOW, "features": "learned", "sketch_size": 32}),
     "random": Form("window + random sketch", _SUMS, _RANDOM),
     "power": Form("symmetric power 2, no window", "symmetric-power"),
-    "based": Form("based and windows in turn", ("based", "sliding-window"), {"sliding-window": _WINDOW}),
+    "based": Form("based and windows in turn", ("based", _WINDOWS), {_WINDOWS: _WINDOW}),
     "mixture": Form(
         "three layers of window + delta rule, one of softmax",
         ("polysketch", "polysketch", "polysketch", "softmax"),
@@ -101,6 +116,7 @@ class FormsSettings:
         files: take only so many files of the standard library, or so many books of each split; None takes all.
         data: a prepared folder to read in place of that text.
         preset, layers: of the model.
+        group: layers of a group, of which the last has the mechanism in the rows named so; divides the layers.
         context: tokens of a training window.
         window: tokens with exact weights, in every form that has such a part.
         batch_size, steps, learning_rate, optimizer: of training, on windows of the text.
@@ -118,6 +134,7 @@ class FormsSettings:
     data: str | None = None
     preset: str = "tiny"
     layers: int = 4
+    group: int = 4
     context: int = 1024
     window: int = 64
     batch_size: int = 4
@@ -172,6 +189,7 @@ class FormsStudy(Study):
         ),
         "quick": FormsSettings(
             layers=3,
+            group=3,
             context=512,
             window=32,
             batch_size=8,
@@ -211,9 +229,10 @@ class FormsStudy(Study):
         form = FORMS[row]
         options = form.attention_options(settings.window)
         told = dataclasses.asdict(settings)
+        del told["group"]  # the pattern says it
         if settings.text == _CODE:
             del told["text"]  # newer than some records, which are of source code and do not say so
-        return {**told, "attention": form.attention, "attention_options": options, "seed": seed}
+        return {**told, "attention": form.pattern(settings.group), "attention_options": options, "seed": seed}
 
     def make(self, row: str, seed: int, settings: FormsSettings, folder: Path) -> dict[str, Any]:
         """Train, and measure."""
@@ -285,7 +304,7 @@ def _training(form: Form, seed: int, settings: FormsSettings, data: PreparedData
         resume=True,
         preset=settings.preset,
         layers=settings.layers,
-        attention=form.attention,
+        attention=form.pattern(settings.group),
         attention_options=form.attention_options(settings.window),
         projection_convolution=settings.projection_convolution,
         query_key_norm=settings.query_key_norm,
