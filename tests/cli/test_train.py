@@ -280,10 +280,12 @@ def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp
 
 
 def test_what_stands_around_the_mechanism_is_trained_saved_and_not_changed_on_the_way(fast_flags, tmp_path, capfd):
-    around = ["--projection-convolution", "3", "--query-key-norm", "True"]
+    around = ["--projection-convolution", "3", "--query-key-norm", "True", "--attention-every", "2"]
     assert main(fast_flags(*around, "--head-gate", "True")) == 0
     model, _ = load_model(tmp_path / "run")
-    assert model.config == replace(model.config, projection_convolution=3, query_key_norm=True, head_gate=True)
+    assert model.config == replace(
+        model.config, projection_convolution=3, query_key_norm=True, head_gate=True, attention_every=2
+    )
     assert float(model.blocks[0].attention.head_gate.weight.detach().abs().max()) > 0
     capfd.readouterr()
     assert main(fast_flags("--resume", *around, "--head-gate", "False")) == 1

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from polysketch import attention
 from polysketch.models import PRESETS, ModelConfig, preset, preset_attention
 
 
@@ -117,6 +118,27 @@ def test_values_out_of_range_are_refused(changes: dict, message: str):
 def test_values_of_another_type_are_refused(changes: dict, message: str):
     with pytest.raises(TypeError, match=message):
         config(**changes)
+
+
+def test_a_mechanism_in_every_few_layers_ends_with_the_last_and_windows_stand_between():
+    def at(layers: int, every: int, name: str = "polysketch", **options: int) -> list:
+        return config(num_layers=layers, attention=name, attention_options=options, attention_every=every).layers()
+
+    window, ours = ("sliding-window", {"window": 9}), ("polysketch", {"window": 9})
+    assert at(6, 4, window=9) == [window, ours, window, window, window, ours]
+    assert at(2, 4, window=9) == [window, ours]
+    assert at(2, 1, window=9) == [ours, ours]
+    assert at(2, 2, "softmax") == [("sliding-window", {"window": 256}), ("softmax", {})]
+    assert at(2, 2)[0][1]["window"] == attention.build("polysketch", 2, 4).window
+
+
+def test_every_few_layers_is_of_one_mechanism():
+    with pytest.raises(
+        ValueError, match="attention_every expects one mechanism, got the pattern based, softmax: write"
+    ):
+        config(num_layers=4, attention=("based", "softmax"), attention_every=2)
+    with pytest.raises(ValueError, match="attention_every must be at least 1, got 0"):
+        config(attention_every=0)
 
 
 def test_unknown_and_missing_keys_are_refused_by_name():

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from polysketch.models.layers import check_layer, layer_names, layer_options
+from polysketch.models.layers import check_layer, layer_names, layer_options, windows_between
 from polysketch.nn import gated_width
 from polysketch.ops.arguments import check_at_least_one
 
@@ -28,6 +28,9 @@ class ModelConfig:
             alternates.
         attention_options: options of the mechanism; with a pattern, the options of each mechanism under its name,
             {"sliding-window": {"window": 64}}; or a pattern of dictionaries, repeated likewise.
+        attention_every: the mechanism stands in every such layer, counted from the last: 4 is the last of each four.
+            The others are softmax over a window ("sliding-window"), of as many tokens as the mechanism's `window`, 256
+            where its options name none. 1: in every layer.
         feedforward_size: inner width of the gated linear unit; 8/3 of hidden_size, in eights, when None.
         rotary: rotary positions in the heads of every layer (True), of none (False), or of the named mechanisms.
         input_positions: add sinusoidal positions to the embedded tokens.
@@ -62,6 +65,7 @@ class ModelConfig:
     projection_convolution: int = 0
     query_key_norm: bool = False
     head_gate: bool = False
+    attention_every: int = 1
 
     def __post_init__(self) -> None:
         given = ("vocab_size", "num_layers", "hidden_size", "num_heads")
@@ -69,11 +73,12 @@ class ModelConfig:
         if self.num_layers > _MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {_MOST_LAYERS:,}, got {self.num_layers}")
         self._fill_sizes()
-        check_at_least_one(**{name: getattr(self, name) for name in _SIZES})
+        check_at_least_one(attention_every=self.attention_every, **{name: getattr(self, name) for name in _SIZES})
         self._check_heads()
         self._check_scalars()
         for name in ("attention", "attention_options", "rotary"):
             self._set(name, _frozen(getattr(self, name)))
+        self._check_every()
         for layer, options in self.layers():
             self._check_layer(layer, options)
         self._check_positions()
@@ -83,7 +88,8 @@ class ModelConfig:
         """The mechanism's name and options of each layer."""
         names = layer_names(self.attention, self.num_layers)
         options = layer_options(self.attention_options, names, by_name=not isinstance(self.attention, str))
-        return list(zip(names, options, strict=True))
+        layers = list(zip(names, options, strict=True))
+        return windows_between(layers, self.attention_every)
 
     def rotates(self, name: str) -> bool:
         """Whether layers of the mechanism `name` have rotary positions."""
@@ -135,6 +141,13 @@ class ModelConfig:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
+            )
+
+    def _check_every(self) -> None:
+        if self.attention_every > 1 and not isinstance(self.attention, str):
+            raise ValueError(
+                f"attention_every expects one mechanism, got the pattern {', '.join(map(str, self.attention))}: write "
+                "the windows into the pattern, or leave attention_every out"
             )
 
     def _check_around_attention(self) -> None:

@@ -6,6 +6,11 @@ from typing import Any
 from polysketch import attention
 from polysketch.nn import check_mixer, mixer_class
 
+WINDOW_BETWEEN = 256
+"""Tokens of a window between layers whose mechanism says nothing of one: as many as `polysketch` has by default."""
+
+_WINDOWS = "sliding-window"
+
 
 def layer_names(given: str | Sequence[str], num_layers: int) -> list[str]:
     """The mechanism of each layer.
@@ -42,6 +47,22 @@ def layer_options(
         return [dict(given)] * len(names)
     _check_names(given, names)
     return [dict(given.get(name, {})) for name in names]
+
+
+def windows_between(layers: Sequence[tuple[str, dict[str, Any]]], every: int) -> list[tuple[str, dict[str, Any]]]:
+    """The layers as they are at every `every`-th, counted from the last, and windows of softmax in place of the others.
+
+    Args:
+        layers: mechanism and options of each; a window is as wide as the `window` of the one in its place, or has
+            `WINDOW_BETWEEN` tokens.
+        every: layers of a group.
+    """
+    return [
+        (name, options)
+        if (len(layers) - 1 - place) % every == 0
+        else (_WINDOWS, {"window": options.get("window", WINDOW_BETWEEN)})
+        for place, (name, options) in enumerate(layers)
+    ]
 
 
 def check_layer(name: str, options: Mapping[str, Any]) -> None:

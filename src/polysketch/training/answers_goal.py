@@ -61,6 +61,7 @@ class AnswersGoal(Goal):
             projection_convolution=config.projection_convolution,
             query_key_norm=config.query_key_norm,
             head_gate=config.head_gate,
+            attention_every=config.attention_every,
             input_positions=config.input_positions,
             rotary=config.rotary,
         )
@@ -147,7 +148,14 @@ def _explicit(config: TrainingConfig, saved: Mapping[str, Any], context: int) ->
     given = {"context": context, "pack": saved.get("pack", "auto")}
     if config.attention is None and not config.attention_options and saved.get("attention") is not None:
         given |= {"attention": saved["attention"], "attention_options": saved["attention_options"]}
-    for name in ("projection_convolution", "query_key_norm", "head_gate", "input_positions", "rotary"):
+    for name in (
+        "projection_convolution",
+        "query_key_norm",
+        "head_gate",
+        "input_positions",
+        "attention_every",
+        "rotary",
+    ):
         if getattr(config, name) is None:
             given[name] = saved.get(name)
     return dataclasses.replace(config, **given)

@@ -80,7 +80,7 @@ def make_plan(config: TrainingConfig, processes: Processes | None = None) -> Pla
 
 def _goal(config: TrainingConfig) -> Goal:
     run = RunFolder(config.out)
-    saved = run.read_config()["training"] if config.resume and run.has_run() else {}
+    saved = {**_EVERY_LAYER, **run.read_config()["training"]} if config.resume and run.has_run() else {}
     if is_task(config.data):
         return AnswersGoal(config, saved)
     return (MaskedTextGoal if config.objective == "masked" else TextGoal)(config, saved)
@@ -132,6 +132,9 @@ def facts_to_agree_on(plan: Plan) -> dict[str, Any]:
 
 _OF_MACHINE = ("data", "tokenizer", "out", "init_from")
 
+_EVERY_LAYER = {"attention_every": 1}
+"""Of runs that are older than this option."""
+
 
 def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
     """Where the run in the locked folder `run` starts: a checkpoint, or None for its beginning. Writes nothing.
@@ -156,7 +159,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
 def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
     new = plan.to_dict()
     _check_data(saved["data"], new["data"])
-    notes = check_changes(TrainingConfig, {"pack": PACKED_BEFORE, **saved["training"]}, new["training"])
+    notes = check_changes(TrainingConfig, {"pack": PACKED_BEFORE, **_EVERY_LAYER, **saved["training"]}, new["training"])
     notes += _environment_changes(saved["environment"], new["environment"])
     if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
         raise ValueError(

@@ -23,7 +23,7 @@ from polysketch.training.run_folder import RunFolder
 from polysketch.training.step import precision
 from polysketch.training.tensors import load_weights
 
-AROUND = ("projection_convolution", "query_key_norm", "head_gate", "input_positions")
+AROUND = ("projection_convolution", "query_key_norm", "head_gate", "input_positions", "attention_every")
 """Options of what stands around attention; None is the preset's own."""
 
 PACKED_BEFORE = "windows"

@@ -18,8 +18,8 @@ class PolysketchConfig(PreTrainedConfig):
     Args:
         vocab_size, num_layers, hidden_size, num_heads, head_dim, num_kv_heads, attention, attention_options,
             feedforward_size, rotary, input_positions, rope_base, norm_epsilon, projection_convolution, query_key_norm,
-            head_gate: as for `ModelConfig`. The names that transformers uses (num_hidden_layers, num_attention_heads,
-            num_key_value_heads, intermediate_size) mean the same fields.
+            head_gate, attention_every: as for `ModelConfig`. The names that transformers uses (num_hidden_layers,
+            num_attention_heads, num_key_value_heads, intermediate_size) mean the same fields.
         context_length: tokens of a training window, where it is known. It limits nothing.
         use_cache: give a `PolysketchCache` with every output of a model in evaluation mode.
         bos_token_id, eos_token_id, pad_token_id: of the tokenizer.
@@ -60,6 +60,7 @@ class PolysketchConfig(PreTrainedConfig):
     projection_convolution: int = 4
     query_key_norm: bool = True
     head_gate: bool = False
+    attention_every: int = 1
     context_length: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True

@@ -66,7 +66,8 @@ def _model_rows(config: ModelConfig, facts: Mapping[str, Any]) -> Iterator[tuple
         f"{config.num_layers} layers, {config.num_heads} heads of {config.head_dim}, width {config.hidden_size}",
     )
     names = [config.attention] if isinstance(config.attention, str) else config.attention
-    yield "attention", ", ".join(names)
+    between = f" in one of {config.attention_every} layers, windows in the others" * (config.attention_every > 1)
+    yield "attention", ", ".join(names) + between
     if config.attention_options:
         yield "options of attention", f"`{config.to_dict()['attention_options']}`"
     around = [f"convolution of {config.projection_convolution} taps"] if config.projection_convolution else []
