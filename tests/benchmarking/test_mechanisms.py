@@ -19,9 +19,10 @@ from polysketch.benchmarking import (
 from polysketch.benchmarking.agreement import disagreement
 from polysketch.benchmarking.floors import Shape
 from polysketch.benchmarking.growth import Growth
+from polysketch.benchmarking.models import build_model
 from polysketch.benchmarking.plot import plot_time_per_token
 from polysketch.benchmarking.timing import Clock
-from polysketch.benchmarking.way_names import BASELINE, Sizes, parsed
+from polysketch.benchmarking.way_names import BASELINE, Sizes, arranged, attentions, parsed
 from polysketch.benchmarking.ways import way
 from polysketch.ops.linear.backends import BACKENDS
 
@@ -189,3 +190,14 @@ def test_a_copy_that_fails_is_reported_with_its_error(bench):
     shapes = [Shape(1, 8), Shape(1, 16)]
     with pytest.raises(RuntimeError, match=r"memory of nonsense failed: ValueError: unknown way to attend 'nonsense'"):
         memory.attention(bench, "nonsense", shapes, Sizes(), backward=False)
+
+
+def test_a_number_behind_a_name_says_in_which_layers_it_stands():
+    assert arranged("polysketch:window=64/4") == ("polysketch:window=64", 4)
+    assert arranged("polysketch:window=64") == ("polysketch:window=64", 1)
+    assert attentions(["softmax", "polysketch/4", "polysketch"]) == ("softmax", "polysketch", "sliding-window")
+    for wrong in ("polysketch/", "polysketch/0", "polysketch/two"):
+        with pytest.raises(ValueError, match=f"expected MECHANISM/LAYERS, as in polysketch/4, found '{wrong}'"):
+            arranged(wrong)
+    model = build_model("polysketch:window=64/2", "tiny", Sizes())
+    assert [name for name, _ in model.config.layers()] == ["sliding-window", "polysketch"] * 2

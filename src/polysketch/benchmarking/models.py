@@ -9,7 +9,7 @@ from torch import Tensor
 from polysketch.attention import KeyValueState
 from polysketch.benchmarking.floors import Floor, Shape
 from polysketch.benchmarking.mechanisms import floor
-from polysketch.benchmarking.way_names import Sizes, mechanism_of
+from polysketch.benchmarking.way_names import Sizes, arranged, mechanism_of
 from polysketch.models import ModelState, TransformerLM, preset
 from polysketch.nn.projection_convolution import ProjectionConvolutionState
 from polysketch.ops import LinearAttentionState
@@ -24,10 +24,10 @@ _PREFILL_SPAN = 4_096
 
 
 def build_model(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> TransformerLM:
-    """The preset with the mechanism `name` in every layer, the same weights every time, on PyTorch's default device.
+    """The preset with the mechanism `name` in its layers, the same weights every time, on PyTorch's default device.
 
     Args:
-        name: learned, random, or a mechanism with options as for `ways.way`.
+        name: learned, random, or a mechanism with options as for `ways.way`; in every fourth layer with /4 behind it.
         preset_name: size of the model.
         sizes: of learned and random.
         **changes: other fields of the configuration.
@@ -35,8 +35,10 @@ def build_model(name: str, preset_name: str, sizes: Sizes, **changes: Any) -> Tr
     Raises:
         ValueError: an unknown name or preset; the message lists those that exist.
     """
-    mechanism, options = mechanism_of(name, sizes)
-    config = preset(preset_name, attention=mechanism, attention_options=options, **changes)
+    way, every = arranged(name)
+    mechanism, options = mechanism_of(way, sizes)
+    arrangement = {} if every == 1 else {"attention_every": every}
+    config = preset(preset_name, attention=mechanism, attention_options=options, **arrangement, **changes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return TransformerLM(config)

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polysketch.attention import MECHANISMS, mechanisms_that
-from polysketch.benchmarking.way_names import ALL, ALONE, GIVEN, Sizes, check_names, mechanism_of, with_baseline
+from polysketch.benchmarking.way_names import (
+    ALL,
+    ALONE,
+    GIVEN,
+    Sizes,
+    attentions,
+    check_names,
+    mechanism_of,
+    with_baseline,
+)
 from polysketch.models.presets import preset_fields
 
 if TYPE_CHECKING:
@@ -122,13 +131,13 @@ class _ModelSettings(_SketchSettings):
     """size of the model: tiny, mini, gpt2-small, ..."""
     models: tuple[str, ...] = ("learned",)
     """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
-    or a causal mechanism: name, or name:option=value,option=value"""
+    or a causal mechanism: name, or name:option=value,option=value; name/4 is in every fourth layer, windows between"""
 
     def check_names(self) -> None:
         """As every settings' do."""
         preset_fields(self.preset)
-        check_names(self.models)
-        for name in self.models:
+        check_names(attentions(self.models))
+        for name in attentions(self.models):
             mechanism_of(name, self.sizes)
 
 
@@ -138,7 +147,7 @@ class TrainingSettings(_ModelSettings):
 
     models: tuple[str, ...] = ("learned", "random")
     """attention to compare with softmax: learned, random (polysketch with a learned or a random sketch of that size),
-    or a mechanism: name, or name:option=value,option=value"""
+    or a mechanism: name, or name:option=value,option=value; name/4 is in every fourth layer, windows between"""
     layers: int | None = None
     """layers of the model. Default: the preset's"""
     contexts: tuple[int, ...] = (8_192, 16_384)
@@ -256,8 +265,8 @@ class ServingSettings(Settings):
     def check_names(self) -> None:
         """As every settings' do."""
         preset_fields(self.preset)
-        check_names(self.mechanisms)
-        for name in self.mechanisms:
+        check_names(attentions(self.mechanisms))
+        for name in attentions(self.mechanisms):
             mechanism_of(name, Sizes())
 
 

@@ -18,7 +18,7 @@ from polysketch.benchmarking.agreement import checked_shape, require_agreement
 from polysketch.benchmarking.mechanisms import prepare_generation
 from polysketch.benchmarking.models import BASELINE, build_model, decoding_floor, state_at
 from polysketch.benchmarking.settings import DecodingSettings
-from polysketch.benchmarking.way_names import mechanism_of, with_baseline
+from polysketch.benchmarking.way_names import attentions, mechanism_of, with_baseline
 from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import ModelState, TransformerLM, preset
 
@@ -59,7 +59,7 @@ def time_decoding(bench: Workbench, settings: DecodingSettings) -> list[dict[str
     Raises:
         ValueError: attention that, generating, disagrees with the reference; nothing has been timed then.
     """
-    for name in settings.models:
+    for name in attentions(settings.models):
         _check(bench, settings, name)
     return _time(bench, settings)
 

@@ -10,7 +10,7 @@ from polysketch.benchmarking.attention_alone import check_agreement
 from polysketch.benchmarking.models import BASELINE, build_model, training_floor, training_step
 from polysketch.benchmarking.settings import AttentionSettings, TrainingSettings
 from polysketch.benchmarking.timing import peak_memory
-from polysketch.benchmarking.way_names import with_baseline
+from polysketch.benchmarking.way_names import attentions, with_baseline
 from polysketch.benchmarking.workbench import Workbench
 from polysketch.models import TransformerLM, preset
 
@@ -41,7 +41,7 @@ def _check(bench: Workbench, settings: TrainingSettings) -> None:
     config = preset(settings.preset)
     asked = AttentionSettings(
         lengths=settings.contexts,
-        mechanisms=settings.models,
+        mechanisms=attentions(settings.models),
         batch=settings.batch,
         heads=config.num_heads,
         head_dim=config.head_dim,

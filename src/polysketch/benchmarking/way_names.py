@@ -88,6 +88,31 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
+def arranged(name: str) -> tuple[str, int]:
+    """A model's attention, and in every which layer it stands: `polysketch/4` is in every fourth, windows between.
+
+    Raises:
+        ValueError: no number of layers behind the last `/`.
+    """
+    way, slash, every = name.rpartition("/")
+    if not slash:
+        return name, 1
+    if not every.isdecimal() or int(every) < 1:
+        raise ValueError(f"expected MECHANISM/LAYERS, as in polysketch/4, found {name!r}")
+    return way, int(every)
+
+
+def attentions(names: Sequence[str]) -> tuple[str, ...]:
+    """What attends in models so called, each once; windows too where they stand between.
+
+    Raises:
+        ValueError: as `arranged`.
+    """
+    found = [arranged(name) for name in names]
+    windows = ["sliding-window"] if any(every > 1 for _, every in found) else []
+    return tuple(dict.fromkeys([*(way for way, _ in found), *windows]))
+
+
 def _value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
