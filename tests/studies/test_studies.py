@@ -147,13 +147,18 @@ def test_a_full_disk_leaves_the_earlier_table(folder: Path, capsys, monkeypatch)
 
 
 def test_a_row_may_have_options_of_its_mechanism_and_of_the_model(folder: Path, capsys):
-    rows = ["polysketch-paper+prefix_gain=0.5", "polysketch-paper", "llops+rotary=False+num_features=8"]
+    rows = [
+        "polysketch-paper+prefix_gain=0.5",
+        "polysketch-paper",
+        "llops+rotary=False+num_features=8+attention_every=2",
+    ]
     assert main(["study", "recall", "--only", *rows, "--threads", "1"]) == 0
     runs = folder / "runs/studies/recall-smoke"
     gain, plain, unrotated = (json.loads(next(runs.glob(f"{row}-seed0*/run/config.json")).read_text()) for row in rows)
     assert gain["model"]["sizes"]["attention_options"] == {"local_chunk": 4, "prefix_gain": 0.5}
     assert plain["model"]["sizes"]["attention_options"] == {"local_chunk": 4}
     assert [one["model"]["sizes"]["rotary"] for one in (gain, unrotated)] == [True, False]
+    assert [one["model"]["sizes"]["attention_every"] for one in (gain, unrotated)] == [1, 2]
     assert unrotated["model"]["sizes"]["attention_options"] == {"num_features": 8}
     table = (runs / "results/table.md").read_text().splitlines()
     assert [line.split()[1] for line in table[2:5]] == ["polysketch-paper", *sorted((rows[0], rows[2]))]

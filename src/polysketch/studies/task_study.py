@@ -25,7 +25,7 @@ from polysketch.training.run_folder import RunFolder
 _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
 """Options that count nearby or sampled tokens: their defaults are as long as the whole row or longer."""
 
-_ROTARY = "rotary"
+_OF_MODEL = ("rotary", "attention_every")
 
 _NEWER = ("state_at", "validation_rows", "training", "shorter")  # than some records, which say nothing of them
 
@@ -117,10 +117,11 @@ class TaskStudy(Study):
         besides: rows with options, after the others. A row that is not among these may be made too.
 
     Attributes:
-        own_options: of rows, that are not the mechanism's: `rotary` is the model's, for positions in the heads.
+        own_options: of rows, that are not the mechanism's: `rotary` is the model's, for positions in the heads, as is
+            `attention_every`, for windows between.
     """
 
-    own_options: tuple[str, ...] = (_ROTARY,)
+    own_options: tuple[str, ...] = _OF_MODEL
 
     def __init__(
         self,
@@ -182,9 +183,8 @@ class TaskStudy(Study):
     def trainings(self, row: str, seed: int, settings: TaskSettings, folder: Path, task: Task) -> list[TrainingConfig]:
         """The training runs of a row, one after the other; the last one's model is measured, and reads `task`."""
         name, given = parsed(row)
-        last = training_of(
-            name, self.options_of(row, settings), seed, settings, folder, task, rotary=given.get(_ROTARY)
-        )
+        of_model = {key: given.get(key) for key in _OF_MODEL}
+        last = training_of(name, self.options_of(row, settings), seed, settings, folder, task, **of_model)
         runs: list[TrainingConfig] = []
         for one in settings.shorter:
             runs.append(_on_shorter(last, one, settings, at(task, one.length), after=runs))

@@ -153,6 +153,7 @@ class ExactFirstStudy(TaskStudy):
             steps=exact,
             out=folder / "exact",
             rotary=whole[0].rotary,
+            attention_every=whole[0].attention_every,
         )
         rest = {"steps": settings.steps - exact, "init_from": first.out, "init_new": ("feature_map",)}
         return [first, dataclasses.replace(whole[0], **rest)]
