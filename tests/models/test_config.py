@@ -129,7 +129,7 @@ def test_a_mechanism_in_every_few_layers_ends_with_the_last_and_windows_stand_be
     assert at(2, 4, window=9) == [window, ours]
     assert at(2, 1, window=9) == [ours, ours]
     assert at(2, 2, "softmax") == [("sliding-window", {"window": 256}), ("softmax", {})]
-    assert at(2, 2)[0][1]["window"] == attention.build("polysketch", 2, 4).window
+    assert at(2, 2)[0][1]["window"] == attention.build("polysketch", num_heads=2, head_dim=4).window
 
 
 def test_every_few_layers_is_of_one_mechanism():
@@ -161,6 +161,20 @@ def test_presets_have_a_convolution_and_norms_around_attention_and_the_papers_mo
     assert (tiny.projection_convolution, tiny.query_key_norm, tiny.input_positions) == (4, True, False)
     assert (paper.projection_convolution, paper.query_key_norm, paper.input_positions) == (0, False, True)
     assert paper.layers() == [("polysketch-paper", {})] * 12
+
+
+def test_a_preset_has_its_mechanism_in_the_last_of_four_layers_and_one_asked_for_by_name_in_all():
+    def names(**changes) -> list[str]:
+        return [name for name, _ in preset("tiny", **changes).layers()]
+
+    window = "sliding-window"
+    assert names() == [window, window, window, "polysketch"]
+    assert names(num_layers=2) == [window, "polysketch"]
+    assert names(attention="polysketch") == ["polysketch"] * 4
+    assert names(attention="softmax") == ["softmax"] * 4
+    assert names(attention="softmax", attention_every=2) == [window, "softmax"] * 2
+    assert {name for name, _ in preset("based-tiny").layers()} == {"short-convolution", "based", window}
+    assert preset("gpt2-small-paper").attention_every == 1
 
 
 def test_a_configuration_from_before_the_gates_had_names_says_what_to_write():
