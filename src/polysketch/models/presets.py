@@ -24,8 +24,8 @@ _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 # convolution of projections a model starts with induction (`nn.SelfAttention`). Rotary positions are enough.
 _AROUND = {"projection_convolution": 4, "query_key_norm": True, "input_positions": False}
 
-# One layer of four looks beyond its window: as good as all of them, and cheaper (docs/results.md). A mechanism that is
-# asked for by name stands in every layer.
+# One layer of four looks beyond its window: for equal time better than all of them (docs/results.md, "One layer that
+# looks far"). A mechanism that is asked for by name stands in every layer.
 _OURS = {**_AROUND, EVERY: 4}
 
 # PolySketchFormer, appendix H: 110M, 337M and 748M parameters with softmax attention; 110M, 335M and 748M here.
