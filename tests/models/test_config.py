@@ -30,6 +30,7 @@ def test_sizes_left_out_are_filled_in():
         {"attention": ["short-convolution", "based"], "rotary": False},
         {"rope_base": 500000, "norm_epsilon": 1e-6, "num_kv_heads": 1},
         {"projection_convolution": 4, "query_key_norm": True, "head_gate": True},
+        {"attention_every": 2},
     ],
 )
 def test_a_configuration_survives_json(changes: dict):

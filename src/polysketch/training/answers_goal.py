@@ -24,6 +24,7 @@ from polysketch.training.run_folder import RunFolder
 from polysketch.training.starting_weights import take_weights
 from polysketch.training.step import precision
 from polysketch.training.tensors import unchanged_randomness
+from polysketch.training.text_goal import AROUND
 
 
 class AnswersGoal(Goal):
@@ -148,14 +149,7 @@ def _explicit(config: TrainingConfig, saved: Mapping[str, Any], context: int) ->
     given = {"context": context, "pack": saved.get("pack", "auto")}
     if config.attention is None and not config.attention_options and saved.get("attention") is not None:
         given |= {"attention": saved["attention"], "attention_options": saved["attention_options"]}
-    for name in (
-        "projection_convolution",
-        "query_key_norm",
-        "head_gate",
-        "input_positions",
-        "attention_every",
-        "rotary",
-    ):
+    for name in (*AROUND, "rotary"):
         if getattr(config, name) is None:
             given[name] = saved.get(name)
     return dataclasses.replace(config, **given)
