@@ -4,6 +4,7 @@
     python benchmarks/gpu_check.py check --match linear         the tests of which pytest's -k says so
     python benchmarks/gpu_check.py bench                        results in benchmarks/results/gpu-bench-TIME.jsonl, .png
     python benchmarks/gpu_check.py bench --only attention       or several of attention, training, decoding
+    python benchmarks/gpu_check.py bench --match sdpa hyper     series and models with such a part in their names
     python benchmarks/gpu_check.py check --device cpu --quick   the script with tiny sizes, without a GPU; bench too
     python benchmarks/gpu_check.py bench --out FOLDER/gpu.jsonl --budget-seconds 300
 
@@ -47,6 +48,7 @@ from benchmarks.journal import Journal, stamped
 from polysketch.benchmarking.environment import environment
 from polysketch.benchmarking.timing import Clock, copy_bandwidth, matmul_precision, matrix_rate
 
+_LAST = 0.92  # of what is left, for the last section of `bench`
 _CHECKING = 0.9  # of the budget; the rest is for the processes' last tasks and the sanitizer
 
 
@@ -78,6 +80,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     bench = verbs.add_parser("bench", help="how fast is it?")
     sections = [name for name in _SECTIONS if name != "rates"]
     bench.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=", ".join(sections))
+    bench.add_argument("--match", nargs="+", default=[], metavar="PART", help="series and models of such names alone")
     bench.add_argument(
         "--apart",
         action=argparse.BooleanOptionalAction,
@@ -138,10 +141,10 @@ def _check(device: torch.device, arguments: argparse.Namespace, budget: Budget, 
 def _bench(device: torch.device, arguments: argparse.Namespace, budget: Budget, journal: Journal) -> None:
     """Ceilings, floors, and the timed sections asked for; each goes on whatever becomes of the others."""
     apart = device.type == "cuda" if arguments.apart is None else arguments.apart
-    for name, (share, time_section) in _SECTIONS.items():
-        if name != "rates" and name not in (arguments.only or _SECTIONS):
-            continue
-        section = budget.section(share)
+    wanted = [name for name in _SECTIONS if name == "rates" or name in (arguments.only or _SECTIONS)]
+    for name in wanted:
+        share, time_section = _SECTIONS[name]
+        section = budget.section(_LAST if name == wanted[-1] else share)
         if apart:
             part = partial(run_apart, name, partial(_command, name, arguments, journal), section, journal)
         else:
@@ -153,11 +156,12 @@ def _command(name: str, arguments: argparse.Namespace, journal: Journal, seconds
     """What runs a section of this run in another process."""
     command = [sys.executable, "-m", "benchmarks.gpu_check", "bench", "--section", name, "--device", arguments.device]
     command += ["--out", str(journal.path.resolve()), "--budget-seconds", str(seconds)]
+    command += ["--match", *arguments.match] if arguments.match else []
     return [*command, "--quick"] if arguments.quick else command
 
 
 def _prepared(device: torch.device, section: Budget, journal: Journal, arguments: argparse.Namespace) -> Bench:
-    return Bench(Clock(device, most=2 if arguments.quick else 20), section, journal, arguments.quick)
+    return Bench(Clock(device, most=2 if arguments.quick else 20), section, journal, arguments.quick, arguments.match)
 
 
 def _measure_rates(bench: Bench) -> None:
@@ -172,7 +176,7 @@ _SECTIONS: dict[str, tuple[float, Callable[[Bench], None]]] = {
     "rates": (0.2, _measure_rates),
     "attention": (0.6, kernels.time_attention),
     "training": (0.5, language_model.time_training),
-    "decoding": (0.92, generated_tokens.time_decoding),
+    "decoding": (0.5, generated_tokens.time_decoding),
 }
 """Each section of `bench` and its share of what is left when it begins; what one does not use is the next one's."""
 

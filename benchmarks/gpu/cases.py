@@ -33,12 +33,14 @@ class Bench:
         section: its time.
         journal: of the run.
         quick: tiny sizes.
+        match: parts of the names of series or models that are wanted; none for all.
     """
 
     clock: Clock
     section: Budget
     journal: Journal
     quick: bool
+    match: Sequence[str] = ()
 
     @property
     def device(self) -> torch.device:

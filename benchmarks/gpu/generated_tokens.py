@@ -38,6 +38,7 @@ def time_decoding(bench: Bench) -> None:
         for position in positions
         for batch in batches
         for name in MODELS
+        if not bench.match or any(part in name for part in bench.match)
         if name != "polysketch"  # its state cannot be filled without reading the tokens
         if position == positions[0] or not name.endswith("r=64")
     ]

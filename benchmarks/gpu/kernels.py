@@ -1,7 +1,10 @@
 """Attention alone, 1k to 128k tokens: this library's against the fused kernels of scaled_dot_product_attention."""
 
 import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from math import log2
 from typing import Any
 
 import torch
@@ -19,7 +22,11 @@ _FEATURES = 256  # of power 1, beside flash-linear-attention's
 _DELTA = 48  # features of the delta rule, of two factors
 _DEGREE = 4  # of the low-rank sketch
 _ITEMSIZE = 2  # bfloat16
+_NEAR, _EXACT = 512, 4096  # of HyperAttention: keys of a query in a span, tokens up to which it is exact
 _BOTH = "forward+backward"
+BIDIRECTIONAL = ", bidirectional"
+"""Behind the name of a series in which every token sees all others."""
+
 _EXPONENTS = (15, 17, 13, 11, 14, 12, 16, 10)  # of 2: lengths, where time runs out the last are left out
 
 
@@ -41,7 +48,26 @@ def all_series() -> dict[str, Way]:
     for name, backend in (("low-rank sketch", "auto"), ("low-rank sketch by PyTorch", "reference")):
         sketch = partial(calls.low_rank, features=_FEATURES, degree=_DEGREE, backend=backend)
         found[f"{name} m={_FEATURES}"] = Way("", sketch, _low_rank_floor)
+    found["hyper"] = Way("", way("hyper", Sizes()).prepare, _hyper_floor)
+    for name in ("sdpa flash", "sdpa cudnn", "hyper"):
+        found[f"{name}{BIDIRECTIONAL}"] = _bidirectional(found[name])
     return {**found, "polynomial degree=4": way("polynomial", Sizes())}
+
+
+def _bidirectional(one: Way) -> Way:
+    """The same where every token sees all others."""
+    return replace(
+        one,
+        prepare=lambda shape, *where: one.prepare(replace(shape, causal=False), *where),
+        floor=lambda shape, **counted: one.floor(replace(shape, causal=False), **counted),
+    )
+
+
+def _hyper_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
+    """Causal: exact blocks, and for every doubling of them the keys that half of the queries meet."""
+    doublings = log2(max(1.0, shape.length / _EXACT))
+    seen = _EXACT / 2 + doublings * _NEAR / 2 if shape.causal else _NEAR if doublings else _EXACT
+    return floors.nearby_attention(shape, seen, backward=backward, itemsize=itemsize)
 
 
 def _power_one_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
@@ -78,10 +104,14 @@ def _fla(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
     return Call(lambda: chunk_linear_attn(query, key, value, normalize=False)[0], [query, key, value])
 
 
-def cases(*, quick: bool) -> list[Labels]:
+def cases(*, quick: bool, match: Sequence[str] = ()) -> list[Labels]:
     """All points, in the order they are timed: neighbours are compared, so lengths are the outer loop.
 
     A constant number of tokens first, from the lengths that targets are for; one sequence afterwards.
+
+    Args:
+        quick: tiny sizes.
+        match: parts of the names of those series that are wanted; none for all.
     """
     tokens, lengths = (256, [64, 128]) if quick else (2**17, [2**exponent for exponent in _EXPONENTS])
     whole = [(tokens // length, length) for length in lengths]
@@ -91,13 +121,14 @@ def cases(*, quick: bool) -> list[Labels]:
         for batch, length in [*whole, *one]
         for direction in ("forward", _BOTH)
         for name in all_series()
+        if not match or any(part in name for part in match)
     ]
 
 
 def time_attention(bench: Bench) -> None:
     """Time what fits and is not in the journal."""
     Cases("time", bench, _series_of, partial(_measure, bench, all_series()), _LONGEST_CALL).run(
-        cases(quick=bench.quick)
+        cases(quick=bench.quick, match=bench.match)
     )
 
 

@@ -46,6 +46,7 @@ def time_training(bench: Bench) -> None:
     """Steps of constant tokens, bfloat16 autocast and AdamW, at several contexts."""
     tokens, lengths = (128, [32, 64]) if bench.quick else (_STEP_TOKENS, [2**15, 2**11, 2**13, 2**12, 2**14])
     points = [{"model": name, "batch": tokens // length, "length": length} for length in lengths for name in MODELS]
+    points = [one for one in points if not bench.match or any(part in one["model"] for part in bench.match)]
     Cases("train", bench, series_of, partial(_train, bench)).run(points)
 
 

@@ -1,21 +1,19 @@
 """What a run shows at its end: short tables, and the measurements of its picture."""
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.kernels import BIDIRECTIONAL
 from benchmarks.gpu.targets import figures
 from benchmarks.journal import Journal
 from polysketch.benchmarking.tables import Row, megabytes, print_table
 from polysketch.benchmarking.way_names import FUSED
 
 _OUTPUT = " output_ratio"
-_COLUMNS = (
-    *("features r=32", "features r=64", "random r=32", "learned r=32", "random r=64", "learned r=64"),
-    "polynomial degree=4",
-)
 
 
 def print_check(journal: Journal) -> None:
@@ -64,23 +62,30 @@ def print_bench(journal: Journal) -> None:
 
 
 def _print_times(direction: str, records: list[dict[str, Any]]) -> None:
-    """By length."""
+    """A row a series, a column a length."""
     if not records:
         return
     tokens = "batch 1" if records[0]["batch"] == 1 else f"{records[0]['batch'] * records[0]['length']:,} tokens"
     print(f"{direction}, {tokens}: ms, times as fast as the fastest fused kernel, TFLOP/s")
-    rows = []
-    for length in sorted({record["length"] for record in records}):
-        found = {one["series"]: one for one in records if one["length"] == length}
-        fused = min((found[name]["seconds"] for name in FUSED if name in found), default=None)
-        cells = {name: _cell(found.get(name), fused) for name in _COLUMNS}
-        rows.append({"length": str(length), "fused": f"{fused * 1e3:.2f}" if fused else "", **cells})
-    print_table(rows)
+    lengths = sorted({record["length"] for record in records})
+    fused = {direct: _fused(records, direct) for direct in (False, True)}
+    rows: dict[str, Row] = {}
+    for one in records:
+        row = rows.setdefault(one["series"], {"series": one["series"], **dict.fromkeys(map(str, lengths), "")})
+        row[str(one["length"])] = _cell(one, fused[BIDIRECTIONAL in one["series"]].get(one["length"]))
+    print_table(list(rows.values()))
 
 
-def _cell(one: dict[str, Any] | None, fused: float | None) -> str:
-    if one is None:
-        return ""
+def _fused(records: Sequence[dict[str, Any]], bidirectional: bool) -> dict[int, float]:
+    """Length -> seconds of the fastest fused kernel."""
+    names, fastest = [f"{name}{BIDIRECTIONAL if bidirectional else ''}" for name in FUSED], {}
+    for one in records:
+        if one["series"] in names:
+            fastest[one["length"]] = min(one["seconds"], fastest.get(one["length"], math.inf))
+    return fastest
+
+
+def _cell(one: dict[str, Any], fused: float | None) -> str:
     speed = f" x{fused / one['seconds']:.2f}" if fused else ""
     return f"{one['seconds'] * 1e3:.2f}{speed} {one['tflops']:.0f}"
 
