@@ -125,6 +125,7 @@ def _linear_calls() -> Iterator[Named]:
         yield _linear(features=32 if power == 2 else 64, local=local, power=power, decays=True, shared=2)
     for width, decays in itertools.product((64, 128), (False, True)):
         yield _linear(width, features=48, power=1, factors=2, decays=decays)
+    yield _linear(80, features=64, power=1, factors=2)  # of `polysketch`: values, a one and zeros behind
     yield _linear(features=32, causal=False)
     yield _linear(features=64, power=1, causal=False)
 

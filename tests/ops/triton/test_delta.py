@@ -21,7 +21,7 @@ from polysketch.ops.triton.launch import launching
 CHUNK = 16
 BLOCKS = {
     "delta_errors": {"CHUNK": CHUNK, "ROWS": 32, "COLUMNS": 16, "num_warps": 4, "num_stages": 1},
-    "delta_inverse": {"DEPTH": 16, "num_warps": 4, "num_stages": 1},
+    "delta_inverse": {"DEPTH": 16, "JOINED": 0, "num_warps": 4, "num_stages": 1},
 }
 """Several chunks, pieces of the sums and blocks of columns at sizes that the interpreter can do."""
 HEADS = 2
@@ -263,7 +263,17 @@ MUTANTS = {
     "the last row is not solved": ("inverse", "range(1, CHUNK)", "range(1, CHUNK - 1)"),
     "a writer's strength is its reader's": ("inverse", "share[None, :]", "share[:, None]"),
     "the diagonal is missing": ("inverse", "1.0, 0.0)\n", "0.0, 0.0)\n"),
+    "only neighbours are joined": ("inverse", "range(1, levels_of(CHUNK))", "range(0)"),
+    "halves of the chunk are not joined": ("inverse", "levels_of(CHUNK))", "levels_of(CHUNK) - 1)"),
+    "a pair's inverse is its parts'": ("inverse", "tl.dot(found, rest", "0 * tl.dot(found, rest"),
+    "single tokens are not joined": ("inverse", " - within_pairs(strict, 0", " - 0 * within_pairs(strict, 0"),
 }  # fmt: skip
+JOINED = {**BLOCKS["delta_inverse"], "JOINED": 1}
+
+
+def test_blocks_joined_are_the_rows_substituted():
+    with forced(delta_inverse=JOINED):
+        assert_agrees(Case(length=2 * CHUNK + 5))
 
 
 @pytest.mark.full
@@ -281,3 +291,5 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     monkeypatch.setattr(module, f"delta_{program}", getattr(mutant, f"delta_{program}"))
     with pytest.raises(AssertionError, match="relative errors beyond"):
         assert_agrees(Case(length=2 * CHUNK + 5))
+        with forced(delta_inverse=JOINED):
+            assert_agrees(Case(length=2 * CHUNK + 5))

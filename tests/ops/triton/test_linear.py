@@ -218,7 +218,8 @@ MUTANTS = {
     "one query head of a group is heard": ("linear_inner_gradient", "+ item // queries", "+ 0", PLAIN),
     "the second factor is dropped": ("linear_outputs", "if INNER_FACTORS == 2", "if INNER_FACTORS == 3", FACTORS),
     "gradients of factors are exchanged": ("linear_inner_gradient", "(change * other)", "(change * score)", FACTORS),
-    "both halves get the first one's gradient": ("linear_sums_gradient", "half == 0, of", "half == half, of", FACTORS),
+    "the second half's gradient is of itself": ("linear_sums_gradient", "e * first[:", "e * second[:", FACTORS),
+    "a half's entries meet themselves": ("linear_fold", "of_x + HALF, tokens", "of_x, tokens", FACTORS),
     "what is there is not added to": ("linear_inner_gradient", "    if ADD:", "    if False:", DECAYED),
 }
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from polysketch.ops.arguments import check_devices
 from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.delta import operator, reference
+from polysketch.ops.delta.operator import aligned_columns
 from polysketch.ops.delta.self_check import programs_agree, steps_agree
 from polysketch.ops.delta.triton import decoding
 from polysketch.ops.delta.types import Inputs
@@ -104,10 +105,13 @@ def _half(key_features: Tensor) -> torch.dtype | None:
 def _rounded_for_programs(
     query: Tensor, key: Tensor, written: Tensor, half: torch.dtype | None, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In half precision where features came in it and programs on a device multiply them: by tensor cores."""
+    """In half precision where features came in it and programs on a device multiply them: by tensor cores.
+
+    What is written is then of a width that lies on the bounds of memory's words, with zeros behind.
+    """
     if half is None or key.device.type not in AUTO_DEVICES or backend not in ("auto", "triton"):
         return query, key, written
-    return query.to(half), key.to(half), written.to(half)
+    return query.to(half), key.to(half), aligned_columns(written.to(half))
 
 
 def delta_attention(
@@ -158,7 +162,7 @@ def delta_attention(
     written = _writes(inputs, factors, half, backend)
     operands = _rounded_for_programs(query, inputs.key, written, half, backend)
     found = linear_attention(*operands, causal=True, normalize=False, **given).output
-    return found.to(written.dtype)
+    return found[..., : written.shape[3]].to(written.dtype)
 
 
 @torch.no_grad()
@@ -220,7 +224,8 @@ def delta_attention_extend_(
         return state.on_a_copy(lambda own: delta_attention_extend_(*given_tokens, own, factors=factors))
     half = _half(key_features)
     written = _writes(inputs, factors, half, "auto")
-    operands = _rounded_for_programs(query, inputs.key, written, half, "auto")
+    *operands, _ = _rounded_for_programs(query, inputs.key, written, half, "auto")
+    operands.append(written.to(operands[0].dtype))  # as wide as the state
     found = linear_attention_extend_(*operands, state, factors=factors, normalize=False).output
     return found.to(written.dtype)
 

@@ -161,10 +161,12 @@ def gradients(
     written, errors = outputs
     of_errors = backend.errors_in_reverse(Inputs(inputs.key, upstream, inputs.strength), factors, half)
     of_value = of_errors * inputs.strength[..., None]
-    operands = (inputs.key, _late(inputs.key), _late(written), -of_value)
-    of_query, of_key, of_sums = linear_attention_gradients(
-        *(x if half is None else x.to(half) for x in operands), factors=factors, sums=inputs.sums
-    )
+    operands = [inputs.key, _late(inputs.key), _late(written), -of_value]
+    if half is not None:
+        operands = [x.to(half) for x in operands]
+        if inputs.sums is None:
+            operands[2:] = [aligned_columns(x) for x in operands[2:]]
+    of_query, of_key, of_sums = linear_attention_gradients(*operands, factors=factors, sums=inputs.sums)
     found = [of_query.to(of_value.dtype) + _early(of_key), of_value, (of_errors * errors).sum(-1)]
     return found if of_sums is None else [*found, of_sums]
 
@@ -172,6 +174,12 @@ def gradients(
 @delta_writes_backward_operator.register_fake
 def _(gradient: Tensor, written: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in arguments[:4] if x is not None]
+
+
+def aligned_columns(x: Tensor) -> Tensor:
+    """Zeros behind its columns, up to a multiple of 16: programs read rows that begin at words of 32 bytes at once."""
+    missing = -x.shape[-1] % 16
+    return F.pad(x, (0, missing)) if missing else x
 
 
 def _late(x: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ def programs_agree(inputs: Inputs, factors: int, half: torch.dtype | None) -> bo
         "continued": inputs.sums is not None,
     }
     if torch.is_grad_enabled():
-        ask_programs_of_gradients(like, value, factors=factors)
+        aligned = half is not None and inputs.sums is None
+        ask_programs_of_gradients(like, operator.aligned_columns(value) if aligned else value, factors=factors)
     return self_check.passed("delta_writes", like, call, partial(_errors, call, like, half))
 
 

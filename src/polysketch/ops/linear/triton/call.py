@@ -70,6 +70,8 @@ class ProgramCall:
         )
         for name, size in at_most.items():
             found[name] = min(found[name], covering_block(size))
+        if "ROWS" in found and self.plan.factors == 2:  # the products of an entry of one half with the whole other
+            found["ROWS"] = max(found["ROWS"], covering_block(self.features // 2))
         return found
 
     @cached_property
@@ -126,6 +128,12 @@ class ProgramCall:
     def most_rows(self) -> int:
         """Of the sums in one program."""
         return 256 if self.plan.power == 2 else self.expanded
+
+    def sums_blocks(self, rows: int) -> int:
+        """Programs of so many rows that the sums of a key head are cut into."""
+        if self.plan.factors == 2:
+            return num_blocks(self.features // 2, rows // covering_block(self.features // 2))
+        return num_blocks(self.expanded, rows)
 
 
 def _products(dtype: torch.dtype) -> str:

@@ -77,10 +77,7 @@ class Launches(ProgramCall):
         first_sums, first_normalizer = (None if each is None else each.float().contiguous() for each in initial)
         self.launch(
             linear_fold,
-            self.batch
-            * self.key_heads
-            * num_blocks(self.expanded, use["ROWS"])
-            * num_blocks(self.width, use["COLUMNS"]),
+            self.batch * self.key_heads * self.sums_blocks(use["ROWS"]) * num_blocks(self.width, use["COLUMNS"]),
             *(x, y, u, factor, carry, first_sums, first_normalizer, *found),
             *(*x.stride()[:3], *y.stride()[:3], length, chunk, chunks),
             use=use,

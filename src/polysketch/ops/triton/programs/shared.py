@@ -28,6 +28,12 @@ def expanded_rows(features, power, factors):
     return tiles * (tiles + 1) // 2 * 256 if power == 2 else features
 
 
+@triton.constexpr_function
+def half_block(features):
+    """The power of two, at least 16, that covers one of two halves of so many features."""
+    return max(16, 1 << (features // 2 - 1).bit_length())
+
+
 @triton.jit
 def factor_columns(rows, FEATURES: tl.constexpr):
     """The features that the products `rows` of two halves are made of; FEATURES, where nothing is, past the last."""
@@ -116,6 +122,14 @@ def as_operand(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_factor_sums(sums, down, across, columns, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """(ROWS, columns) of the sums for the products of entries `down` of the first half with `across` of the second."""
+    rows = tl.reshape(down[:, None] * HALF + across[None, :], (ROWS,))
+    inside = tl.reshape((down < HALF)[:, None] & (across < HALF)[None, :], (ROWS,))
+    return load_rows(sums, rows, WIDTH, columns, inside, WIDTH)
+
+
+@triton.jit
 def read_sums(
     x, tokens, stride, seen, sums, normalizer, columns,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, POWER: tl.constexpr, FACTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -124,20 +138,37 @@ def read_sums(
     """Numerator E(x) S (TOKENS, COLUMNS) and, with a normalizer, denominator E(x) z (TOKENS), ROWS rows at a time."""
     numerator = tl.zeros((TOKENS, COLUMNS), tl.float32)
     denominator = tl.zeros((TOKENS,), tl.float32)
-    if POWER == 1:
-        EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
-        for start in range(0, EXPANDED, ROWS):
+    if FACTORS == 2:
+        HALF: tl.constexpr = FEATURES // 2
+        ACROSS: tl.constexpr = half_block(FEATURES)
+        DOWN: tl.constexpr = ROWS // ACROSS
+        across = tl.arange(0, ACROSS)
+        # Read once, side by side, for all products; a half's entry after the other meets them.
+        second = load_rows(x + HALF, tokens, stride, across, seen, HALF).to(DOT)
+        for start in range(0, HALF, DOWN):
+            down = start + tl.arange(0, DOWN)
+            first = load_rows(x, tokens, stride, down, seen, HALF).to(DOT)
+            products = tl.reshape(first[:, :, None] * second[:, None, :], (TOKENS, ROWS))
+            found = load_factor_sums(sums, down, across, columns, HALF, WIDTH, ROWS).to(DOT)
+            numerator = tl.dot(products, found, numerator, input_precision=PRECISION)
+        if normalizer is not None:
+            for tile in range(((HALF + 15) // 16) * ((HALF + 15) // 16)):
+                left = tile // ((HALF + 15) // 16) * 16 + tl.arange(0, 16)
+                right = tile % ((HALF + 15) // 16) * 16 + tl.arange(0, 16)
+                inside = (left < HALF)[:, None] & (right < HALF)[None, :]
+                mass = tl.load(normalizer + left[:, None] * HALF + right[None, :], mask=inside, other=0.0)
+                of_left = load_rows(x, tokens, stride, left, seen, HALF).to(tl.float32)
+                of_right = load_rows(x + HALF, tokens, stride, right, seen, HALF).to(tl.float32)
+                half = tl.dot(of_left, mass, input_precision=small_precision(DOT, PRECISION))
+                denominator += tl.sum(half * of_right, 1)
+    elif POWER == 1:
+        for start in range(0, FEATURES, ROWS):
             rows = start + tl.arange(0, ROWS)
-            if FACTORS == 2:
-                of_first, of_second = factor_columns(rows, FEATURES)
-                operand = load_rows(x, tokens, stride, of_first, seen, FEATURES).to(tl.float32)
-                operand *= load_rows(x, tokens, stride, of_second, seen, FEATURES).to(tl.float32)
-            else:
-                operand = load_rows(x, tokens, stride, rows, seen, FEATURES)
-            found = load_rows(sums, rows, WIDTH, columns, rows < EXPANDED, WIDTH).to(DOT)
+            operand = load_rows(x, tokens, stride, rows, seen, FEATURES)
+            found = load_rows(sums, rows, WIDTH, columns, rows < FEATURES, WIDTH).to(DOT)
             numerator = tl.dot(operand.to(DOT), found, numerator, input_precision=PRECISION)
             if normalizer is not None:
-                mass = tl.load(normalizer + rows, mask=rows < EXPANDED, other=0.0)
+                mass = tl.load(normalizer + rows, mask=rows < FEATURES, other=0.0)
                 denominator += tl.sum(operand.to(tl.float32) * mass[None, :], 1)
     else:
         TILES: tl.constexpr = (FEATURES + 15) // 16

@@ -1,14 +1,56 @@
 """The systems of equations inside the chunks, inverted; every chunk on its own.
 
-    T = (I + tril(w diag(s), -1))^-1
+    T = (I + N)^-1,   N = tril(w diag(s), -1)
 
-Row after row by substitution, in float32 whatever products are made of: what is subtracted may cancel.
+Row after row by substitution, in float32. Or, where products are made of TF32, by tensor cores: blocks on the diagonal
+are joined in pairs, from single tokens to the whole chunk. Where D holds the inverses of the blocks, and L what
+of N joins a pair, the inverse of the pairs is D - D L D. Three products of TF32 make one here, nearly as good as one of
+float32, for what is subtracted may cancel.
 """
 
 import triton
 import triton.language as tl
 
 from polysketch.ops.linear.triton.programs.outputs import scores
+
+
+@triton.constexpr_function
+def levels_of(chunk):
+    """How often pairs are joined until they are the chunk."""
+    return chunk.bit_length() - 1
+
+
+@triton.jit
+def within_pairs(strict, level, CHUNK: tl.constexpr):
+    """Of a strictly lower (CHUNK, CHUNK) what joins two neighbouring blocks of 2^level tokens; zeros elsewhere."""
+    places = tl.arange(0, CHUNK)
+    row, column = places[:, None] >> level, places[None, :] >> level
+    return tl.where((row >> 1 == column >> 1) & (row != column), strict, 0.0)
+
+
+@triton.jit
+def substituted(strict, CHUNK: tl.constexpr):
+    """(I + N)^-1 of a strictly lower N."""
+    places = tl.arange(0, CHUNK)
+    # T - I: each row is that of -N, times the rows before it.
+    found = -strict
+    for place in range(1, CHUNK):
+        here = places[:, None] == place
+        line = tl.sum(tl.where(here, found, 0.0), 0)
+        line += tl.sum(line[:, None] * found, 0)
+        found = tl.where(here, line[None, :], found)
+    return found + tl.where(places[:, None] == places[None, :], 1.0, 0.0)
+
+
+@triton.jit
+def joined(strict, CHUNK: tl.constexpr):
+    """The same by products."""
+    places = tl.arange(0, CHUNK)
+    found = tl.where(places[:, None] == places[None, :], 1.0, 0.0) - within_pairs(strict, 0, CHUNK)
+    for level in range(1, levels_of(CHUNK)):
+        rest = tl.dot(within_pairs(strict, level, CHUNK), found, input_precision="tf32x3")
+        found -= tl.dot(found, rest, input_precision="tf32x3")
+    return found
 
 
 @triton.jit(do_not_specialize=["length", "chunks"])
@@ -23,8 +65,9 @@ def delta_inverse(
     PRECISION: tl.constexpr,
     CHUNK: tl.constexpr,
     DEPTH: tl.constexpr,
+    JOINED: tl.constexpr,
 ):  # fmt: skip
-    """One program: CHUNK tokens of one head, DEPTH features at a time.
+    """One program: CHUNK tokens of one head, DEPTH features at a time; by joining blocks, or by substitution.
 
     Shapes: key (batch, HEADS, length, FEATURES), strength (batch, HEADS, length), inverse (batch, HEADS, chunks, CHUNK,
     CHUNK), contiguous. What is past the last token writes nothing: its rows and columns are those of the identity.
@@ -47,12 +90,6 @@ def delta_inverse(
             CHUNK, CHUNK, DEPTH,
         )  # fmt: skip
     share = tl.load(strength + places * strength_token, mask=seen, other=0.0)
-    # T - I: each row is that of -w diag(s), times the rows before it.
-    found = tl.where(places[:, None] > places[None, :], -weight * share[None, :], 0.0)
-    for place in range(1, CHUNK):
-        here = places[:, None] == place
-        line = tl.sum(tl.where(here, found, 0.0), 0)
-        line += tl.sum(line[:, None] * found, 0)
-        found = tl.where(here, line[None, :], found)
-    found += tl.where(places[:, None] == places[None, :], 1.0, 0.0)
+    strict = tl.where(places[:, None] > places[None, :], weight * share[None, :], 0.0)
+    found = joined(strict, CHUNK) if JOINED else substituted(strict, CHUNK)
     tl.store(inverse + number.to(tl.int64) * CHUNK * CHUNK + places[:, None] * CHUNK + places[None, :], found)

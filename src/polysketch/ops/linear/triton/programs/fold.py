@@ -13,23 +13,40 @@ import triton.language as tl
 from polysketch.ops.triton.programs.shared import (
     TILE,
     expanded_rows,
-    factor_columns,
+    half_block,
     load_columns,
     load_rows,
     tile_pair,
 )
 
 
+@triton.constexpr_function
+def fold_blocks(features, power, factors, rows):
+    """Programs that the rows of the sums are cut into; with two factors whole halves lie in each."""
+    expanded = expanded_rows(features, power, factors)
+    if factors == 2:
+        down = rows // half_block(features)
+        return (features // 2 + down - 1) // down
+    return (expanded + rows - 1) // rows
+
+
+@triton.jit
+def _store_normalizer(pointer, normalizer, weight, slots, POWER: tl.constexpr, EXPANDED: tl.constexpr):
+    """A row of what is not at power 2 is added up over its tokens here alone, not at every step."""
+    found = normalizer if POWER == 2 else tl.sum(normalizer, 1)
+    tl.store(pointer + slots, found * weight, slots < EXPANDED)
+
+
 @triton.jit
 def _begin_chunk(
     total, normalizer, weight, carry, states, state_normalizers, place, entry, inside, slots, column_block,
-    EXPANDED: tl.constexpr, WIDTH: tl.constexpr, WRITE_STATES: tl.constexpr,
+    POWER: tl.constexpr, EXPANDED: tl.constexpr, WIDTH: tl.constexpr, WRITE_STATES: tl.constexpr,
 ):  # fmt: skip
     """Keep the sums before a chunk, weighted as they are read, and let them decay over it."""
     if WRITE_STATES:
         tl.store(states + place * EXPANDED * WIDTH + entry, (total * weight).to(states.dtype.element_ty), inside)
         if column_block == 0:
-            tl.store(state_normalizers + place * EXPANDED + slots, normalizer * weight, slots < EXPANDED)
+            _store_normalizer(state_normalizers + place * EXPANDED, normalizer, weight, slots, POWER, EXPANDED)
     if carry is not None:
         decay = tl.load(carry + place)
         total *= decay
@@ -60,20 +77,22 @@ def _fold_block(
     if u is not None:
         query_row = batch * (KEY_HEADS * SHARED) + query_head
         ones *= tl.load(u + query_row * length + start + tokens, mask=seen, other=0.0)
-    of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
     if POWER == 2:
+        of_left = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
         of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES).to(DOT)
         expanded = tl.reshape(of_left[:, None, :] * of_right[None, :, :], (ROWS, TOKENS))
         weighted = (of_left * ones[None, :]).to(DOT)
         normalizer = tl.dot(weighted, tl.trans(of_right), normalizer, input_precision=PRECISION)
     elif FACTORS == 2:
-        of_right = load_columns(of_x, tokens, x_token, right, seen, FEATURES)
-        products = of_left.to(tl.float32) * of_right.to(tl.float32)
+        HALF: tl.constexpr = FEATURES // 2
+        of_left = load_columns(of_x, tokens, x_token, left, seen, HALF).to(tl.float32)
+        of_right = load_columns(of_x + HALF, tokens, x_token, right, seen, HALF).to(tl.float32)
+        products = tl.reshape(of_left[:, None, :] * of_right[None, :, :], (ROWS, TOKENS))
         expanded = products.to(DOT)
-        normalizer += tl.sum(products * ones[None, :], 1)
+        normalizer += products * ones[None, :]
     else:
-        expanded = of_left
-        normalizer += tl.sum(of_left * ones[None, :], 1)
+        expanded = load_columns(of_x, tokens, x_token, left, seen, FEATURES).to(DOT)
+        normalizer += expanded * ones[None, :]
     return tl.dot(expanded, column, total, input_precision=PRECISION), normalizer
 
 
@@ -114,7 +133,10 @@ def linear_fold(
     PARTS: tl.constexpr = 256 // ROWS if POWER == 2 else 1
     SLICE: tl.constexpr = ROWS // 16
     EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
-    BLOCKS: tl.constexpr = PARTS * TILES * (TILES + 1) // 2 if POWER == 2 else (EXPANDED + ROWS - 1) // ROWS
+    HALF: tl.constexpr = FEATURES // 2
+    ACROSS: tl.constexpr = half_block(FEATURES)
+    DOWN: tl.constexpr = ROWS // ACROSS if FACTORS == 2 else 1
+    BLOCKS: tl.constexpr = fold_blocks(FEATURES, POWER, FACTORS, ROWS)
     COLUMN_BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     number = tl.program_id(0)
     column_block = number % COLUMN_BLOCKS
@@ -130,19 +152,23 @@ def linear_fold(
         right = second * TILE + tl.arange(0, TILE)
         weight = tl.where(first == second, 1.0, 2.0)
         slots = block * ROWS + tl.arange(0, SLICE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    else:
-        left, right = factor_columns(rows, FEATURES) if FACTORS == 2 else (rows, rows)
-        weight = 1.0
+    elif FACTORS == 2:
+        left, right, weight = block * DOWN + tl.arange(0, DOWN), tl.arange(0, ACROSS), 1.0
+        there = (left < HALF)[:, None] & (right < HALF)[None, :]
+        rows = tl.reshape(tl.where(there, left[:, None] * HALF + right[None, :], EXPANDED), (ROWS,))
         slots = rows
+    else:
+        left, right, weight, slots = rows, rows, 1.0, rows
     # What a gradient is kept as: without the weight with which it comes in and goes out.
     outer = weight if GRADIENT else 1.0
     entry = rows[:, None] * WIDTH + columns[None, :]
     inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    normalizer = tl.zeros(slots.shape, tl.float32)
+    normalizer = tl.zeros(slots.shape if POWER == 2 else (ROWS, TOKENS), tl.float32)
     if initial_sums is not None:
         total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
-        normalizer = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+        before = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+        normalizer = before if POWER == 2 else tl.where((tl.arange(0, TOKENS) == 0)[None, :], before[:, None], 0.0)
 
     steps = SHARED * tl.cdiv(chunk, TOKENS)
     if FLAT:
@@ -153,7 +179,7 @@ def linear_fold(
             if item % steps == 0:
                 total, normalizer = _begin_chunk(
                     total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
-                    slots, column_block, EXPANDED, WIDTH, WRITE_STATES,
+                    slots, column_block, POWER, EXPANDED, WIDTH, WRITE_STATES,
                 )  # fmt: skip
             total, normalizer = _fold_block(
                 total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, item % steps, columns, left,
@@ -166,7 +192,7 @@ def linear_fold(
             index = chunks - 1 - turn if REVERSE else turn
             total, normalizer = _begin_chunk(
                 total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
-                slots, column_block, EXPANDED, WIDTH, WRITE_STATES,
+                slots, column_block, POWER, EXPANDED, WIDTH, WRITE_STATES,
             )  # fmt: skip
             for step in range(steps if WRITE_FINAL else tl.where(turn < chunks - 1, steps, 0)):
                 total, normalizer = _fold_block(
@@ -178,4 +204,4 @@ def linear_fold(
     if WRITE_FINAL:
         tl.store(final_sums + head * EXPANDED * WIDTH + entry, total * outer, inside)
         if column_block == 0:
-            tl.store(final_normalizer + head * EXPANDED + slots, normalizer * outer, slots < EXPANDED)
+            _store_normalizer(final_normalizer + head * EXPANDED, normalizer, outer, slots, POWER, EXPANDED)

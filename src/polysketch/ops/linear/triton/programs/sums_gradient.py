@@ -11,6 +11,7 @@ from polysketch.ops.triton.programs.shared import (
     PAIR,
     TILE,
     expanded_rows,
+    half_block,
     load_rows,
     pair_number,
     read_sums,
@@ -82,32 +83,39 @@ def contract_tile(
 
 
 @triton.jit
-def contract_half(
-    x, upstream, mass, tokens, stride, seen, sums, normalizer, columns, half, entries,
+def contract_halves(
+    x, upstream, mass, tokens, stride, seen, sums, normalizer, columns, gradient, decay,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of E(x) . (S upstream + z mass) with respect to 16 entries of a half of x, with two factors.
+    """Write the gradient of E(x) . (S upstream + z mass) with respect to x, with two factors, times decay.
 
-    The sum over the other half's x_b of x_b (S_ab upstream + z_ab mass), for every entry a.
+    With c_ab = S_ab upstream + z_ab mass: the sum over b of x_b c_ab for entry a of the first half, and over a of x_a
+    c_ab for b of the second. Each c_ab is made once for both.
     """
     HALF: tl.constexpr = FEATURES // 2
-    SLICE: tl.constexpr = ROWS // 16
-    found = tl.zeros((TOKENS, TILE), tl.float32)
-    for start in range(0, HALF, SLICE):
-        others = start + tl.arange(0, SLICE)
-        of_first = entries[None, :] * HALF + others[:, None]
-        of_second = others[:, None] * HALF + entries[None, :]
-        rows = tl.reshape(tl.where(half == 0, of_first, of_second), (ROWS,))
-        inside = tl.reshape((others < HALF)[:, None] & (entries < HALF)[None, :], (ROWS,))
+    ACROSS: tl.constexpr = half_block(FEATURES)
+    DOWN: tl.constexpr = ROWS // ACROSS
+    across = tl.arange(0, ACROSS)
+    second = load_rows(x + HALF, tokens, stride, across, seen, HALF).to(tl.float32)
+    of_second = tl.zeros((TOKENS, ACROSS), tl.float32)
+    for start in range(0, HALF, DOWN):
+        down = start + tl.arange(0, DOWN)
+        rows = tl.reshape(down[:, None] * HALF + across[None, :], (ROWS,))
+        inside = tl.reshape((down < HALF)[:, None] & (across < HALF)[None, :], (ROWS,))
         mask = inside[None, :] & (columns < WIDTH)[:, None]
         entry = tl.load(sums + rows[None, :] * WIDTH + columns[:, None], mask=mask, other=0.0)
         change = tl.dot(upstream, entry.to(DOT), input_precision=PRECISION)
         change += mass[:, None] * tl.load(normalizer + rows, mask=inside, other=0.0)[None, :]
-        place = tl.where(others < HALF, others + (1 - half) * HALF, FEATURES)
-        factor = load_rows(x, tokens, stride, place, seen, FEATURES).to(tl.float32)
-        found += tl.sum(tl.reshape(change, (TOKENS, SLICE, TILE)) * factor[:, :, None], 1)
-    return found
+        change = tl.reshape(change, (TOKENS, DOWN, ACROSS))
+        first = load_rows(x, tokens, stride, down, seen, HALF).to(tl.float32)
+        of_second += tl.sum(change * first[:, :, None], 1)
+        of_first = tl.sum(change * second[:, None, :], 2) * decay[:, None]
+        there = seen[:, None] & (down < HALF)[None, :]
+        tl.store(gradient + tokens[:, None] * FEATURES + down[None, :], of_first.to(gradient.dtype.element_ty), there)
+    there = seen[:, None] & (across < HALF)[None, :]
+    place = gradient + HALF + tokens[:, None] * FEATURES + across[None, :]
+    tl.store(place, (of_second * decay[:, None]).to(gradient.dtype.element_ty), there)
 
 
 @triton.jit(do_not_specialize=["length", "chunk", "chunks"])
@@ -139,8 +147,6 @@ def linear_sums_gradient(
     tokens of one chunk.
     """
     TILES: tl.constexpr = (FEATURES + 15) // 16
-    HALF: tl.constexpr = FEATURES // 2
-    HALF_TILES: tl.constexpr = (HALF + 15) // 16
     EXPANDED: tl.constexpr = expanded_rows(FEATURES, POWER, FACTORS)
     number = tl.program_id(0)
     blocks = tl.cdiv(chunk, TOKENS)
@@ -172,26 +178,23 @@ def linear_sums_gradient(
     ones = tl.full((TOKENS,), 1.0, tl.float32)
     if mass is not None:
         ones = tl.load(mass + here + tokens, mask=seen, other=0.0)
-    across = tl.arange(0, TILE) if POWER * FACTORS == 2 else tl.arange(0, ROWS)
-    BLOCKS: tl.constexpr = TILES if POWER == 2 else 2 * HALF_TILES if FACTORS == 2 else (FEATURES + ROWS - 1) // ROWS
-    for tile in range(BLOCKS):
-        entries = tile * across.shape[0] + across
-        if FACTORS == 2:
-            half = tile // HALF_TILES
-            of_half = (tile % HALF_TILES) * TILE + across
-            found = contract_half(
-                of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, half, of_half,
-                FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
-            )  # fmt: skip
-            entries = tl.where(of_half < HALF, half * HALF + of_half, FEATURES)
-        elif POWER == 2:
-            found = contract_tile(
-                of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, tile,
-                FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
-            )  # fmt: skip
-        else:
-            inside = (entries < FEATURES)[None, :] & (columns < WIDTH)[:, None]
-            of_sums = tl.load(sums + entries[None, :] * WIDTH + columns[:, None], mask=inside, other=0.0)
-            found = tl.dot(operand, of_sums.to(DOT), input_precision=PRECISION)
-            found += ones[:, None] * tl.load(normalizer + entries, mask=entries < FEATURES, other=0.0)[None, :]
-        store_rows(x_gradient + here * FEATURES, found * decay[:, None], tokens, entries, seen, FEATURES)
+    if FACTORS == 2:
+        contract_halves(
+            of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, x_gradient + here * FEATURES, decay,
+            FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
+        )  # fmt: skip
+    else:
+        across = tl.arange(0, TILE if POWER == 2 else ROWS)
+        for tile in range(TILES if POWER == 2 else (FEATURES + ROWS - 1) // ROWS):
+            entries = tile * across.shape[0] + across
+            if POWER == 2:
+                found = contract_tile(
+                    of_x, operand, ones, tokens, x_token, seen, sums, normalizer, columns, tile,
+                    FEATURES, WIDTH, PRECISION, DOT, TOKENS, ROWS,
+                )  # fmt: skip
+            else:
+                inside = (entries < FEATURES)[None, :] & (columns < WIDTH)[:, None]
+                of_sums = tl.load(sums + entries[None, :] * WIDTH + columns[:, None], mask=inside, other=0.0)
+                found = tl.dot(operand, of_sums.to(DOT), input_precision=PRECISION)
+                found += ones[:, None] * tl.load(normalizer + entries, mask=entries < FEATURES, other=0.0)[None, :]
+            store_rows(x_gradient + here * FEATURES, found * decay[:, None], tokens, entries, seen, FEATURES)
