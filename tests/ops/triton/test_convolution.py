@@ -23,7 +23,7 @@ from polysketch.ops.triton.launch import launching
 
 SMALL = {"TOKENS": 16, "BLOCK": 16, "num_warps": 4, "num_stages": 1}
 PROGRAMS = ("causal_convolution", "causal_convolution_backward")
-BATCH, HEADS, LENGTH, WIDTH, SIZE = 2, 2, 21, 20, 4
+HEADS, LENGTH, WIDTH, SIZE = 2, 21, 20, 4
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def launched():
         yield found
 
 
-def case(shape=(BATCH, HEADS, LENGTH, WIDTH), size=SIZE, *, lead=None, tail=False, masked=False):
+def case(shape=(1, HEADS, LENGTH, WIDTH), size=SIZE, *, lead=None, tail=False, masked=False):
     """x, filters, mask and tail; the filters of every head and channel their own unless `lead` is given."""
     generator = torch.Generator().manual_seed(size)
     normal = lambda *sizes: torch.randn(sizes, generator=generator)  # noqa: E731
@@ -77,8 +77,8 @@ def outputs_and_gradients(x, weight, key_mask, tail, backend="triton", given=("o
     options = {"key_mask": key_mask, "tail": leaves[2], "backend": backend}
     outputs = dict(zip(("output", "tail"), causal_convolution(*leaves[:2], **options), strict=True))
     generator = torch.Generator().manual_seed(7)
-    cotangents = {
-        name: torch.randn(output.shape, generator=generator).to(x.dtype).to(output) for name, output in outputs.items()
+    cotangents = {  # which every dtype holds exactly
+        name: torch.randn(output.shape, generator=generator).half().to(output) for name, output in outputs.items()
     }
     gradients = torch.autograd.grad(
         [outputs[name] for name in given],
@@ -108,7 +108,7 @@ def error(found, exact):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("tail", "masked"), [(False, False), (True, True), (True, False), (False, True)])
 def test_outputs_and_gradients_agree_with_the_definition_in_float64(tail, masked):
-    assert max(relative_errors(case(tail=tail, masked=masked))) < 5e-7
+    assert max(relative_errors(case((2, 2, 17, 9), tail=tail, masked=masked))) < 5e-7
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -149,10 +149,10 @@ def test_half_precision_is_rounded_once():
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("lengths", [(3, 20, 10), (1, 2, 1, 29)])
+@pytest.mark.parametrize("lengths", [(3, 17), (1, 2, 17)])
 def test_a_sequence_in_pieces_gives_what_it_gives_whole(lengths):
     """Gradients too, which go from piece to piece by the tails."""
-    x, weight, mask, _ = case((1, 2, 33, WIDTH), masked=True)
+    x, weight, mask, _ = case((1, 1, 20, 9), masked=True)
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     whole, tail_of_whole = causal_convolution(*leaves, key_mask=mask, backend="triton")
     outputs, tail = [], None
@@ -168,7 +168,7 @@ def test_a_sequence_in_pieces_gives_what_it_gives_whole(lengths):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_tail_has_memory_of_its_own_and_the_wider_dtype():
-    x, weight, mask, tail = case(tail=True)
+    x, weight, mask, tail = case((1, 1, 5, 6), tail=True)
     for before, dtype in ((None, torch.float16), (tail, torch.float32), (tail.half(), torch.float16)):
         for tokens in (x.half(), x.half()[:, :, :2]):
             after = causal_convolution(tokens, weight, key_mask=mask, tail=before, backend="triton")[1]
@@ -180,7 +180,7 @@ def test_a_tail_has_memory_of_its_own_and_the_wider_dtype():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_what_stands_at_masked_tokens_reaches_nothing_and_no_gradient_reaches_it():
-    x, weight, mask, tail = case(tail=True, masked=True)
+    x, weight, mask, tail = case((2, 1, 17, 6), tail=True, masked=True)
     expected = outputs_and_gradients(x, weight, mask, tail)
     poisoned = x.masked_fill(~mask[:, None, :, None], math.nan)
     found = outputs_and_gradients(poisoned, weight, mask, tail)
@@ -202,18 +202,18 @@ def test_a_token_that_is_no_number_reaches_those_within_the_filter():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_any_strides_give_the_same_and_the_gradient_lies_as_x_does():
-    x, weight, mask, tail = case((2, 2, 9, 12), tail=True, masked=True)
+    x, weight, mask, tail = case((2, 2, 5, 6), tail=True, masked=True)
     plain = outputs_and_gradients(x, weight, mask, tail)
     between = x.transpose(1, 2).contiguous().transpose(1, 2)
     inside = x.transpose(1, 3).contiguous().transpose(1, 3)
-    part = torch.cat([x, x], 3)[..., :12]
+    part = torch.cat([x, x], 3)[..., :6]
     turned = weight.mT.contiguous().mT
     of_batch = mask.T.contiguous().T
     for one in (between, inside, part):
         assert one.stride() != x.stride()
         found = outputs_and_gradients(one, turned, of_batch, tail.mT.contiguous().mT)
         assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
-    assert outputs_and_gradients(between, weight, mask, tail)[2].stride() == between.stride()
+    assert outputs_and_gradients(between, weight, mask, tail, given=("output",))[2].stride() == between.stride()
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -230,7 +230,7 @@ def test_an_expanded_gradient_is_taken():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_the_same_call_gives_the_same_bits():
-    given = case(tail=True)
+    given = case((1, 1, 40, 9))
     first, second = (outputs_and_gradients(*given) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -265,6 +265,8 @@ def test_a_cpu_is_no_device_of_the_programs_for_auto():
         causal_convolution_backend(x, weight, backend="cuda")
 
 
+# PyTorch's own, as it reads its formulas of forward mode for the first time.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.usefixtures("small_blocks")
 def test_a_tensor_with_a_tangent_is_refused():
     x, weight, *_ = case((1, 1, 5, 3))
@@ -294,7 +296,7 @@ def test_a_layers_projections_are_convolved_by_the_programs_whole_and_in_pieces_
     assert launched.count("causal_convolution") == 2  # one compares with the definition
     before = module.init_tail(2)
     pieces = []
-    for piece in projected.split((20, 9), 1):
+    for piece in projected[:, :29].split((20, 9), 1):
         output, before = module(piece, tail=before)
         pieces.append(output)
     launched.clear()
