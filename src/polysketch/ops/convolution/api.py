@@ -50,7 +50,9 @@ def causal_convolution(
     check(x, weight, 3, key_mask)
     check_tail(x, weight, tail)
     picked = causal_convolution_backend(x, weight, tail, backend)
-    if picked == "reference" or (backend == "auto" and not programs_agree(causal_convolution, x, weight, key_mask, tail)):
+    if picked == "reference" or (
+        backend == "auto" and not programs_agree(causal_convolution, x, weight, key_mask, tail)
+    ):
         return reference.causal_convolution(x, weight, key_mask, tail)
     output = causal_convolution_operator(x, _taps(x, weight), key_mask, tail)
     return output, _tail_after(x, weight.shape[2] - 1, key_mask, tail)
@@ -100,7 +102,7 @@ def centred_convolution(x: Tensor, weight: Tensor, *, key_mask: Tensor | None = 
 
 def _can_take(x: Tensor, weight: Tensor, tail: Tensor | None) -> bool:
     elsewhere = not x.is_cpu or "cpu" in AUTO_DEVICES  # naming a tensor's device takes a tenth of a call of one token
-    if not elsewhere or x.shape[2] < 2 or torch.compiler.is_compiling():
+    if not elsewhere or torch.compiler.is_compiling() or x.shape[2] < 2:
         return False
     return x.device.type in AUTO_DEVICES and triton.why_not(x, weight, tail) is None
 

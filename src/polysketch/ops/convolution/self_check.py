@@ -14,9 +14,7 @@ _LENGTH = 300  # no multiple of a block, and more than one
 Convolve = Callable[..., tuple[Tensor, Tensor]]
 
 
-def programs_agree(
-    convolve: Convolve, x: Tensor, weight: Tensor, key_mask: Tensor | None, tail: Tensor | None
-) -> bool:
+def programs_agree(convolve: Convolve, x: Tensor, weight: Tensor, key_mask: Tensor | None, tail: Tensor | None) -> bool:
     """Whether the programs may be taken for filters and channels of these sizes; see `ops.triton.self_check`.
 
     Args:
@@ -38,9 +36,7 @@ def _errors(
     convolve: Convolve, like: Tensor, size: int, tail_dtype: torch.dtype | None, is_masked: bool, backward: bool
 ) -> dict[str, float]:
     width = like.shape[3]
-    drawn = self_check.random_inputs(
-        x=(1, 1, _LENGTH, width), weight=(1, width, size), tail=(1, 1, size - 1, width)
-    )
+    drawn = self_check.random_inputs(x=(1, 1, _LENGTH, width), weight=(1, width, size), tail=(1, 1, size - 1, width))
     if tail_dtype is None:
         drawn.pop("tail")
     key_mask = torch.arange(_LENGTH, device=like.device)[None] % 7 != 3 if is_masked else None

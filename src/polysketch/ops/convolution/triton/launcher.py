@@ -99,7 +99,9 @@ def _programs(x: Tensor, tiles: int, use: dict[str, int]) -> int:
 def _configuration(program: str, x: Tensor, taps: Tensor) -> dict[str, int]:
     """The constants with which a program is launched."""
     block = min(covering_block(x.shape[3]), _WIDE)
-    use = configuration(program, x.device, size=taps.shape[1], width=block, bytes=x.element_size())
+    aligned = int(x.shape[3] % 16 == 0)  # else numbers are read one by one, by as many registers
+    sizes = {"size": taps.shape[1], "width": block, "aligned": aligned, "bytes": x.element_size()}
+    use = configuration(program, x.device, **sizes)
     return {**use, "BLOCK": min(use["BLOCK"], block)}
 
 
