@@ -41,11 +41,12 @@ def causal_convolution(
     Raises:
         ValueError: shapes that do not fit, or an unknown backend.
         TypeError: an x that is not floating, or a mask that is not bool.
-        RuntimeError: the backend that was asked for cannot run here, with the reason.
+        RuntimeError: the backend that was asked for cannot run here, with the reason; or, where a program runs, a
+            second derivative.
         NotImplementedError: a tensor with a forward-mode tangent, where a program runs.
 
     Cost: `size` multiply-adds an entry of x; by the programs x is read once and the output written once, and backward
-    both are read and one gradient is written.
+    x and the gradient of the output are read once and that of x is written.
     """
     check(x, weight, 3, key_mask)
     check_tail(x, weight, tail)
