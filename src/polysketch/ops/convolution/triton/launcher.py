@@ -7,9 +7,9 @@ Design, for N entries of x, filters of `size` taps, numbers of s bytes:
     backward     4 N size      3 s N and sums          a tile of tokens and channels
 
 Bytes decide. A program reads the rows of its tile once for every tap, each time a token further: after the first time
-nearly all of them are in the cache. Backward needs no second look at x, for the gradient of a tap
-sums x times what came back a number of tokens later, which the gradient of x needs too. Gradients of taps are summed
-over a tile by its program and then over tiles, without atomic additions: the same call gives the same bits.
+nearly all of them are in the cache. Backward reads x once: the gradient of a tap sums x times what came back some
+tokens later, which the gradient of x needs too. Gradients of taps are summed over a tile by its program and then over
+tiles, without atomic additions: the same call gives the same bits.
 """
 
 import torch
