@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention.covering import first_always
-from device import plain, test_head_sketch
+from device import plain, test_convolution, test_head_sketch
 from device.test_linear import TOLERANCES
 from device.yardstick import Named, assert_as_good_as_plain, assert_within, moved, rounded
 from ops.linear_cases import Case, assert_precision_agrees
@@ -183,6 +183,23 @@ def test_norm_and_sketch_of_heads_err_like_the_plain_formula(size, launched):
     attend, formula = (partial(test_head_sketch.both, matrices, backend) for backend in ("triton", "reference"))
     assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
     assert launched.keys() == {"head_sketch", "head_sketch_backward"}
+
+
+# Heads, heads with filters of their own, channels, taps, tokens; whether there are tokens before and a mask.
+CONVOLUTIONS = [(2, 1, 40, 4, 70, True), (1, 1, 130, 4, 130, False), (2, 2, 9, 10, 37, True), (1, 1, 64, 1, 1, False)]
+
+
+@pytest.mark.parametrize("size", first_always(CONVOLUTIONS), ids=str)
+def test_causal_convolutions_err_like_the_plain_formula(size, launched):
+    heads, filters, width, taps, tokens, continued = size
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = {"x": normal(1, heads, tokens, width), "weight": normal(filters, width, taps)}
+    mask = torch.arange(tokens)[None] % 7 != 3 if continued else None
+    if continued:
+        given["tail"] = normal(1, heads, taps - 1, width)
+    attend, formula = partial(test_convolution.by, "triton", mask), partial(test_convolution.plain, key_mask=mask)
+    assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
+    assert launched.keys() == {"causal_convolution", "causal_convolution_backward"}
 
 
 # Features, factors, width, tokens.

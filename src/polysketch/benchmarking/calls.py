@@ -145,6 +145,37 @@ def normed_heads(shape: Shape, device: torch.device, dtype: torch.dtype, *, sket
     return Call(attend, [x, scale, bias])
 
 
+def convolution(
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    size: int,
+    by_head: bool = False,
+    continued: bool = False,
+    **options: Any,
+) -> Call:
+    """A causal convolution, by float32 filters, of the projections of a layer: queries, keys and values side by side.
+
+    Args:
+        size: taps of a filter.
+        by_head: of values instead, whose heads share filters.
+        continued: whether there are tokens before these, and a mask.
+        **options: of the op.
+    """
+    projected = shape if by_head else replace(shape, heads=1, head_dim=3 * shape.heads * shape.head_dim)
+    leaves = [random(projected, device, dtype), torch.randn(1, projected.head_dim, size, device=device)]
+    if continued:
+        leaves.append(random(replace(projected, length=size - 1), device, dtype))
+        options["key_mask"] = torch.arange(shape.length, device=device).expand(shape.batch, -1) % 7 != 3
+
+    def convolve() -> Tensor:
+        tail = leaves[2] if continued else None
+        return ops.causal_convolution(leaves[0], leaves[1], tail=tail, **options)[0]
+
+    return Call(convolve, leaves)
+
+
 def window(
     shape: Shape, device: torch.device, dtype: torch.dtype, *, beside: bool = False, shared: int = 1, **options: Any
 ) -> Call:

@@ -40,6 +40,7 @@ _COMMON = {
     "low rank m=256, h=64, degree 4",
     "head sketch r=32, h=64",
     "head norm h=64",
+    "convolution of 4, h=64",
     "polynomial h=64",
     "polynomial h=128",
     "hyper h=64",
@@ -65,7 +66,7 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, low_rank, head_sketch, polynomial, hyper, window, delta or decoding.
+        op: linear, sketch, low_rank, head_sketch, convolution, polynomial, hyper, window, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -171,6 +172,15 @@ def _head_sketch_calls() -> Iterator[Named]:
         yield f"head sketch r={size}, h={width}", width, partial(calls.normed_heads, sketch_size=size, backend="triton")
     for width in (64, 128, 256):
         yield f"head norm h={width}", width, partial(calls.normed_heads, sketch_size=0, backend="triton")
+
+
+def _convolution_calls() -> Iterator[Named]:
+    """Of projections, as `polysketch` has it; with tokens before; of values, as a convolution beside attention."""
+    for width in (64, 128):
+        yield f"convolution of 4, h={width}", width, partial(calls.convolution, size=4, backend="triton")
+    continued = partial(calls.convolution, size=4, continued=True, backend="triton")
+    yield "convolution of 4, h=64, tokens before and a mask", 64, continued
+    yield "convolution of 3, h=64, by head", 64, partial(calls.convolution, size=3, by_head=True, backend="triton")
 
 
 def _polynomial_calls() -> Iterator[Named]:
@@ -313,6 +323,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "sketch": _sketch_calls,
     "low_rank": _low_rank_calls,
     "head_sketch": _head_sketch_calls,
+    "convolution": _convolution_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
     "window": _window_calls,

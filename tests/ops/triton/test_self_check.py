@@ -31,6 +31,7 @@ PROGRAM = {
     "sketch": "learned_sketch",
     "low rank": "low_rank_sketch",
     "head sketch": "head_sketch",
+    "convolution": "causal_convolution",
     "polynomial": "polynomial_forward",
     "window": "window_forward",
     "delta": "delta_errors",
@@ -40,6 +41,7 @@ GRADIENT = {
     "sketch": "learned_sketch_inputs_backward",
     "low rank": "low_rank_sketch_factors_backward",
     "head sketch": "head_sketch_backward",
+    "convolution": "causal_convolution_backward",
     "polynomial": "polynomial_grad_query",
     "window": "window_grad_query",
 }
@@ -48,6 +50,7 @@ PLAIN = {
     "sketch": "chunked",
     "low rank": "reference",
     "head sketch": "reference",
+    "convolution": "reference",
     "polynomial": "blockwise",
     "window": "blockwise",
     "delta": "chunked",
@@ -84,6 +87,8 @@ def tensors(op: str) -> list[Tensor]:
         return [torch.randn(1, 2, 20, 6), torch.randn(2, 1, 2, 6, 5)]
     if op == "head sketch":
         return [torch.randn(1, 2, 20, 6), torch.randn(6), torch.randn(6), torch.randn(2, 2, 6, 5)]
+    if op == "convolution":
+        return [torch.randn(1, 2, 20, 6), torch.randn(1, 6, 3)]
     if op == "delta":
         return [
             torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
@@ -102,6 +107,8 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return low_rank_sketch(*given, backend=backend)
     if op == "head sketch":
         return torch.cat(head_sketch(*given, backend=backend), -1)
+    if op == "convolution":
+        return ops.causal_convolution(*given, backend=backend)[0]
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
     if op == "window":
