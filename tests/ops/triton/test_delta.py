@@ -271,9 +271,15 @@ MUTANTS = {
 JOINED = {**BLOCKS["delta_inverse"], "JOINED": 1}
 
 
+def assert_agrees_by_either_inverse() -> None:
+    """By rows substituted and by blocks joined."""
+    for use in (BLOCKS["delta_inverse"], JOINED):
+        with forced(delta_inverse=use):
+            assert_agrees(Case(length=2 * CHUNK + 5))
+
+
 def test_blocks_joined_are_the_rows_substituted():
-    with forced(delta_inverse=JOINED):
-        assert_agrees(Case(length=2 * CHUNK + 5))
+    assert_agrees_by_either_inverse()
 
 
 @pytest.mark.full
@@ -290,6 +296,4 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     spec.loader.exec_module(mutant)
     monkeypatch.setattr(module, f"delta_{program}", getattr(mutant, f"delta_{program}"))
     with pytest.raises(AssertionError, match="relative errors beyond"):
-        assert_agrees(Case(length=2 * CHUNK + 5))
-        with forced(delta_inverse=JOINED):
-            assert_agrees(Case(length=2 * CHUNK + 5))
+        assert_agrees_by_either_inverse()

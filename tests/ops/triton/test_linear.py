@@ -218,7 +218,7 @@ MUTANTS = {
     "one query head of a group is heard": ("linear_inner_gradient", "+ item // queries", "+ 0", PLAIN),
     "the second factor is dropped": ("linear_outputs", "if INNER_FACTORS == 2", "if INNER_FACTORS == 3", FACTORS),
     "gradients of factors are exchanged": ("linear_inner_gradient", "(change * other)", "(change * score)", FACTORS),
-    "the second half's gradient is of itself": ("linear_sums_gradient", "e * first[:", "e * second[:", FACTORS),
+    "the second half meets ones": ("linear_sums_gradient", "change * first[:, :, None], 1", "change, 1", FACTORS),
     "a half's entries meet themselves": ("linear_fold", "of_x + HALF, tokens", "of_x, tokens", FACTORS),
     "what is there is not added to": ("linear_inner_gradient", "    if ADD:", "    if False:", DECAYED),
 }
