@@ -87,6 +87,16 @@ def test_projections_are_convolved_then_normed_then_rotated():
     assert not torch.allclose(rotated[1], key)
 
 
+def test_a_mechanism_that_reads_heads_before_their_rotation_is_given_them_after_the_norm():
+    sizes = {"hidden_size": HIDDEN, "num_heads": HEADS, "head_dim": HEAD_DIM}
+    mixer, x = build_mixer("polysketch", {}, **sizes, **ALL).double(), tokens()
+    plain, rotated = mixer.project(x), mixer.project(x, rotation_at(torch.arange(LENGTH), HEAD_DIM))
+    for each, found, turned in zip(plain[:2], rotated.given["unrotated"], rotated[:2], strict=True):
+        assert torch.equal(found, each)
+        assert not torch.allclose(turned, each)
+    assert "unrotated" not in layer("softmax").project(x).given
+
+
 def test_every_head_is_gated_by_the_layers_input_before_the_output_projection():
     mixer, x = layer(head_gate=True), tokens()
     query, key, value, _ = mixer.project(x)

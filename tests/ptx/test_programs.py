@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention.covering import first_always
-from device import plain, test_convolution, test_head_sketch
+from device import plain, test_convolution, test_head_sketch, test_rotated_heads
 from device.test_linear import TOLERANCES
 from device.yardstick import Named, assert_as_good_as_plain, assert_within, moved, rounded
 from ops.linear_cases import Case, assert_precision_agrees
@@ -200,6 +200,27 @@ def test_causal_convolutions_err_like_the_plain_formula(size, launched):
     attend, formula = partial(test_convolution.by, "triton", mask), partial(test_convolution.plain, key_mask=mask)
     assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
     assert launched.keys() == {"causal_convolution", "causal_convolution_backward"}
+
+
+# Width of heads, whether rows have positions of their own, what is made of heads, tokens.
+ROTATED_HEADS = [
+    (64, False, "norm and rotation, kept", 37),
+    (20, True, "norm and rotation", 37),
+    (128, False, "norm", 17),
+    (256, True, "rotation", 9),
+    (2, False, "norm and rotation, kept", 1),
+]
+
+
+@pytest.mark.parametrize("size", first_always(ROTATED_HEADS), ids=str)
+def test_norm_and_rotation_of_heads_err_like_the_plain_formula(size, launched):
+    width, own, parts, tokens = size
+    given, turn = test_rotated_heads.case(width, own, parts, tokens, heads=5)
+    attend, formula = (
+        partial(test_rotated_heads.both, turn, "kept" in parts, backend) for backend in ("triton", "reference")
+    )
+    assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
+    assert launched.keys() == {"rotated_heads", "rotated_heads_backward"}
 
 
 # Features, factors, width, tokens.

@@ -18,6 +18,7 @@ from polysketch import ops
 from polysketch.benchmarking.floors import Shape
 from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.low_rank_sketch import low_rank_sketch
+from polysketch.ops.rotated_heads import rotated_heads
 
 DEGREE = 4
 
@@ -174,6 +175,36 @@ def convolution(
         return ops.causal_convolution(leaves[0], leaves[1], tail=tail, **options)[0]
 
     return Call(convolve, leaves)
+
+
+def turned_heads(
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    norms: bool = True,
+    rotates: bool = True,
+    keep_normed: bool = False,
+    **options: Any,
+) -> Call:
+    """Norm and rotation of heads that lie as a projection makes them, what is made of them side by side.
+
+    Args:
+        norms, rotates: which of both.
+        keep_normed: whether normed heads are given beside rotated ones.
+        **options: of the op.
+    """
+    x = random(shape, device, dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    scale = torch.randn(shape.heads * shape.head_dim, device=device) if norms else None
+    angles = torch.randn(shape.length, shape.head_dim // 2, device=device) if rotates else None
+    turn = (None, None) if angles is None else (angles.cos(), angles.sin())
+
+    def attend() -> Tensor:
+        made = rotated_heads(x, scale, *turn, keep_normed=keep_normed, **options)
+        first, *others = (one for one in made if one is not None)
+        return torch.cat([first, *others], -1) if others else first
+
+    return Call(attend, [x] if scale is None else [x, scale])
 
 
 def window(

@@ -41,6 +41,8 @@ _COMMON = {
     "head sketch r=32, h=64",
     "head norm h=64",
     "convolution of 4, h=64",
+    "rotated heads h=64",
+    "rotated heads h=64, normed ones kept",
     "polynomial h=64",
     "polynomial h=128",
     "hyper h=64",
@@ -66,7 +68,8 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, low_rank, head_sketch, convolution, polynomial, hyper, window, delta or decoding.
+        op: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, polynomial, hyper, window, delta or
+            decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -181,6 +184,18 @@ def _convolution_calls() -> Iterator[Named]:
     continued = partial(calls.convolution, size=4, continued=True, backend="triton")
     yield "convolution of 4, h=64, tokens before and a mask", 64, continued
     yield "convolution of 3, h=64, by head", 64, partial(calls.convolution, size=3, by_head=True, backend="triton")
+
+
+def _rotated_heads_calls() -> Iterator[Named]:
+    """Norm and rotation, as `polysketch` has them, which reads normed heads too, and as others do; each alone."""
+    kinds: dict[str, dict[str, Any]] = {
+        "": {},
+        ", normed ones kept": {"keep_normed": True},
+        ", norm alone": {"rotates": False},
+        ", rotation alone": {"norms": False},
+    }
+    for width, (kind, options) in itertools.product((64, 128, 256), kinds.items()):
+        yield f"rotated heads h={width}{kind}", width, partial(calls.turned_heads, backend="triton", **options)
 
 
 def _polynomial_calls() -> Iterator[Named]:
@@ -324,6 +339,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "low_rank": _low_rank_calls,
     "head_sketch": _head_sketch_calls,
     "convolution": _convolution_calls,
+    "rotated_heads": _rotated_heads_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
     "window": _window_calls,

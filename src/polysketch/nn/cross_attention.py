@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from polysketch.attention import Mechanism
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.joined_linear import JoinedLinear
+from polysketch.nn.norm_and_rotation import norm_and_rotate
 from polysketch.nn.query_key_norm import QueryKeyNorm
 
 
@@ -86,12 +87,11 @@ class CrossAttention(nn.Module):
         return self._joined(self.mechanism.ask_source(self._queries(hidden), source))
 
     def _queries(self, hidden: Tensor) -> Tensor:
-        query = self._heads(self.query(hidden))
-        return query if self.query_norm is None else self.query_norm(query)
+        return norm_and_rotate(self._heads(self.query(hidden)), self.query_norm, None)[1]
 
     def _keys(self, source: Tensor) -> tuple[Tensor, Tensor]:
         key, value = self._heads(self.key_value(source)).chunk(2, 1)
-        return (key if self.key_norm is None else self.key_norm(key)), value
+        return norm_and_rotate(key, self.key_norm, None)[1], value
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)

@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_EPSILON = 1e-5
-
 
 class QueryKeyNorm(nn.Module):
     """x / sqrt(mean(x^2) + 1e-5) * g over the channels of a head; g is learned, a factor a channel of every head.
@@ -20,6 +18,9 @@ class QueryKeyNorm(nn.Module):
         num_heads: heads of queries and of keys together.
         head_dim: channels of a head.
     """
+
+    eps = 1e-5
+    """Added to the mean square."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class QueryKeyNorm(nn.Module):
         dtype = torch.promote_types(x.dtype, torch.float32)
         scale = self.scale.view(self.num_heads, 1, self.head_dim)
         with torch.autocast(x.device.type, enabled=False):
-            normed = F.rms_norm(x.to(dtype), (self.head_dim,), eps=_EPSILON) * scale.to(dtype)
+            normed = F.rms_norm(x.to(dtype), (self.head_dim,), eps=self.eps) * scale.to(dtype)
         return normed.to(x.dtype)
 
     def extra_repr(self) -> str:

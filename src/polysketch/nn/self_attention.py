@@ -10,9 +10,10 @@ from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.head_gate import HeadGate
 from polysketch.nn.joined_linear import JoinedLinear
 from polysketch.nn.mixer import TokenMixer
+from polysketch.nn.norm_and_rotation import norm_and_rotate
 from polysketch.nn.projection_convolution import ProjectionConvolution, ProjectionConvolutionState
 from polysketch.nn.query_key_norm import QueryKeyNorm
-from polysketch.nn.rope import Rotation, apply_rotation
+from polysketch.nn.rope import Rotation
 from polysketch.ops import PackedDocuments
 
 _PROJECTED = "projected"
@@ -258,16 +259,16 @@ class SelfAttention(TokenMixer):
             rotation: of the tokens' positions; no rotary positions when None.
             hidden: (batch, length, hidden_size), the layer's input.
         """
-        heads = projected.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)
+        heads = projected.unflatten(-1, (-1, self.mechanism.head_dim))
         num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
-        matched, value = heads.split((num_heads + num_kv_heads, num_kv_heads), 1)
-        if self.query_key_norm is not None:
-            matched = self.query_key_norm(matched)
+        # Split before it is transposed: gradients are put together as the projection takes them, without a copy.
+        matched, value = (part.transpose(1, 2) for part in heads.split((num_heads + num_kv_heads, num_kv_heads), 2))
+        unrotated, matched = norm_and_rotate(
+            matched, self.query_key_norm, rotation, keep_unrotated=self.mechanism.reads_unrotated
+        )
         given: dict[str, Any] = {"hidden": hidden}
-        if self.mechanism.reads_unrotated:
-            given["unrotated"] = matched.split((num_heads, num_kv_heads), 1)
-        if rotation is not None:
-            matched = apply_rotation(matched, rotation)
+        if unrotated is not None:
+            given["unrotated"] = unrotated.split((num_heads, num_kv_heads), 1)
         query, key = matched.split((num_heads, num_kv_heads), 1)
         return MechanismInputs(query, key, value, given)
 

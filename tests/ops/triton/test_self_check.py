@@ -22,6 +22,7 @@ from polysketch.ops.linear import self_check as linear_check
 from polysketch.ops.linear.triton import decoding
 from polysketch.ops.linear.types import Diagonal, Inputs, Plan
 from polysketch.ops.low_rank_sketch import low_rank_sketch
+from polysketch.ops.rotated_heads import rotated_heads
 from polysketch.ops.triton import availability, self_check
 from polysketch.ops.triton.launch import launching
 from polysketch.ops.window import self_check as window_check
@@ -32,6 +33,7 @@ PROGRAM = {
     "low rank": "low_rank_sketch",
     "head sketch": "head_sketch",
     "convolution": "causal_convolution",
+    "rotated heads": "rotated_heads",
     "polynomial": "polynomial_forward",
     "window": "window_forward",
     "delta": "delta_errors",
@@ -42,6 +44,7 @@ GRADIENT = {
     "low rank": "low_rank_sketch_factors_backward",
     "head sketch": "head_sketch_backward",
     "convolution": "causal_convolution_backward",
+    "rotated heads": "rotated_heads_backward",
     "polynomial": "polynomial_grad_query",
     "window": "window_grad_query",
 }
@@ -51,6 +54,7 @@ PLAIN = {
     "low rank": "reference",
     "head sketch": "reference",
     "convolution": "reference",
+    "rotated heads": "reference",
     "polynomial": "blockwise",
     "window": "blockwise",
     "delta": "chunked",
@@ -89,6 +93,8 @@ def tensors(op: str) -> list[Tensor]:
         return [torch.randn(1, 2, 20, 6), torch.randn(6), torch.randn(6), torch.randn(2, 2, 6, 5)]
     if op == "convolution":
         return [torch.randn(1, 2, 20, 6), torch.randn(1, 6, 3)]
+    if op == "rotated heads":
+        return [torch.randn(1, 5, 70, 6), torch.randn(30)]
     if op == "delta":
         return [
             torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
@@ -109,6 +115,9 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return torch.cat(head_sketch(*given, backend=backend), -1)
     if op == "convolution":
         return ops.causal_convolution(*given, backend=backend)[0]
+    if op == "rotated heads":
+        turn = torch.linspace(0, 1, 70 * 3).view(70, 3)
+        return torch.cat(rotated_heads(*given, turn.cos(), turn.sin(), keep_normed=True, backend=backend), -1)
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
     if op == "window":

@@ -18,6 +18,7 @@ Op = Literal[
     "low_rank",
     "head_sketch",
     "convolution",
+    "rotated_heads",
     "polynomial",
     "hyper",
     "window",
@@ -39,8 +40,8 @@ class TuneFlags:
     programs: tuple[str, ...] = ()
     """only these programs, by the names of their files of configurations, linear_outputs for one; default: all"""
     ops: Annotated[tuple[Op, ...], tyro.conf.arg(metavar="OP...")] = ()
-    """only the programs of these: linear, sketch, low_rank, head_sketch, convolution, polynomial, hyper, window, delta,
-    decoding; default: all"""
+    """only the programs of these: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, polynomial, hyper,
+    window, delta, decoding; default: all"""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
     """of the inputs"""
     match: str = ""
