@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polysketch.ops import rotated_heads
+
 _EPSILON = 1e-6
 
 
@@ -26,10 +28,21 @@ class UnitScale(nn.Module):
     def forward(self, query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(batch, num_heads, length, head_dim) and (batch, num_kv_heads, length, head_dim) -> the same, in `dtype`."""
         group = query.shape[1] // self.log_scale.shape[0]
-        scale = self.log_scale.exp().repeat_interleave(group)[:, None, None]
+        scale = self.log_scale.exp().repeat_interleave(group)
+        if self.normed and rotated_heads.programs_take(query, scale, None, None, eps=_EPSILON):
+            ones = torch.ones_like(scale[:1]).expand(key.shape[1])
+            return _unit_by_program(query, scale).to(dtype), _unit_by_program(key, ones).to(dtype)
         if self.normed:
             query, key = unit(query), unit(key)
-        return (query * scale).to(dtype), key.to(dtype)
+        return (query * scale[:, None, None]).to(dtype), key.to(dtype)
+
+
+def _unit_by_program(x: Tensor, scale: Tensor) -> Tensor:
+    """`unit` times a factor for each head, in the dtype of x, where it is one program."""
+    factors = scale[:, None].expand(-1, x.shape[3]).reshape(-1)
+    normed, _ = rotated_heads.rotated_heads(x, factors, None, None, eps=_EPSILON, backend="triton")
+    assert normed is not None  # there is a scale
+    return normed
 
 
 def unit(x: Tensor) -> Tensor:

@@ -5,9 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch.feature_maps.base import FeatureMap
+from polysketch.ops import rotated_heads
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 _NORM_EPSILON = 1e-6
+_LEAST_SQUARE = 1e-12
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class SketchProducts(FeatureMap):
@@ -37,10 +41,33 @@ class SketchProducts(FeatureMap):
         self.weight = nn.Parameter(torch.randn(self.num_maps, head_dim, 2 * sketch_size))
 
     def map(self, x: Tensor) -> Tensor:
-        """(batch, heads, length, head_dim) -> (batch, heads, length, 2 sketch_size), float32 or better."""
+        """(batch, heads, length, head_dim) -> (batch, heads, length, 2 sketch_size).
+
+        In float32 or better; of half precision, where one program gives sketches their length, in that.
+        """
         self.check_input(x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        weight = (self.weight / self.head_dim**0.5)[:, None]
         with torch.autocast(x.device.type, enabled=False):
-            unit = F.rms_norm(wide, wide.shape[-1:], eps=_NORM_EPSILON).unflatten(1, (self.num_maps, -1))
-            sketches = unit @ (self.weight.to(unit.dtype) / self.head_dim**0.5)[:, None]
-            return F.normalize(sketches.unflatten(-1, (2, -1)), dim=-1).flatten(-2).flatten(1, 2)
+            if x.dtype in _HALF and x.device.type in AUTO_DEVICES:
+                sketches = self._sketches(x, weight)
+                found = _unit_halves_by_program(sketches)
+                if found is not None:
+                    return found
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            sketches = self._sketches(F.rms_norm(wide, wide.shape[-1:], eps=_NORM_EPSILON), weight)
+            return F.normalize(sketches.unflatten(-1, (2, -1)), dim=-1).flatten(-2)
+
+    def _sketches(self, x: Tensor, weight: Tensor) -> Tensor:
+        return (x.unflatten(1, (self.num_maps, -1)) @ weight.to(x.dtype)).flatten(1, 2)
+
+
+def _unit_halves_by_program(sketches: Tensor) -> Tensor | None:
+    """Both halves of unit length, so that no norm before is needed; None where no program runs."""
+    heads, size = sketches.shape[1], sketches.shape[3] // 2
+    halves = sketches.unflatten(-1, (2, size)).flatten(2, 3)
+    factors = sketches.new_full((heads * size,), size**-0.5, dtype=torch.float32)
+    if not rotated_heads.programs_take(halves, factors, None, None, eps=_LEAST_SQUARE):
+        return None
+    units, _ = rotated_heads.rotated_heads(halves, factors, None, None, eps=_LEAST_SQUARE, backend="triton")
+    assert units is not None  # there are factors
+    return units.view_as(sketches)

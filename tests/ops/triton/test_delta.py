@@ -20,7 +20,7 @@ from polysketch.ops.triton.launch import launching
 
 CHUNK = 16
 BLOCKS = {
-    "delta_errors": {"CHUNK": CHUNK, "ROWS": 32, "COLUMNS": 16, "num_warps": 4, "num_stages": 1},
+    "delta_errors": {"CHUNK": CHUNK, "GROUP": 2, "DEPTH": 16, "ROWS": 32, "COLUMNS": 16, "num_warps": 4, "num_stages": 1},
     "delta_inverse": {"DEPTH": 16, "JOINED": 0, "num_warps": 4, "num_stages": 1},
 }
 """Several chunks, pieces of the sums and blocks of columns at sizes that the interpreter can do."""

@@ -224,9 +224,9 @@ def delta_attention_extend_(
         return state.on_a_copy(lambda own: delta_attention_extend_(*given_tokens, own, factors=factors))
     half = _half(key_features)
     written = _writes(inputs, factors, half, "auto")
-    *operands, _ = _rounded_for_programs(query, inputs.key, written, half, "auto")
-    operands.append(written.to(operands[0].dtype))  # as wide as the state
-    found = linear_attention_extend_(*operands, state, factors=factors, normalize=False).output
+    query, key, _ = _rounded_for_programs(query, inputs.key, written, half, "auto")
+    own = written.to(key.dtype)  # as wide as the state
+    found = linear_attention_extend_(query, key, own, state, factors=factors, normalize=False).output
     return found.to(written.dtype)
 
 
