@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch.ops import rotated_heads
+from polysketch.ops.triton.availability import AUTO_DEVICES
 
 _EPSILON = 1e-6
 
@@ -29,20 +30,22 @@ class UnitScale(nn.Module):
         """(batch, num_heads, length, head_dim) and (batch, num_kv_heads, length, head_dim) -> the same, in `dtype`."""
         group = query.shape[1] // self.log_scale.shape[0]
         scale = self.log_scale.exp().repeat_interleave(group)
-        if self.normed and rotated_heads.programs_take(query, scale, None, None, eps=_EPSILON):
+        if self.normed and query.device.type in AUTO_DEVICES:
             ones = torch.ones_like(scale[:1]).expand(key.shape[1])
-            return _unit_by_program(query, scale).to(dtype), _unit_by_program(key, ones).to(dtype)
+            found = [_unit_by_program(x, factor) for x, factor in ((query, scale), (key, ones))]
+            if found[0] is not None and found[1] is not None:
+                return found[0].to(dtype), found[1].to(dtype)
         if self.normed:
             query, key = unit(query), unit(key)
         return (query * scale[:, None, None]).to(dtype), key.to(dtype)
 
 
-def _unit_by_program(x: Tensor, scale: Tensor) -> Tensor:
-    """`unit` times a factor for each head, in the dtype of x, where it is one program."""
+def _unit_by_program(x: Tensor, scale: Tensor) -> Tensor | None:
+    """`unit` times a factor for each head, in the dtype of x; None where it is no program."""
     factors = scale[:, None].expand(-1, x.shape[3]).reshape(-1)
-    normed, _ = rotated_heads.rotated_heads(x, factors, None, None, eps=_EPSILON, backend="triton")
-    assert normed is not None  # there is a scale
-    return normed
+    if not rotated_heads.programs_take(x, factors, None, None, eps=_EPSILON):
+        return None
+    return rotated_heads.rotated_heads(x, factors, None, None, eps=_EPSILON, backend="triton")[0]
 
 
 def unit(x: Tensor) -> Tensor:

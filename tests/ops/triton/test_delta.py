@@ -20,7 +20,7 @@ from polysketch.ops.triton.launch import launching
 
 CHUNK = 16
 BLOCKS = {
-    "delta_errors": {"CHUNK": CHUNK, "GROUP": 2, "DEPTH": 16, "ROWS": 32, "COLUMNS": 16, "num_warps": 4, "num_stages": 1},
+    "delta_errors": {"CHUNK": CHUNK, "ROWS": 32, "COLUMNS": 16, "num_warps": 4, "num_stages": 1},
     "delta_inverse": {"DEPTH": 16, "JOINED": 0, "num_warps": 4, "num_stages": 1},
 }
 """Several chunks, pieces of the sums and blocks of columns at sizes that the interpreter can do."""
@@ -249,7 +249,7 @@ def test_it_is_refused_where_it_cannot_run():
 MUTANTS = {
     "the last chunk is not written": ("errors", "writing, written, held", "writing, 0 * written, held"),
     "nothing is read": ("errors", "asking, held, answer", "asking, 0 * held, answer"),
-    "sums are not kept": ("errors", "tl.store(sums + piece * PIECE, held)\n            asking", "asking"),
+    "sums are not kept": ("errors", "tl.store(sums + piece * PIECE, held)\n            answer", "answer"),
     "pieces share their rows": ("errors", "= _of_piece(piece, FEATURES", "= _of_piece(0, FEATURES"),
     "the strength is dropped": ("errors", "other=0.0)[:, None]\n", "other=0.0)[:, None] * 0 + error\n"),
     "the state is dropped": ("errors", "held = initial_piece(", "held = 0 * initial_piece("),

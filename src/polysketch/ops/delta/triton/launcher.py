@@ -55,7 +55,6 @@ def _errors(inputs: Inputs, factors: int, half: torch.dtype | None, *, reverse: 
     call["products"] = precision(torch.float32) if half is None else "tf32"
     use = configuration("delta_errors", found.device, **call)
     use["COLUMNS"] = min(use["COLUMNS"], covering_block(width))
-    use["DEPTH"] = min(use["DEPTH"], covering_block(features // factors))
     constants = {"HEADS": heads, "FEATURES": features, "FACTORS": factors, "PRECISION": call["products"]}
     inverse = _inverse(tokens[0], tokens[2], length, use["CHUNK"], call, constants)
     _follow_chunks(tokens, inverse, inputs.sums, length, use, constants)

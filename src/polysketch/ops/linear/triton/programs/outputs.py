@@ -20,6 +20,12 @@ from polysketch.ops.triton.programs.shared import (
 )
 
 
+@triton.constexpr_function
+def step_within(depth, width):
+    """Columns that a product takes at once: no more than cover the width."""
+    return min(depth, max(16, 1 << (width - 1).bit_length()))
+
+
 @triton.jit
 def scores(
     query, key, query_tokens, query_stride, key_tokens, key_stride, query_seen, key_seen,
@@ -27,16 +33,17 @@ def scores(
     DEPTH: tl.constexpr,
 ):  # fmt: skip
     """(QUERIES, KEYS) products of rows of width INNER, DEPTH columns at a time."""
+    STEP: tl.constexpr = step_within(DEPTH, INNER)
     found = tl.zeros((QUERIES, KEYS), tl.float32)
-    if INNER <= 2 * DEPTH:
-        for start in tl.static_range(0, INNER, DEPTH):
-            columns = start + tl.arange(0, DEPTH)
+    if INNER <= 2 * STEP:
+        for start in tl.static_range(0, INNER, STEP):
+            columns = start + tl.arange(0, STEP)
             left = load_rows(query, query_tokens, query_stride, columns, query_seen, INNER).to(DOT)
             right = load_columns(key, key_tokens, key_stride, columns, key_seen, INNER).to(DOT)
             found = tl.dot(left, right, found, input_precision=PRECISION)
     else:
-        for start in range(0, INNER, DEPTH):
-            columns = start + tl.arange(0, DEPTH)
+        for start in range(0, INNER, STEP):
+            columns = start + tl.arange(0, STEP)
             left = load_rows(query, query_tokens, query_stride, columns, query_seen, INNER).to(DOT)
             right = load_columns(key, key_tokens, key_stride, columns, key_seen, INNER).to(DOT)
             found = tl.dot(left, right, found, input_precision=PRECISION)
