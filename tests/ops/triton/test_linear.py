@@ -210,7 +210,7 @@ MUTANTS = {
     ),
     "a chunk is folded before it is kept": ("linear_fold", "item % steps == 0", "item % steps == steps - 1", PLAIN),
     "sums do not decay": ("linear_fold", "total *= decay", "pass", DECAYED),
-    "normalizers do not decay": ("linear_fold", "normalizer *= decay", "pass", LINEAR),
+    "normalizers do not decay": ("linear_fold", "normalizer *= decay", "pass", DECAYED),
     "weights in a chunk do not decay": ("linear_outputs", "weight *= tl.exp", "weight *= 1 + 0 * tl.exp", DECAYED),
     "squares have half of their slope": ("linear_sums_gradient", "other == tile, 2.0", "other == tile, 1.0", PLAIN),
     "mirrored tiles are not turned": ("linear_sums_gradient", "other <= tile, straight", "other <= 9, straight", PLAIN),
