@@ -111,6 +111,7 @@ def test_outputs_and_gradients_agree_with_the_definition_in_float64(tail, masked
     assert max(relative_errors(case((2, 2, 17, 9), tail=tail, masked=masked))) < 5e-7
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("lead", first_always([(1, WIDTH), (1, 1), (HEADS, 1)], 2))
 def test_heads_and_channels_may_share_filters(lead):
@@ -275,7 +276,7 @@ def test_a_tensor_with_a_tangent_is_refused():
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("continued", [True, False])
+@pytest.mark.parametrize("continued", first_always([True, False]))
 @pytest.mark.parametrize("transposed", first_always([True, False]))
 def test_it_is_an_operator_whose_fake_says_where_numbers_lie(transposed, continued):
     """Compiled code trusts the fake's strides."""
@@ -308,6 +309,7 @@ def test_a_layers_projections_are_convolved_by_the_programs_whole_and_in_pieces_
     assert launched == ["causal_convolution_backward"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("programs_on_a_cpu")
 def test_values_are_convolved_by_the_programs_to_both_sides_too(launched):
     x, weight, mask, _ = case((2, 2, 20, 6), 3, lead=(1, 6), masked=True)
@@ -316,6 +318,7 @@ def test_values_are_convolved_by_the_programs_to_both_sides_too(launched):
     torch.testing.assert_close(found, ops.centred_convolution(x.double(), weight, key_mask=mask).float())
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("programs_on_a_cpu")
 def test_compiled_and_exported_graphs_have_pytorchs_operations(launched):
     module = ProjectionConvolution(12, 3)
@@ -364,6 +367,7 @@ def twice(sums, tap, products, columns, WIDTH: tl.constexpr):
     add_all(sums, tap, 2 * products, columns, WIDTH)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("module", "name", "broken", "wrong"),

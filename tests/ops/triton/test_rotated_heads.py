@@ -355,6 +355,7 @@ def test_programs_that_disagree_are_named_and_the_layer_goes_on_without(monkeypa
     assert torch.equal(found, expected)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("programs_on_a_cpu")
 def test_a_compiler_and_an_exported_graph_have_pytorchs_operations(launched):
     made, hidden, rotation = layer("softmax").eval(), torch.randn(1, 9, 24), rotation_at(torch.arange(9), 6)
@@ -390,6 +391,7 @@ def without_the_second(sums, of_first, of_second, HALF: tl.constexpr, LANES: tl.
     add_own(sums, of_first, of_first, HALF, LANES)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("module", "name", "broken", "wrong"),
