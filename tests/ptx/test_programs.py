@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention.covering import first_always
-from device import plain, test_convolution, test_head_sketch, test_rotated_heads
+from device import plain, test_convolution, test_gated_gelu, test_head_sketch, test_rotated_heads
 from device.test_linear import TOLERANCES
 from device.yardstick import Named, assert_as_good_as_plain, assert_within, moved, rounded
 from ops.linear_cases import Case, assert_precision_agrees
@@ -22,6 +22,7 @@ from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from polysketch import ops
 from polysketch.benchmarking.timing import matmul_precision
 from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.gated_gelu import gated_gelu
 from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.low_rank_sketch import low_rank_sketch
 from ptx.launching import executing
@@ -221,6 +222,13 @@ def test_norm_and_rotation_of_heads_err_like_the_plain_formula(size, launched):
     )
     assert_as_good_as_plain(attend, formula, given, DTYPE, CPU)
     assert launched.keys() == {"rotated_heads", "rotated_heads_backward"}
+
+
+@pytest.mark.parametrize(("inner", "rows"), first_always([(1360, 3), (33, 5), (1, 1)]))
+def test_the_middle_of_a_gated_linear_unit_errs_like_the_plain_formula(inner, rows, launched):
+    gate, formula = (partial(gated_gelu, backend=backend) for backend in ("triton", "reference"))
+    assert_as_good_as_plain(gate, formula, test_gated_gelu.case(inner, rows), DTYPE, CPU)
+    assert launched.keys() == {"gated_gelu", "gated_gelu_backward"}
 
 
 # Features, factors, width, tokens.

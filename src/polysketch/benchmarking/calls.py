@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polysketch import ops
 from polysketch.benchmarking.floors import Shape
+from polysketch.nn.glu import gated_width
+from polysketch.ops.gated_gelu import gated_gelu
 from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.low_rank_sketch import low_rank_sketch
 from polysketch.ops.rotated_heads import rotated_heads
@@ -205,6 +207,12 @@ def turned_heads(
         return torch.cat([first, *others], -1) if others else first
 
     return Call(attend, [x] if scale is None else [x, scale])
+
+
+def gated(shape: Shape, device: torch.device, dtype: torch.dtype, **options: Any) -> Call:
+    """The middle of a gated linear unit beside such heads; options are the op's."""
+    joined = random(replace(shape, heads=1, head_dim=2 * gated_width(shape.heads * shape.head_dim)), device, dtype)
+    return Call(lambda: gated_gelu(joined, **options), [joined])
 
 
 def window(

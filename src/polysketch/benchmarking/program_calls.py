@@ -43,6 +43,7 @@ _COMMON = {
     "convolution of 4, h=64",
     "rotated heads h=64",
     "rotated heads h=64, normed ones kept",
+    "gated gelu h=64",
     "polynomial h=64",
     "polynomial h=128",
     "hyper h=64",
@@ -68,8 +69,8 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, polynomial, hyper, window, delta or
-            decoding.
+        op: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, gated_gelu, polynomial, hyper,
+            window, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -196,6 +197,12 @@ def _rotated_heads_calls() -> Iterator[Named]:
     }
     for width, (kind, options) in itertools.product((64, 128, 256), kinds.items()):
         yield f"rotated heads h={width}{kind}", width, partial(calls.turned_heads, backend="triton", **options)
+
+
+def _gated_gelu_calls() -> Iterator[Named]:
+    """Of the projection of a layer with heads of this width."""
+    for width in (64, 128):
+        yield f"gated gelu h={width}", width, partial(calls.gated, backend="triton")
 
 
 def _polynomial_calls() -> Iterator[Named]:
@@ -340,6 +347,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "head_sketch": _head_sketch_calls,
     "convolution": _convolution_calls,
     "rotated_heads": _rotated_heads_calls,
+    "gated_gelu": _gated_gelu_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
     "window": _window_calls,

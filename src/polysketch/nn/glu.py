@@ -1,10 +1,10 @@
 """The gated linear unit (Shazeer 2020) with a tanh-GELU gate, the feed-forward layer of the models."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.nn.joined_linear import JoinedLinear
+from polysketch.ops.gated_gelu import gated_gelu
 
 
 def gated_width(hidden_size: int) -> int:
@@ -36,5 +36,4 @@ class GatedLinearUnit(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., hidden_size) -> (..., hidden_size)."""
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(F.gelu(gate, approximate="tanh") * up)
+        return self.down(gated_gelu(self.gate_up(hidden)))

@@ -15,6 +15,7 @@ from triton.runtime.errors import OutOfResources
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.delta import self_check as delta_check
+from polysketch.ops.gated_gelu import gated_gelu
 from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.linear import decode
@@ -34,6 +35,7 @@ PROGRAM = {
     "head sketch": "head_sketch",
     "convolution": "causal_convolution",
     "rotated heads": "rotated_heads",
+    "gated gelu": "gated_gelu",
     "polynomial": "polynomial_forward",
     "window": "window_forward",
     "delta": "delta_errors",
@@ -45,6 +47,7 @@ GRADIENT = {
     "head sketch": "head_sketch_backward",
     "convolution": "causal_convolution_backward",
     "rotated heads": "rotated_heads_backward",
+    "gated gelu": "gated_gelu_backward",
     "polynomial": "polynomial_grad_query",
     "window": "window_grad_query",
 }
@@ -55,6 +58,7 @@ PLAIN = {
     "head sketch": "reference",
     "convolution": "reference",
     "rotated heads": "reference",
+    "gated gelu": "reference",
     "polynomial": "blockwise",
     "window": "blockwise",
     "delta": "chunked",
@@ -95,6 +99,8 @@ def tensors(op: str) -> list[Tensor]:
         return [torch.randn(1, 2, 20, 6), torch.randn(1, 6, 3)]
     if op == "rotated heads":
         return [torch.randn(1, 5, 70, 6), torch.randn(30)]
+    if op == "gated gelu":
+        return [torch.randn(20, 12)]
     if op == "delta":
         return [
             torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
@@ -118,6 +124,8 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
     if op == "rotated heads":
         turn = torch.linspace(0, 1, 70 * 3).view(70, 3)
         return torch.cat(rotated_heads(*given, turn.cos(), turn.sin(), keep_normed=True, backend=backend), -1)
+    if op == "gated gelu":
+        return gated_gelu(*given, backend=backend)
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
     if op == "window":

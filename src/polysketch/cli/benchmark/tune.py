@@ -19,6 +19,7 @@ Op = Literal[
     "head_sketch",
     "convolution",
     "rotated_heads",
+    "gated_gelu",
     "polynomial",
     "hyper",
     "window",
@@ -40,8 +41,8 @@ class TuneFlags:
     programs: tuple[str, ...] = ()
     """only these programs, by the names of their files of configurations, linear_outputs for one; default: all"""
     ops: Annotated[tuple[Op, ...], tyro.conf.arg(metavar="OP...")] = ()
-    """only the programs of these: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, polynomial, hyper,
-    window, delta, decoding; default: all"""
+    """only the programs of these: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, gated_gelu,
+    polynomial, hyper, window, delta, decoding; default: all"""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
     """of the inputs"""
     match: str = ""
