@@ -224,7 +224,7 @@ def test_norm_and_rotation_of_heads_err_like_the_plain_formula(size, launched):
     assert launched.keys() == {"rotated_heads", "rotated_heads_backward"}
 
 
-@pytest.mark.parametrize(("inner", "rows"), first_always([(1360, 3), (33, 5), (1, 1)]))
+@pytest.mark.parametrize(("inner", "rows"), first_always([(1360, 3), (33, 5), (1, 1)], several=True))
 def test_the_middle_of_a_gated_linear_unit_errs_like_the_plain_formula(inner, rows, launched):
     gate, formula = (partial(gated_gelu, backend=backend) for backend in ("triton", "reference"))
     assert_as_good_as_plain(gate, formula, test_gated_gelu.case(inner, rows), DTYPE, CPU)

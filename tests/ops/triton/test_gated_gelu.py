@@ -104,7 +104,6 @@ def test_half_precision_is_rounded_once():
     joined = 3 * normal(9, 200).half()
     found, exact = by_programs(joined), by_formula(joined.double()).half()
     assert (found == exact).double().mean() > 0.99
-    assert (by_formula(joined.float()).half() == exact).double().mean() > 0.99
     twice = F.gelu(joined[:, :100].float(), approximate="tanh").half() * joined[:, 100:]
     assert (twice == exact).double().mean() < 0.9
     assert max(relative_errors(joined)) < 1e-3
