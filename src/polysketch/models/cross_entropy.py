@@ -30,7 +30,8 @@ def token_losses(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
         ValueError: hidden and targets of different shapes.
 
     Cost: forward 1 and backward 3 multiply-adds per token, vocabulary entry and channel. Memory beyond the gradients:
-    64 MB for each copy of a chunk's logits, 256 on a CUDA device, and for 16-bit weights a float32 sum of their gradient.
+    64 MB for each copy of a chunk's logits, 256 on a CUDA device, and for 16-bit weights a float32 sum of their
+    gradient.
     """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
