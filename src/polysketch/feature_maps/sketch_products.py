@@ -11,7 +11,6 @@ from polysketch.ops.triton.availability import AUTO_DEVICES
 
 _NORM_EPSILON = 1e-6
 _LEAST_SQUARE = 1e-12
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class SketchProducts(FeatureMap):
@@ -43,22 +42,22 @@ class SketchProducts(FeatureMap):
     def map(self, x: Tensor) -> Tensor:
         """(batch, heads, length, head_dim) -> (batch, heads, length, 2 sketch_size).
 
-        In float32 or better; of half precision, where one program gives sketches their length, in that.
+        In float32 or better; of bfloat16, where one program gives sketches their length, in that. float16 has no room
+        for products of long vectors.
         """
         self.check_input(x)
-        weight = (self.weight / self.head_dim**0.5)[:, None]
         with torch.autocast(x.device.type, enabled=False):
-            if x.dtype in _HALF and x.device.type in AUTO_DEVICES:
-                sketches = self._sketches(x, weight)
-                found = _unit_halves_by_program(sketches)
+            if x.dtype == torch.bfloat16 and x.device.type in AUTO_DEVICES:
+                found = _unit_halves_by_program(self._sketches(x))
                 if found is not None:
                     return found
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            sketches = self._sketches(F.rms_norm(wide, wide.shape[-1:], eps=_NORM_EPSILON), weight)
+            sketches = self._sketches(F.rms_norm(wide, wide.shape[-1:], eps=_NORM_EPSILON))
             return F.normalize(sketches.unflatten(-1, (2, -1)), dim=-1).flatten(-2)
 
-    def _sketches(self, x: Tensor, weight: Tensor) -> Tensor:
-        return (x.unflatten(1, (self.num_maps, -1)) @ weight.to(x.dtype)).flatten(1, 2)
+    def _sketches(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(torch.promote_types(x.dtype, torch.float32)) / self.head_dim**0.5
+        return (x.unflatten(1, (self.num_maps, -1)) @ weight.to(x.dtype)[:, None]).flatten(1, 2)
 
 
 def _unit_halves_by_program(sketches: Tensor) -> Tensor | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 class InterpretedModule(pytest.Module):
@@ -26,3 +27,35 @@ class InterpretedModule(pytest.Module):
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     """Called by pytest for the modules of this folder alone."""
     return InterpretedModule.from_parent(parent, path=module_path)
+
+
+@pytest.fixture
+def fresh_memory_is_nan() -> Iterator[None]:
+    """What a program forgets to write is NaN, and no comparison passes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def nothing_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program has been checked by itself yet, and answers are kept apart."""
+    from polysketch.ops.triton import self_check
+
+    monkeypatch.setattr(self_check, "_file", lambda: tmp_path / "self_check.json")
+    monkeypatch.setattr(self_check, "_answers", {})
+
+
+@pytest.fixture
+def launched() -> Iterator[list[str]]:
+    """Names of the programs that run, in order."""
+    from polysketch.ops.triton.launch import launching
+
+    found = []
+
+    def launch(kernel, programs, arguments, options):
+        found.append(kernel.__name__)
+        kernel[(programs,)](*arguments, **options)
+
+    with launching(launch):
+        yield found

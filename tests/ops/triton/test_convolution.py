@@ -18,20 +18,13 @@ from polysketch.ops.convolution.triton.programs import backward, forward
 from polysketch.ops.convolution.triton.programs.backward import add_up as add_all
 from polysketch.ops.convolution.triton.programs.forward import load_seen as load_intact
 from polysketch.ops.convolution.triton.programs.forward import load_tap as load_its_tap
-from polysketch.ops.triton import forced, self_check
-from polysketch.ops.triton.launch import launching
+from polysketch.ops.triton import forced
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 SMALL = {"TOKENS": 16, "BLOCK": 16, "num_warps": 4, "num_stages": 1}
 PROGRAMS = ("causal_convolution", "causal_convolution_backward")
 HEADS, LENGTH, WIDTH, SIZE = 2, 21, 20, 4
-
-
-@pytest.fixture(autouse=True)
-def _uninitialised_memory_is_nan():
-    """What a program forgets to write is NaN, and no comparison passes."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -42,24 +35,9 @@ def small_blocks():
 
 
 @pytest.fixture
-def programs_on_a_cpu(tmp_path, monkeypatch):
+def programs_on_a_cpu(nothing_asked, monkeypatch):
     """A CPU that "auto" of this op alone takes for a device of the programs, which has asked nothing yet."""
-    monkeypatch.setattr(self_check, "_file", lambda: tmp_path / "self_check.json")
-    monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(api, "AUTO_DEVICES", {"cpu"})
-
-
-@pytest.fixture
-def launched():
-    """Names of the programs that run, in order."""
-    found = []
-
-    def launch(kernel, programs, arguments, options):
-        found.append(kernel.__name__)
-        kernel[(programs,)](*arguments, **options)
-
-    with launching(launch):
-        yield found
 
 
 def case(shape=(1, HEADS, LENGTH, WIDTH), size=SIZE, *, lead=None, tail=False, masked=False):

@@ -16,19 +16,12 @@ from polysketch.nn import GatedLinearUnit
 from polysketch.ops.gated_gelu import api, gated_gelu, gated_gelu_backend
 from polysketch.ops.gated_gelu.triton.programs import backward, forward
 from polysketch.ops.gated_gelu.triton.programs.forward import load_halves as load_both
-from polysketch.ops.triton import forced, self_check
-from polysketch.ops.triton.launch import launching
+from polysketch.ops.triton import forced
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 SMALL = {"TOKENS": 4, "BLOCK": 16, "num_warps": 4, "num_stages": 1}
 PROGRAMS = ("gated_gelu", "gated_gelu_backward")
-
-
-@pytest.fixture(autouse=True)
-def _uninitialised_memory_is_nan():
-    """What a program forgets to write is NaN, and no comparison passes."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -39,24 +32,9 @@ def small_blocks():
 
 
 @pytest.fixture
-def programs_on_a_cpu(tmp_path, monkeypatch):
+def programs_on_a_cpu(nothing_asked, monkeypatch):
     """A CPU that "auto" of this op alone takes for a device of the programs, which has asked nothing yet."""
-    monkeypatch.setattr(self_check, "_file", lambda: tmp_path / "self_check.json")
-    monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(api, "AUTO_DEVICES", {"cpu"})
-
-
-@pytest.fixture
-def launched():
-    """Names of the programs that run, in order."""
-    found = []
-
-    def launch(kernel, programs, arguments, options):
-        found.append(kernel.__name__)
-        kernel[(programs,)](*arguments, **options)
-
-    with launching(launch):
-        yield found
 
 
 def normal(*shape):

@@ -17,18 +17,11 @@ from polysketch.ops.head_sketch.triton.programs import backward, forward
 from polysketch.ops.head_sketch.triton.programs.backward import add_up as add_both
 from polysketch.ops.head_sketch.triton.programs.forward import load_matrix as load_either
 from polysketch.ops.triton import forced, self_check
-from polysketch.ops.triton.launch import launching
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 SMALL = {"TOKENS": 16, "BLOCK": 16, "num_warps": 4, "num_stages": 1}
 PROGRAMS = ("head_sketch", "head_sketch_backward")
-
-
-@pytest.fixture(autouse=True)
-def _uninitialised_memory_is_nan():
-    """What a program forgets to write is NaN, and no comparison passes."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -39,24 +32,9 @@ def small_blocks():
 
 
 @pytest.fixture
-def programs_on_a_cpu(tmp_path, monkeypatch):
+def programs_on_a_cpu(nothing_asked, monkeypatch):
     """A CPU that "auto" of this op alone takes for a device of the programs, which has asked nothing yet."""
-    monkeypatch.setattr(self_check, "_file", lambda: tmp_path / "self_check.json")
-    monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(api, "AUTO_DEVICES", {"cpu"})
-
-
-@pytest.fixture
-def launched():
-    """Names of the programs that run, in order."""
-    found = []
-
-    def launch(kernel, programs, arguments, options):
-        found.append(kernel.__name__)
-        kernel[(programs,)](*arguments, **options)
-
-    with launching(launch):
-        yield found
 
 
 def case(shape=(1, 2, 19, 20), *, maps=1, features=21):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 import triton as compiler
 import triton.language as tl
 from torch.autograd import forward_ad
@@ -14,24 +15,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from attention.covering import first_always, pairs_always
+from polysketch.attention import unit_scale
+from polysketch.feature_maps import sketch_products
 from polysketch.nn import QueryKeyNorm, Rotation, SelfAttention, apply_rotation, build_mixer, rotation_at
 from polysketch.ops.rotated_heads import api, programs_take, rotated_heads, rotated_heads_backend
 from polysketch.ops.rotated_heads.triton.programs import backward, forward
 from polysketch.ops.rotated_heads.triton.programs.backward import add_up as add_own
-from polysketch.ops.triton import forced, self_check
-from polysketch.ops.triton.launch import launching
+from polysketch.ops.triton import forced
+
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_nan")
 
 SMALL = {"TOKENS": 16, "GROUP": 2, "num_warps": 4, "num_stages": 1}
 PROGRAMS = ("rotated_heads", "rotated_heads_backward")
 BOTH = ("normed", "rotated")
-
-
-@pytest.fixture(autouse=True)
-def _uninitialised_memory_is_nan():
-    """What a program forgets to write is NaN, and no comparison passes."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -42,24 +38,9 @@ def small_blocks():
 
 
 @pytest.fixture
-def programs_on_a_cpu(tmp_path, monkeypatch):
+def programs_on_a_cpu(nothing_asked, monkeypatch):
     """A CPU that "auto" of this op alone takes for a device of the programs, which has asked nothing yet."""
-    monkeypatch.setattr(self_check, "_file", lambda: tmp_path / "self_check.json")
-    monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(api, "AUTO_DEVICES", {"cpu"})
-
-
-@pytest.fixture
-def launched():
-    """Names of the programs that run, in order."""
-    found = []
-
-    def launch(kernel, programs, arguments, options):
-        found.append(kernel.__name__)
-        kernel[(programs,)](*arguments, **options)
-
-    with launching(launch):
-        yield found
 
 
 def case(shape=(1, 3, 19, 20), *, parts="norm and rotation", positions="shared"):
@@ -408,3 +389,27 @@ def test_a_broken_part_makes_the_comparison_fail_for_what_it_is_part_of(module, 
     given = case()
     monkeypatch.setattr(module, name, broken)
     assert [error > 1e-2 for error in relative_errors(given)] == wrong
+
+
+@pytest.mark.usefixtures("programs_on_a_cpu")
+def test_lengths_within_polysketch_are_those_of_the_formulas(launched, monkeypatch):
+    """Queries and keys of one length, times a factor a head, and sketches of unit length; with gradients."""
+    torch.manual_seed(0)
+    scales = unit_scale.UnitScale(2)
+    torch.nn.init.normal_(scales.log_scale)
+    drawn = torch.randn(1, 4, 19, 20, dtype=torch.float64)
+
+    def found(dtype, halves_of_unit_length):
+        x = drawn.to(dtype).requires_grad_()
+        query, key = scales(x, x[:, :2], dtype)
+        features = halves_of_unit_length(x)
+        total = sum((one**3).sum() for one in (query, key, features))
+        return [query, key, features, *torch.autograd.grad(total, (x, scales.log_scale))]
+
+    monkeypatch.setattr(unit_scale, "AUTO_DEVICES", {"cpu"})
+    by_programs = found(torch.float32, sketch_products._unit_halves_by_program)
+    assert launched.count("rotated_heads") >= 3
+    monkeypatch.setattr(unit_scale, "AUTO_DEVICES", set())
+    formulas = found(torch.float64, lambda x: F.normalize(x.unflatten(-1, (2, -1)), dim=-1).flatten(-2))
+    for one, other in zip(by_programs, formulas, strict=True):
+        assert float((one.double() - other).norm() / other.norm()) < 1e-5
