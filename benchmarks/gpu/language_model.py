@@ -16,6 +16,7 @@ MODELS = {
     "random r=32": ("random", 32),
     "learned r=32": ("learned", 32),
     "polysketch": ("polysketch", 32),
+    "polysketch, every second layer": ("polysketch/2", 32),
     "random r=64": ("random", 64),
     "learned r=64": ("learned", 64),
 }

@@ -11,8 +11,7 @@ import torch
 from attention.covering import first_always
 from ops.linear_cases import Case, assert_precision_agrees, assert_same, gradients, make, run
 from polysketch import ops
-from polysketch.ops.linear import spans
-from polysketch.ops.linear.triton import launcher
+from polysketch.ops.linear.triton import launcher, launches
 from polysketch.ops.triton import forced
 
 CASES = [
@@ -91,19 +90,19 @@ def test_programs_agree_with_the_reference(case):
     assert_triton_agrees(case)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(Case(length=53, batch=1, heads=1, key_heads=1, decays=True), marks=pytest.mark.full),
-        Case(length=45, batch=1, heads=1, key_heads=1, local_chunk=0, decays=True, padded=True, compute_chunk=16),
+        pytest.param(replace(case, batch=1), marks=[] if quick else pytest.mark.full)
+        for case, quick in ((FACTORS, True), (LINEAR, True), (DECAYED, False), (PLAIN, False), (WITH_HISTORY[0], False))
     ],
     ids=str,
 )
-def test_a_sequence_in_spans_agrees_with_the_reference(case, monkeypatch):
-    """The spans' own sums come from calls that are not causal, and decay."""
-    monkeypatch.setattr(spans, "num_spans", lambda *_: 3)
-    assert_triton_agrees(case)
+def test_a_sequence_in_spans_agrees_with_the_reference(case, launched):
+    """Each begins with the sums of those before it, which decay; gradients come from the last one back."""
+    with launches.spans_of(1 if case.local_chunk else 2):
+        assert_triton_agrees(case)
+    assert launched.count("linear_fold") > launched.count("linear_outputs") + launched.count("linear_sums_gradient")
 
 
 @pytest.mark.full
@@ -222,12 +221,33 @@ MUTANTS = {
     "a half's entries meet themselves": ("linear_fold", "of_x + HALF, tokens", "of_x, tokens", FACTORS),
     "what is there is not added to": ("linear_inner_gradient", "    if ADD:", "    if False:", DECAYED),
 }
+MUTANTS_IN_SPANS = {
+    "a span begins anew": ("linear_fold", "range(own_span)", "range(0)"),
+    "a span does not decay": ("linear_fold", "                total *= decay", "                pass"),
+    "normalizers of a span do not decay": ("linear_fold", "before *= decay", "pass"),
+    "a span begins with the first one's sums": ("linear_fold", "+ number_before", "+ 0"),
+    "every span goes through the same chunks": ("linear_fold", "turn = first_turn + item", "turn = item"),
+}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
-    program, line, broken, case = MUTANTS[name]
+    *mutant, case = MUTANTS[name]
+    break_program(*mutant, monkeypatch, tmp_path)
+    with pytest.raises(AssertionError, match="relative errors beyond"):
+        assert_triton_agrees(case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MUTANTS_IN_SPANS)
+def test_a_broken_program_is_caught_in_spans(name, monkeypatch, tmp_path):
+    break_program(*MUTANTS_IN_SPANS[name], monkeypatch, tmp_path)
+    with launches.spans_of(1), pytest.raises(AssertionError, match="relative errors beyond"):
+        assert_triton_agrees(replace(FACTORS, batch=1))
+
+
+def break_program(program: str, line: str, broken: str, monkeypatch, tmp_path) -> None:
     module = importlib.import_module(f"polysketch.ops.linear.triton.programs.{program.removeprefix('linear_')}")
     source = Path(module.__file__).read_text()
     assert line in source
@@ -238,5 +258,3 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
     spec.loader.exec_module(mutant)
     for kernel in [kernel for kernel in vars(module) if kernel.startswith("linear_")]:
         monkeypatch.setattr(module, kernel, getattr(mutant, kernel))
-    with pytest.raises(AssertionError, match="relative errors beyond"):
-        assert_triton_agrees(case)

@@ -6,7 +6,7 @@ import torch
 from polysketch.benchmarking import calls
 from polysketch.benchmarking.program_calls import ProgramCall, program_calls
 from polysketch.benchmarking.tuning import program_names, questions_asked
-from polysketch.ops.linear import spans as spans_of_calls
+from polysketch.ops.linear.triton.launches import spans_of
 from polysketch.ops.triton.ahead_of_time import compile_call, complaints, inside_operators
 from polysketch.ops.triton.launch import launching
 
@@ -27,13 +27,13 @@ def launches(call: ProgramCall, *sizes: int) -> tuple[list, list]:
     return found, questions
 
 
-@pytest.mark.parametrize("spans", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("chunks", [3, pytest.param(1_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("call", COMMON, ids=lambda call: call.name)
-def test_no_constant_and_no_property_depends_on_a_length_or_the_batch(call, spans, monkeypatch):
-    """In one span or in several: how many there are does, and the sums of spans are calls of their own."""
-    monkeypatch.setattr(spans_of_calls, "num_spans", lambda *_: spans)
-    few, asked = launches(call, 1, 4, 3_000)
-    many, asked_again = launches(call, 3, 4, 9_001)
+def test_no_constant_and_no_property_depends_on_a_length_or_the_batch(call, chunks):
+    """In several spans or in one: which of both does."""
+    with spans_of(chunks):
+        few, asked = launches(call, 1, 4, 3_000)
+        many, asked_again = launches(call, 3, 4, 9_001)
     assert few
     assert set(few) == set(many)
     assert asked == asked_again

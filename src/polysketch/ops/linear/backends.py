@@ -36,10 +36,6 @@ def _runs_anywhere(query: Tensor, value: Tensor | None) -> str | None:
     return None
 
 
-def _one_piece(feature_dim: int, power: int, factors: int) -> int:
-    return 1
-
-
 def _takes_whole_calls(*_: object) -> NoReturn:
     raise NotImplementedError("this backend takes whole calls, not aligned inputs")
 
@@ -53,11 +49,11 @@ class Backend:
         why_not: (query, value or None) -> why it cannot take tensors like these, None where it can.
         compute_chunk: tokens worked on at once.
         plain_chunk: the same, causal, for features that stand for themselves (power and factors 1); None for no other.
-        pieces: (feature_dim, power, factors) -> how many pieces of the sums of a head are worked on independently.
         forward: aligned inputs -> outputs.
         backward: (inputs, plan, outputs, gradients of the outputs) -> gradients by the names of `Inputs`, of those
             that are given but `log_decay`. Those of query and key in the dtype of sums where there is a `log_decay`:
             its gradient is made of them.
+        own_spans: whether both cut a sequence themselves where heads are few.
         long_blocks: whether both take a `diagonal` longer than a chunk, and with it calls in both directions.
         whole: (inputs, plan, key_mask, state) -> result, differentiated by autograd. Inputs are as the caller gave
             them, padded or behind a state.
@@ -67,9 +63,9 @@ class Backend:
     why_not: Callable[[Tensor, Tensor | None], str | None] = _runs_anywhere
     compute_chunk: ComputeChunk = _PLAIN
     plain_chunk: ComputeChunk | None = None
-    pieces: Callable[[int, int, int], int] = _one_piece
     forward: Callable[[Inputs, Plan], Outputs] = _takes_whole_calls
     backward: Callable[[Inputs, Plan, Outputs, Outputs], dict[str, Tensor]] = _takes_whole_calls
+    own_spans: bool = False
     long_blocks: bool = False
     whole: Whole | None = None
 
@@ -94,6 +90,13 @@ BACKENDS = {
             backward=native.backward,
             long_blocks=True,
         ),
-        Backend("triton", triton.why_not, ComputeChunk(256, 256), None, triton.pieces, triton.forward, triton.backward),
+        Backend(
+            "triton",
+            triton.why_not,
+            ComputeChunk(256, 256),
+            forward=triton.forward,
+            backward=triton.backward,
+            own_spans=True,
+        ),
     )
 }

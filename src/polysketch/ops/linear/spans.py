@@ -24,8 +24,8 @@ _UNITS_ON_A_DEVICE = 256
 
 def run_in_spans(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     """What the backend gives for a causal, aligned sequence, in as many spans as there are workers for."""
-    pieces, tokens = backend.pieces(inputs.key.shape[3], plan.power, plan.factors), inputs.key.shape[2]
-    count = num_spans(inputs.key, plan.chunk, pieces)
+    tokens = inputs.key.shape[2]
+    count = 1 if backend.own_spans else num_spans(inputs.key, plan.chunk)
     if count == 1:
         return run(inputs, plan, backend)
     # A block stays whole, but for one that is everything: its spans read one another, and leave no state.
@@ -34,20 +34,19 @@ def run_in_spans(inputs: Inputs, plan: Plan, backend: Backend) -> Outputs:
     return run(inputs, plan, backend) if cut.count == 1 else _run_together(inputs, plan, backend, cut)
 
 
-def num_spans(key: Tensor, chunk: int, pieces: int = 1) -> int:
+def num_spans(key: Tensor, chunk: int) -> int:
     """How many spans keep every worker busy; 1 where the key heads (batch, key_heads, length, r) already do.
 
     Args:
         key: key features.
         chunk: tokens of a chunk.
-        pieces: into how many independent ones a backend cuts the work of a head.
     """
     if torch.compiler.is_compiling() or key.shape[0] == 0:
         return 1
     on_cpu = key.device.type == "cpu"
     workers = num_workers(key.device) if on_cpu else _UNITS_ON_A_DEVICE
     shortest = max(chunk, _SHORTEST_ON_A_CPU if on_cpu else _SHORTEST_ON_A_DEVICE)
-    units = max(1, key.shape[0] * key.shape[1] * pieces)
+    units = max(1, key.shape[0] * key.shape[1])
     return max(1, min(workers // units, key.shape[2] // shortest))
 
 

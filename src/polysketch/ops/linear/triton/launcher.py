@@ -13,16 +13,12 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.linear.packing import TILE, expanded_size, on_diagonal, symmetrize
-from polysketch.ops.linear.triton.call import num_blocks
 from polysketch.ops.linear.triton.launches import FoldedSums, Launches, SumsPair
 from polysketch.ops.linear.types import Diagonal, Inputs, Outputs, Plan
 from polysketch.ops.triton import availability
 
 WIDEST_VALUE = 128
 """Gradients are made of whole rows of values, in registers."""
-
-ROWS_OF_A_PROGRAM = 128
-"""About so many rows of the sums are one program."""
 
 SCRATCH_BYTES = 2**30
 """Of the sums before every chunk, kept at once; more heads than fit take turns."""
@@ -33,11 +29,6 @@ def why_not(query: Tensor, value: Tensor | None = None) -> str | None:
     if value is not None and value.shape[-1] > WIDEST_VALUE:
         return f"the triton backend takes values up to {WIDEST_VALUE} wide, got {value.shape[-1]}"
     return availability.why_not(query)
-
-
-def pieces(feature_dim: int, power: int, factors: int) -> int:
-    """Into how many programs the sums of one head are cut."""
-    return num_blocks(expanded_size(feature_dim, power, factors), ROWS_OF_A_PROGRAM)
 
 
 def forward(inputs: Inputs, plan: Plan) -> Outputs:

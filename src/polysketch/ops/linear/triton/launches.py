@@ -1,6 +1,8 @@
 """The launches that forward and backward of linear attention are made of."""
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,12 +22,64 @@ class FoldedSums(NamedTuple):
     final: Tensor | None
     final_normalizer: Tensor | None
 
+    def of_whole_sequence(self) -> "FoldedSums":
+        """Those after the last span, as the sums of the sequence."""
+        if self.final is None or self.final_normalizer is None:
+            return self
+        return self._replace(final=self.final[:, :, -1], final_normalizer=self.final_normalizer[:, :, -1])
+
     def copy_final_to(self, sums: Tensor, normalizer: Tensor) -> None:
         """Hand over the sums after the last chunk."""
         assert self.final is not None
         assert self.final_normalizer is not None
         sums.copy_(self.final)
         normalizer.copy_(self.final_normalizer)
+
+
+_PROGRAMS = 256
+"""So many keep a GPU busy, two for each multiprocessor."""
+_SHORTEST_SPAN = 1024
+"""Tokens: what a span costs more, the sums before it, is little beside what it does."""
+_required: list[int] = []
+
+
+def in_spans(programs: int, chunk: int, chunks: int) -> tuple[int, int]:
+    """How many spans a sequence is cut into where so many programs go through it side by side, and chunks of a span.
+
+    More than one keep a device busy where heads are few. What is folded is folded twice then: about half as much work
+    again for as many times more programs.
+    """
+    shortest = num_blocks(_SHORTEST_SPAN, max(1, chunk))
+    spans = max(1, min(_PROGRAMS // max(1, programs), chunks // shortest))
+    span = _required[-1] if _required else max(1, num_blocks(chunks, spans))
+    return max(1, num_blocks(chunks, span)), span
+
+
+def may_be_cut(key: Tensor, chunk: int) -> bool:
+    """Whether a call with keys like these (batch, key_heads, length, features) may run in spans."""
+    batch, key_heads, length = key.shape[:3]
+    return in_spans(batch * key_heads, chunk, num_blocks(length, max(1, chunk)))[0] > 1
+
+
+@contextmanager
+def spans_of(chunks: int) -> Iterator[None]:
+    """Within this block every sequence is cut into spans of so many chunks, however long it is."""
+    _required.append(chunks)
+    try:
+        yield
+    finally:
+        _required.pop()
+
+
+def _left_by_spans(carry: Tensor | None, spans: int, span: int, *, reverse: bool) -> Tensor | None:
+    """(batch, key_heads, spans - 1): what each span but the last leaves of earlier sums, as spans are gone through.
+
+    carry: (batch, key_heads, chunks), what each chunk leaves.
+    """
+    if carry is None:
+        return None
+    in_turn = carry.flip(2) if reverse else carry
+    return in_turn[..., : (spans - 1) * span].unflatten(2, (spans - 1, span)).prod(3)
 
 
 class Launches(ProgramCall):
@@ -62,36 +116,58 @@ class Launches(ProgramCall):
         states: bool,
         final: bool,
     ) -> FoldedSums:
+        chunk, chunks = self.chunks_of(x.shape[2])
+        use = self.use("linear_fold", COLUMNS=self.width, ROWS=self.most_rows())
+        of_head = self.sums_blocks(use["ROWS"]) * num_blocks(self.width, use["COLUMNS"])
+        spans, span = in_spans(self.batch * self.key_heads * of_head, chunk, chunks)
+        first_sums, first_normalizer = (None if each is None else each.float().contiguous() for each in initial)
+
+        def run(sums: FoldedSums, spans: int, first: SumsPair, spans_before: tuple[Tensor | None, ...]) -> None:
+            self._launch_fold(
+                self.batch * self.key_heads * spans * of_head,
+                *(x, y, u, factor, carry, *first, *spans_before, *sums),
+                *(*x.stride()[:3], *y.stride()[:3], x.shape[2], chunk, chunks, spans, span),
+                use=use,
+                SHARED=shared,
+                REVERSE=reverse,
+                GRADIENT=reverse,
+                WRITE_STATES=sums.states is not None,
+                WRITE_FINAL=sums.final is not None,
+            )
+
+        spans_before: tuple[Tensor | None, ...] = (None, None, None)
+        if spans > 1:
+            alone = self._new_sums(0, spans - 1)
+            run(alone, spans - 1, (None, None), spans_before)
+            spans_before = (alone.final, alone.final_normalizer, _left_by_spans(carry, spans, span, reverse=reverse))
+        found = self._new_sums(chunks if states else 0, 1 if final else 0)
+        run(found, spans, (first_sums, first_normalizer), spans_before)
+        return found.of_whole_sequence()
+
+    def _new_sums(self, chunks: int, spans: int) -> FoldedSums:
+        """Memory for the sums before so many chunks, and after so many spans; None for those of none."""
+        lead, rows = (self.batch, self.key_heads), self.expanded
+        return FoldedSums(
+            self.new(*lead, chunks, rows, self.width, dtype=self.dot) if chunks else None,
+            self.new(*lead, chunks, rows) if chunks else None,
+            self.new(*lead, spans, rows, self.width) if spans else None,
+            self.new(*lead, spans, rows) if spans else None,
+        )
+
+    def _launch_fold(self, programs: int, *arguments: Any, use: dict[str, int], **constants: Any) -> None:
         from polysketch.ops.linear.triton.programs.fold import linear_fold
 
-        length = x.shape[2]
-        chunk, chunks = self.chunks_of(length)
-        lead = (self.batch, self.key_heads)
-        found = FoldedSums(
-            self.new(*lead, chunks, self.expanded, self.width, dtype=self.dot) if states else None,
-            self.new(*lead, chunks, self.expanded) if states else None,
-            self.new(*lead, self.expanded, self.width) if final else None,
-            self.new(*lead, self.expanded) if final else None,
-        )
-        use = self.use("linear_fold", COLUMNS=self.width, ROWS=self.most_rows())
-        first_sums, first_normalizer = (None if each is None else each.float().contiguous() for each in initial)
         self.launch(
             linear_fold,
-            self.batch * self.key_heads * self.sums_blocks(use["ROWS"]) * num_blocks(self.width, use["COLUMNS"]),
-            *(x, y, u, factor, carry, first_sums, first_normalizer, *found),
-            *(*x.stride()[:3], *y.stride()[:3], length, chunk, chunks),
+            programs,
+            *arguments,
             use=use,
             KEY_HEADS=self.key_heads,
-            SHARED=shared,
             FEATURES=self.features,
             POWER=self.plan.power,
             FACTORS=self.plan.factors,
-            REVERSE=reverse,
-            GRADIENT=reverse,
-            WRITE_STATES=states,
-            WRITE_FINAL=final,
+            **constants,
         )
-        return found
 
     def outputs(self, sums: FoldedSums, outputs: Outputs) -> None:
         """What every query reads."""

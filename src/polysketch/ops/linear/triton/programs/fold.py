@@ -4,7 +4,9 @@
 
 In order of the chunks for the state of a sequence (x keys, y values, u ones); in reverse for the gradient of the state
 (x queries, y gradients of numerators, u gradients of denominators). The sums stay in registers; features are expanded
-there and never stored.
+there and never stored. One chain of chunks keeps no device busy where heads are few. A sequence is then cut into spans
+of chunks. They are first folded each by itself (no sums before them, `final_sums` of every span), and then together:
+each begins with the sums of the spans before it.
 """
 
 import triton
@@ -96,15 +98,16 @@ def _fold_block(
     return tl.dot(expanded, column, total, input_precision=PRECISION), normalizer
 
 
-@triton.jit(do_not_specialize=["length", "chunk", "chunks"])
+@triton.jit(do_not_specialize=["length", "chunk", "chunks", "spans", "span"])
 def linear_fold(
     x, y, u, factor, carry,
     initial_sums, initial_normalizer,
+    span_sums, span_normalizer, span_decay,
     states, state_normalizers,
     final_sums, final_normalizer,
     x_batch, x_head, x_token,
     y_batch, y_head, y_token,
-    length, chunk, chunks,
+    length, chunk, chunks, spans, span,
     KEY_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -122,12 +125,15 @@ def linear_fold(
     TOKENS: tl.constexpr,
     FLAT: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of expanded rows and of value columns of one key head.
+    """One program: a block of expanded rows and of value columns of one key head, for one span of `span` chunks.
 
     Shapes: x (batch, heads, length, FEATURES), y (batch, heads, length, WIDTH), u (batch, heads, length); heads are
     KEY_HEADS x SHARED. factor (batch, KEY_HEADS, length), carry (batch, KEY_HEADS, chunks). initial and final
     (batch, KEY_HEADS, expanded, WIDTH); states (batch, KEY_HEADS, chunks, expanded, WIDTH), each weighted as it
-    is read; normalizers without WIDTH.
+    is read; normalizers without WIDTH. Spans are numbered as they are gone through. span_sums, what each span but the
+    last adds, (batch, KEY_HEADS, spans - 1, expanded, WIDTH), and span_decay, what it leaves of what was before,
+    (batch, KEY_HEADS, spans - 1). Without them every span begins anew, and final has an entry for each:
+    (batch, KEY_HEADS, spans, ...).
     """
     TILES: tl.constexpr = (FEATURES + 15) // 16
     PARTS: tl.constexpr = 256 // ROWS if POWER == 2 else 1
@@ -141,7 +147,9 @@ def linear_fold(
     number = tl.program_id(0)
     column_block = number % COLUMN_BLOCKS
     block = (number // COLUMN_BLOCKS) % BLOCKS
-    head = (number // (COLUMN_BLOCKS * BLOCKS)).to(tl.int64)
+    of_span = number // (COLUMN_BLOCKS * BLOCKS)
+    head = (of_span // spans).to(tl.int64)
+    own_span = of_span % spans
     batch, key_head = head // KEY_HEADS, head % KEY_HEADS
 
     columns = column_block * COLUMNS + tl.arange(0, COLUMNS)
@@ -164,18 +172,30 @@ def linear_fold(
     entry = rows[:, None] * WIDTH + columns[None, :]
     inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    normalizer = tl.zeros(slots.shape if POWER == 2 else (ROWS, TOKENS), tl.float32)
+    before = tl.zeros(slots.shape, tl.float32)
     if initial_sums is not None:
         total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
         before = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
-        normalizer = before if POWER == 2 else tl.where((tl.arange(0, TOKENS) == 0)[None, :], before[:, None], 0.0)
+    if span_sums is not None:
+        for number_before in range(own_span):
+            place = head * (spans - 1) + number_before
+            if span_decay is not None:
+                decay = tl.load(span_decay + place)
+                total *= decay
+                before *= decay
+            total += tl.load(span_sums + place * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
+            before += tl.load(span_normalizer + place * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+    normalizer = before if POWER == 2 else tl.where((tl.arange(0, TOKENS) == 0)[None, :], before[:, None], 0.0)
 
     steps = SHARED * tl.cdiv(chunk, TOKENS)
+    first_turn = own_span * span
+    turns = tl.minimum(span, chunks - first_turn)
     if FLAT:
         # One loop over the blocks of all chunks, so that loads run ahead over the boundaries of chunks too.
         # What is folded last is read by nobody but the final sums.
-        for item in range(chunks * steps if WRITE_FINAL else (chunks - 1) * steps + 1):
-            index = chunks - 1 - item // steps if REVERSE else item // steps
+        for item in range(turns * steps if WRITE_FINAL else (turns - 1) * steps + 1):
+            turn = first_turn + item // steps
+            index = chunks - 1 - turn if REVERSE else turn
             if item % steps == 0:
                 total, normalizer = _begin_chunk(
                     total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
@@ -188,20 +208,22 @@ def linear_fold(
             )  # fmt: skip
     else:
         # Triton 3.6 compiles no loop for sm_100 in which a condition touches what products are added to.
-        for turn in range(chunks):
+        for own_turn in range(turns):
+            turn = first_turn + own_turn
             index = chunks - 1 - turn if REVERSE else turn
             total, normalizer = _begin_chunk(
                 total, normalizer, weight, carry, states, state_normalizers, head * chunks + index, entry, inside,
                 slots, column_block, POWER, EXPANDED, WIDTH, WRITE_STATES,
             )  # fmt: skip
-            for step in range(steps if WRITE_FINAL else tl.where(turn < chunks - 1, steps, 0)):
+            for step in range(steps if WRITE_FINAL else tl.where(own_turn < turns - 1, steps, 0)):
                 total, normalizer = _fold_block(
                     total, normalizer, x, y, u, factor, head, batch, key_head, index * chunk, step, columns, left,
                     right, x_batch, x_head, x_token, y_batch, y_head, y_token, length, chunk,
                     KEY_HEADS, SHARED, FEATURES, WIDTH, POWER, FACTORS, PRECISION, DOT, ROWS, TOKENS,
                 )  # fmt: skip
 
-    if WRITE_FINAL:
-        tl.store(final_sums + head * EXPANDED * WIDTH + entry, total * outer, inside)
+    if WRITE_FINAL and (span_sums is None or own_span == spans - 1):
+        place = of_span.to(tl.int64) if span_sums is None else head
+        tl.store(final_sums + place * EXPANDED * WIDTH + entry, total * outer, inside)
         if column_block == 0:
-            _store_normalizer(final_normalizer + head * EXPANDED, normalizer, outer, slots, POWER, EXPANDED)
+            _store_normalizer(final_normalizer + place * EXPANDED, normalizer, outer, slots, POWER, EXPANDED)
