@@ -142,12 +142,14 @@ def test_the_processor_decides_unless_it_is_told(monkeypatch):
     x = torch.ones(1, dtype=torch.bfloat16)
     for one in Instructions:
         monkeypatch.setattr(bfloat16, "instructions", lambda one=one: one)
-        assert bfloat16.precision(x) == (Precision.BFLOAT16 if one else Precision.FLOAT32)
+        gaining = Precision.BFLOAT16 if one == Instructions.AMX else Precision.FLOAT32
+        assert bfloat16.precision(x) == gaining
+        assert bfloat16.precision(x, gains=False) == Precision.FLOAT32
         assert bfloat16.precision(x, x.float()) == Precision.FLOAT32
         with products_in_bfloat16(False):
             assert bfloat16.precision(x) == Precision.FLOAT32
             with products_in_bfloat16(True):
-                assert bfloat16.precision(x) == Precision.BFLOAT16
+                assert bfloat16.precision(x, gains=False) == Precision.BFLOAT16
 
 
 def test_a_run_remembers_the_instructions_for_they_round_otherwise(monkeypatch):

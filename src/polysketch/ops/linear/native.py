@@ -211,8 +211,10 @@ class _Arguments:
         local_width = 0 if inputs.local_query is None else inputs.local_query.shape[3]
         sizes = (query.shape[1], key.shape[1], query.shape[2], key.shape[2], key.shape[3], value.shape[3], local_width)
         options = (int(getattr(plan, name)) for name in _OPTIONS)
+        # Products of two factors are made by the number and rounded one by one, which takes what the products gain.
+        by = precision(query, key, value, gains=plan.factors == 1)
         self._units = key.shape[0] * key.shape[1]
-        self._call = _AttentionCall(*sizes, *options, precision(query, key, value), plan.offset)
+        self._call = _AttentionCall(*sizes, *options, by, plan.offset)
         self.rows(**{name: tensor for name in _INPUTS if (tensor := getattr(inputs, name)) is not None})
         if inputs.length is not None:
             self._point("length", inputs.length.to(torch.int64))

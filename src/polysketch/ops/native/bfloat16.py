@@ -1,6 +1,6 @@
 """Whether the programs multiply in bfloat16: by instructions of the processor (AVX-512 BF16, AMX), found at run time.
 
-Factors are rounded to bfloat16 and sums are in float32, for tensors in bfloat16 where there are such instructions.
+Factors are rounded to bfloat16 and sums are in float32, for tensors in bfloat16 where that was measured to be faster.
 Everything else is in float32.
 """
 
@@ -38,11 +38,16 @@ def instructions() -> Instructions:
     return Instructions(library().bfloat16_instructions())
 
 
-def precision(*tensors: Tensor) -> Precision:
-    """What a program multiplies tensors like these in."""
+def precision(*tensors: Tensor, gains: bool = True) -> Precision:
+    """What a program multiplies tensors like these in: in bfloat16 by AMX alone, for AVX-512 BF16 gained nothing.
+
+    Args:
+        tensors: its inputs.
+        gains: whether the program is faster by AMX.
+    """
     if any(tensor.dtype != torch.bfloat16 for tensor in tensors):
         return Precision.FLOAT32
-    is_used = _required[-1] if _required else instructions() != Instructions.PLAIN_VECTORS
+    is_used = _required[-1] if _required else gains and instructions() == Instructions.AMX
     return Precision.BFLOAT16 if is_used else Precision.FLOAT32
 
 

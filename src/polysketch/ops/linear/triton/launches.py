@@ -36,8 +36,8 @@ class FoldedSums(NamedTuple):
         normalizer.copy_(self.final_normalizer)
 
 
-_PROGRAMS = 256
-"""So many keep a GPU busy, two for each multiprocessor."""
+_PROGRAMS = 512
+"""So many keep a GPU busy, about four for each multiprocessor."""
 _SHORTEST_SPAN = 1024
 """Tokens: what a span costs more, the sums before it, is little beside what it does."""
 _required: list[int] = []
