@@ -184,7 +184,7 @@ def test_candidates_are_few_and_differ_from_what_is_in_use():
 def test_the_first_calls_tuned_are_the_most_common_of_every_op():
     calls = most_common_first(program_calls(dtypes=("bfloat16",)))
     ops = ["linear", "sketch", "low_rank", "head_sketch", "convolution", "rotated_heads", "gated_gelu"]
-    ops += ["polynomial", "hyper", "window", "delta", "decoding"]
+    ops += ["cross_entropy", "polynomial", "hyper", "window", "delta", "decoding"]
     assert [one.op for one in calls[: len(ops)]] == ops
     assert calls[0].name == "linear power 2, r=32, h=64, local 256"
     assert len(calls) == len({one.name for one in calls}) == len(program_calls(dtypes=("bfloat16",)))

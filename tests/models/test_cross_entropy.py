@@ -45,8 +45,8 @@ def test_losses_and_gradients_are_those_of_plain_cross_entropy():
 @pytest.mark.usefixtures("small_chunks")
 def test_no_more_than_a_chunk_of_logits_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch):
     hidden, weight, bias, targets = inputs()
-    made, logits = [], output_layer.logits_of
-    monkeypatch.setattr(output_layer, "logits_of", lambda *args: made.append(logits(*args)) or made[-1])
+    made, products = [], output_layer.products_of
+    monkeypatch.setattr(output_layer, "products_of", lambda *args: made.append(products(*args)) or made[-1])
     token_losses(hidden, weight, bias, targets).sum().backward()
     assert [tuple(x.shape) for x in made] == 2 * [(7, 11), (7, 11), (4, 11)]
 

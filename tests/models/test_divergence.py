@@ -68,8 +68,8 @@ def test_the_teacher_gets_no_gradient():
 
 @pytest.mark.usefixtures("small_chunks")
 def test_no_more_than_a_chunk_of_logits_of_each_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch):
-    made, logits = [], output_layer.logits_of
-    monkeypatch.setattr(output_layer, "logits_of", lambda *args: made.append(logits(*args)) or made[-1])
+    made, products = [], output_layer.products_of
+    monkeypatch.setattr(output_layer, "products_of", lambda *args: made.append(products(*args)) or made[-1])
     token_divergences(*output(6, seed=0), *output(8, seed=1)).sum().backward()
     assert [tuple(x.shape) for x in made] == 4 * [(7, 11)] + 2 * [(4, 11)] + 4 * [(7, 11)] + 2 * [(4, 11)]
 

@@ -47,8 +47,8 @@ def test_without_gradients_it_is_the_same_number():
 
 def test_every_logit_is_made_once(monkeypatch: pytest.MonkeyPatch):
     *tensors, targets = inputs()
-    made, logits = [], output_layer.logits_of
-    monkeypatch.setattr(output_layer, "logits_of", lambda *args: made.append(logits(*args)) or made[-1])
+    made, products = [], output_layer.products_of
+    monkeypatch.setattr(output_layer, "products_of", lambda *args: made.append(products(*args)) or made[-1])
     mean_token_loss(*tensors, targets).backward()
     assert [tuple(x.shape) for x in made] == [(7, 11), (7, 11), (4, 11)]
 

@@ -13,7 +13,7 @@ from ptx.parsing import Fault, Instruction, registers_of
 _HINTS = "L1::evict_first L1::evict_last L1::evict_normal L1::no_allocate L2::cache_hint"
 
 
-@implements("ld", f"param global shared v2 v4 {_HINTS}")
+@implements("ld", f"param global shared cg v2 v4 {_HINTS}")
 def _load(blocks: Blocks, step: Instruction) -> None:
     if step.parts[1] == "param":
         bits = blocks.parameters[step.operands[1].strip("[] ")] & ((1 << 8 * width(step.kind)) - 1)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention.covering import first_always
-from device import plain, test_convolution, test_gated_gelu, test_head_sketch, test_rotated_heads
+from device import plain, test_convolution, test_cross_entropy, test_gated_gelu, test_head_sketch, test_rotated_heads
 from device.test_linear import TOLERANCES
 from device.yardstick import Named, assert_as_good_as_plain, assert_within, moved, rounded
 from ops.linear_cases import Case, assert_precision_agrees
@@ -22,6 +22,7 @@ from ops.test_linear_backends import PAIRWISE, WITH_HISTORY
 from polysketch import ops
 from polysketch.benchmarking.timing import matmul_precision
 from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.cross_entropy import cross_entropy_
 from polysketch.ops.gated_gelu import gated_gelu
 from polysketch.ops.learned_sketch import learned_sketch
 from polysketch.ops.low_rank_sketch import low_rank_sketch
@@ -229,6 +230,23 @@ def test_the_middle_of_a_gated_linear_unit_errs_like_the_plain_formula(inner, ro
     gate, formula = (partial(gated_gelu, backend=backend) for backend in ("triton", "reference"))
     assert_as_good_as_plain(gate, formula, test_gated_gelu.case(inner, rows), DTYPE, CPU)
     assert launched.keys() == {"gated_gelu", "gated_gelu_backward"}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "rows"), first_always([(9_000, 2), (8_193, 4), (2_048, 3), (1, 2)], several=True)
+)
+def test_cross_entropy_and_its_gradients_err_like_the_plain_formula(vocabulary, rows, launched):
+    op, formula = (partial(test_cross_entropy.as_losses, name, DTYPE) for name in ("triton", "reference"))
+    assert_as_good_as_plain(op, formula, test_cross_entropy.case(rows, vocabulary), torch.float32, CPU)
+    assert launched.keys() == {"cross_entropy", "cross_entropy_gradient"}
+
+
+@pytest.mark.parametrize("outside", [33, -1, 2**40])
+def test_nothing_is_read_or_written_for_a_target_outside_the_vocabulary(outside, launched):
+    targets = torch.tensor([32, outside])
+    found = cross_entropy_(torch.randn(2, 33), torch.randn(33), targets, torch.tensor(1.0), DTYPE, backend="triton")
+    assert found.losses.isnan().tolist() == [False, True]
+    assert launched.keys() == {"cross_entropy", "cross_entropy_gradient"}
 
 
 # Features, factors, width, tokens.

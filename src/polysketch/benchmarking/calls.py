@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from polysketch import ops
 from polysketch.benchmarking.floors import Shape
 from polysketch.nn.glu import gated_width
+from polysketch.ops.cross_entropy import cross_entropy_
 from polysketch.ops.gated_gelu import gated_gelu
 from polysketch.ops.head_sketch import head_sketch
 from polysketch.ops.low_rank_sketch import low_rank_sketch
@@ -213,6 +214,22 @@ def gated(shape: Shape, device: torch.device, dtype: torch.dtype, **options: Any
     """The middle of a gated linear unit beside such heads; options are the op's."""
     joined = random(replace(shape, heads=1, head_dim=2 * gated_width(shape.heads * shape.head_dim)), device, dtype)
     return Call(lambda: gated_gelu(joined, **options), [joined])
+
+
+def token_losses(
+    shape: Shape, device: torch.device, dtype: torch.dtype, *, vocabulary: int, rows: int = 1_024, **options: Any
+) -> Call:
+    """Cross-entropy of as many tokens as logits are made of at a time, with gradients in the dtype.
+
+    Args:
+        vocabulary: its size.
+        rows: tokens, or those of the shape where they are fewer.
+        **options: of the op.
+    """
+    size = min(rows, shape.tokens), vocabulary
+    logits, bias = (torch.randn(each, device=device) for each in (size, size[1:]))
+    targets, divisor = torch.randint(vocabulary, size[:1], device=device), torch.ones((), device=device)
+    return Call(lambda: cross_entropy_(logits, bias, targets, divisor, dtype, **options).logits_gradient, [logits])
 
 
 def window(

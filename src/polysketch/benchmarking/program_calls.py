@@ -44,6 +44,7 @@ _COMMON = {
     "rotated heads h=64",
     "rotated heads h=64, normed ones kept",
     "gated gelu h=64",
+    "cross-entropy of 50257",
     "polynomial h=64",
     "polynomial h=128",
     "hyper h=64",
@@ -69,8 +70,8 @@ class ProgramCall:
 
     Attributes:
         name: says op, widths and options.
-        op: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, gated_gelu, polynomial, hyper,
-            window, delta or decoding.
+        op: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, gated_gelu, cross_entropy, polynomial,
+            hyper, window, delta or decoding.
         dtype: name of the inputs' dtype.
         width: of a head.
         prepare: (shape, device, dtype) -> the call; random inputs.
@@ -85,7 +86,7 @@ class ProgramCall:
     @property
     def differentiable(self) -> bool:
         """Whether it has a backward pass."""
-        return self.op != "decoding"
+        return self.op not in ("cross_entropy", "decoding")
 
     def build(self, device: torch.device, batch: int, heads: int, length: int) -> Call:
         """The call at this size."""
@@ -203,6 +204,13 @@ def _gated_gelu_calls() -> Iterator[Named]:
     """Of the projection of a layer with heads of this width."""
     for width in (64, 128):
         yield f"gated gelu h={width}", width, partial(calls.gated, backend="triton")
+
+
+def _cross_entropy_calls() -> Iterator[Named]:
+    """Of GPT-2's vocabulary, whose rows begin anywhere; of the next that is a multiple of 16; of bytes."""
+    for vocabulary in (50_257, 50_272, 256):
+        prepare = partial(calls.token_losses, vocabulary=vocabulary, backend="triton")
+        yield f"cross-entropy of {vocabulary}", 64, prepare
 
 
 def _polynomial_calls() -> Iterator[Named]:
@@ -348,6 +356,7 @@ OPS: dict[str, Callable[[], Iterator[Named]]] = {
     "convolution": _convolution_calls,
     "rotated_heads": _rotated_heads_calls,
     "gated_gelu": _gated_gelu_calls,
+    "cross_entropy": _cross_entropy_calls,
     "polynomial": _polynomial_calls,
     "hyper": _hyper_calls,
     "window": _window_calls,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polysketch.models import output_layer
 from polysketch.models.cross_entropy import token_losses
+from polysketch.ops.cross_entropy import cross_entropy_
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.targets import NO_TARGET
@@ -55,16 +56,13 @@ def _mean_loss(
     """(tokens, hidden_size), (vocab, hidden_size), (vocab,), (tokens,), () -> the loss, and the gradients of three."""
     total = torch.zeros_like(divisor)
 
-    def grad_logits(part: slice, logits: Tensor) -> Tensor:
-        """(softmax - one-hot) / divisor, 0 where there is no target."""
-        ignored = targets[part] == NO_TARGET
-        index = targets[part].masked_fill(ignored, 0)[:, None]
-        log_probabilities = logits.log_softmax(1)
-        total.sub_(log_probabilities.gather(1, index)[:, 0].masked_fill(ignored, 0.0).sum())
-        share = divisor.reciprocal().expand(len(index)).masked_fill(ignored, 0.0)[:, None]
-        return log_probabilities.exp_().mul_(share).scatter_add_(1, index, -share)
+    def grad_products(part: slice, products: Tensor) -> tuple[Tensor, Tensor]:
+        """That of the logits, and its sum over tokens; losses go to the total."""
+        found = cross_entropy_(products, bias, targets[part], divisor, hidden.dtype)
+        total.add_(found.losses.sum())
+        return found.logits_gradient, found.bias_gradient
 
-    gradients = output_layer.gradients(hidden, weight, bias, grad_logits)  # which adds to the total
+    gradients = output_layer.gradients_by_products(hidden, weight, bias, grad_products)
     return total / divisor, *gradients
 
 

@@ -36,8 +36,13 @@ def rows_to_multiply(hidden: Tensor) -> Tensor:
 
 def logits_of(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(tokens, vocab_size), float32 or better: rows @ weight.T + bias, with the dtype of rows that of weight."""
+    return products_of(rows, weight, bias).add_(bias)
+
+
+def products_of(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`logits_of` to which the bias is still to be added."""
     product = rows @ weight.T if rows.dtype == wide(rows.dtype) else _wide_product(rows, weight)
-    return product.to(wide(bias.dtype)).add_(bias)
+    return product.to(wide(bias.dtype))
 
 
 def gradients(
@@ -51,6 +56,24 @@ def gradients(
         bias: (vocab_size,).
         grad_logits: which tokens, and their logits -> the gradient of these logits.
     """
+
+    def of_products(part: slice, products: Tensor) -> tuple[Tensor, Tensor]:
+        found = grad_logits(part, products.add_(bias))
+        return found.to(hidden.dtype), found.sum(0)
+
+    return gradients_by_products(hidden, weight, bias, of_products)
+
+
+def gradients_by_products(
+    hidden: Tensor, weight: Tensor, bias: Tensor, grad_products: Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`gradients`, with more left to what is called: adding the bias, its gradient, and rounding.
+
+    Args:
+        hidden, weight, bias: as of `gradients`.
+        grad_products: which tokens, and their `products_of`, to be used up -> the gradient of their logits in the dtype
+            of hidden, and its sum over tokens.
+    """
     chunk = chunk_tokens(weight)
     compute_weight = weight.to(hidden.dtype)
     grad_hidden = torch.empty_like(hidden)
@@ -58,9 +81,8 @@ def gradients(
     grad_weight, grad_bias = (torch.zeros_like(each, dtype=wide(each.dtype)) for each in (weight, bias))
     for start in range(0, hidden.shape[0], chunk):
         part = slice(start, start + chunk)
-        grad = grad_logits(part, logits_of(hidden[part], compute_weight, bias))
-        grad_bias += grad.sum(0)
-        grad = grad.to(hidden.dtype)
+        grad, of_bias = grad_products(part, products_of(hidden[part], compute_weight, bias))
+        grad_bias += of_bias
         grad_hidden[part] = grad @ compute_weight
         grad_weight += grad.T @ hidden[part]
     return grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)

@@ -14,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
+from polysketch.ops.cross_entropy import cross_entropy_
 from polysketch.ops.delta import self_check as delta_check
 from polysketch.ops.gated_gelu import gated_gelu
 from polysketch.ops.head_sketch import head_sketch
@@ -36,6 +37,7 @@ PROGRAM = {
     "convolution": "causal_convolution",
     "rotated heads": "rotated_heads",
     "gated gelu": "gated_gelu",
+    "cross-entropy": "cross_entropy",
     "polynomial": "polynomial_forward",
     "window": "window_forward",
     "delta": "delta_errors",
@@ -59,6 +61,7 @@ PLAIN = {
     "convolution": "reference",
     "rotated heads": "reference",
     "gated gelu": "reference",
+    "cross-entropy": "reference",
     "polynomial": "blockwise",
     "window": "blockwise",
     "delta": "chunked",
@@ -101,6 +104,8 @@ def tensors(op: str) -> list[Tensor]:
         return [torch.randn(1, 5, 70, 6), torch.randn(30)]
     if op == "gated gelu":
         return [torch.randn(20, 12)]
+    if op == "cross-entropy":
+        return [torch.randn(20, 12), torch.randn(12)]
     if op == "delta":
         return [
             torch.nn.functional.normalize(torch.randn(1, 1, 20, 3), dim=-1),
@@ -126,6 +131,11 @@ def call(op: str, given: list[Tensor], backend: str = "auto") -> Tensor:
         return torch.cat(rotated_heads(*given, turn.cos(), turn.sin(), keep_normed=True, backend=backend), -1)
     if op == "gated gelu":
         return gated_gelu(*given, backend=backend)
+    if op == "cross-entropy":
+        logits, bias = given
+        targets = torch.arange(20) % 12
+        found = cross_entropy_(logits.clone(), bias, targets, torch.tensor(20.0), torch.float32, backend=backend)
+        return torch.cat([each.flatten() for each in found])
     if op == "delta":
         return ops.delta_writes(*given, backend=backend)
     if op == "window":

@@ -20,6 +20,7 @@ Op = Literal[
     "convolution",
     "rotated_heads",
     "gated_gelu",
+    "cross_entropy",
     "polynomial",
     "hyper",
     "window",
@@ -42,7 +43,7 @@ class TuneFlags:
     """only these programs, by the names of their files of configurations, linear_outputs for one; default: all"""
     ops: Annotated[tuple[Op, ...], tyro.conf.arg(metavar="OP...")] = ()
     """only the programs of these: linear, sketch, low_rank, head_sketch, convolution, rotated_heads, gated_gelu,
-    polynomial, hyper, window, delta, decoding; default: all"""
+    cross_entropy, polynomial, hyper, window, delta, decoding; default: all"""
     dtypes: tuple[Literal["bfloat16", "float16", "float32"], ...] = ("bfloat16",)
     """of the inputs"""
     match: str = ""

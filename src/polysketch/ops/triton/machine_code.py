@@ -13,7 +13,7 @@ from typing import NamedTuple
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?PT?\d*)\s+)?(\S+?)((?:\s[^;]*)?);", re.MULTILINE)
 _UNIFORM = re.compile(r"([gi]?desc\[)?\bUR(\d+)\b(\.64)?")
 _ALWAYS = {"", "PT", "UPT"}
-_WRITES_UNIFORM = {"R2UR", "S2UR", "VOTEU", "REDUX", "LDCU"}
+_WRITES_UNIFORM = {"R2UR", "S2UR", "VOTEU", "REDUX", "CREDUX", "LDCU"}
 """Of the instructions without a U before their name, those whose result is a uniform register."""
 
 

@@ -1,0 +1,1 @@
+"""The programs: the only modules here that import Triton at module level."""
