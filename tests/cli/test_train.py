@@ -279,6 +279,34 @@ def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp
     assert "the preset or the defaults of the mechanism changed" in capfd.readouterr().err
 
 
+def test_a_mechanism_asked_for_by_name_stands_in_every_layer_and_the_presets_own_in_every_second(
+    tmp_path, data_folder
+):
+    def layers(*flags: str) -> list[str]:
+        out = tmp_path / "-".join(("run", *flags))
+        common = [
+            "--data",
+            str(data_folder),
+            "--out",
+            str(out),
+            "--preset",
+            "tiny",
+            "--context",
+            "16",
+            "--batch-size",
+            "1",
+        ]
+        assert main(["train", *common, "--steps", "1", "--eval-every", "0", *flags]) == 0
+        assert flags or main(["train", "--out", str(out), "--resume"]) == 0
+        return [name for name, _ in load_model(out)[0].config.layers()]
+
+    window = "sliding-window"
+    assert layers() == [window, "polysketch"] * 2
+    assert layers("--attention-options", "window=8") == [window, "polysketch"] * 2
+    assert layers("--attention", "polysketch") == ["polysketch"] * 4
+    assert layers("--attention", "softmax", "--attention-every", "2") == [window, "softmax"] * 2
+
+
 def test_what_stands_around_the_mechanism_is_trained_saved_and_not_changed_on_the_way(fast_flags, tmp_path, capfd):
     around = ["--projection-convolution", "3", "--query-key-norm", "True", "--attention-every", "2"]
     assert main(fast_flags(*around, "--head-gate", "True")) == 0

@@ -164,6 +164,20 @@ def test_presets_have_a_convolution_and_norms_around_attention_and_the_papers_mo
     assert paper.layers() == [("polysketch-paper", {})] * 12
 
 
+def test_a_preset_has_its_mechanism_in_every_second_layer_and_one_asked_for_by_name_in_all():
+    def names(**changes) -> list[str]:
+        return [name for name, _ in preset("tiny", **changes).layers()]
+
+    window = "sliding-window"
+    assert names() == [window, "polysketch"] * 2
+    assert names(num_layers=2) == [window, "polysketch"]
+    assert names(attention="polysketch") == ["polysketch"] * 4
+    assert names(attention="softmax") == ["softmax"] * 4
+    assert names(attention="softmax", attention_every=2) == [window, "softmax"] * 2
+    assert {name for name, _ in preset("based-tiny").layers()} == {"short-convolution", "based", window}
+    assert preset("gpt2-small-paper").attention_every == 1
+
+
 def test_a_configuration_from_before_the_gates_had_names_says_what_to_write():
     saved = preset("gpt2-small-paper").to_dict() | {"attention_options": {"gate": True}}
     with pytest.raises(ValueError, match=r"'polysketch-paper' has no option 'gate' \(is decay_gate meant\?\)"):

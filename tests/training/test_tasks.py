@@ -347,3 +347,11 @@ def test_options_are_those_of_the_mechanism_that_is_used(make_learning):
     written = make_learning("written").data
     with pytest.raises(ValueError, match="expected --attention beside --attention-options"):
         configuration(dataclasses.replace(flags, data=written))
+
+
+@pytest.mark.parametrize("options", [(), ("window=8",)])
+def test_a_causal_model_of_a_task_has_the_presets_own_layers(options, make_learning):
+    folder = make_learning("next").data
+    plan = make_plan(configuration(TrainFlags(data=folder, out=folder.parent / "out", attention_options=options)))
+    window = "sliding-window"
+    assert [name for name, _ in plan.goal.sizes.sizes.layers()] == [window, "polysketch"] * 2

@@ -14,7 +14,7 @@ from polysketch.models.encoder_decoder import EncoderDecoderConfig, TransformerE
 from polysketch.models.pair_classifier import PairClassifier
 from polysketch.models.patch_encoder import PatchClassifier
 from polysketch.models.patch_encoder_config import PatchEncoderConfig
-from polysketch.models.presets import preset, preset_attention, preset_fields
+from polysketch.models.presets import EVERY, preset, preset_attention, preset_fields
 from polysketch.models.transformer_lm import TransformerLM
 
 Sizes = ModelConfig | EncoderDecoderConfig
@@ -132,6 +132,8 @@ def answering_config(
     changes = {"vocab_size": vocab_size, **{key: value for key, value in changes.items() if value is not None}}
     if mechanism is None and options:
         mechanism, options = _default_with(asks, name, options)
+        if _CONFIGS[asks] is ModelConfig:
+            changes = {EVERY: preset_fields(name).get(EVERY, 1), **changes}
     given = {} if mechanism is None else {"attention": mechanism, "attention_options": options or {}}
     if _CONFIGS[asks] is ModelConfig:
         return AnsweringConfig(asks, preset(name, **given, **changes))
@@ -169,7 +171,7 @@ def encoder_preset(name: str, kind: type[EncoderConfig] = EncoderConfig, **chang
     return kind.from_dict({**fields, "input_positions": True, **changes})
 
 
-_OF_DECODERS = ("attention", "attention_options", "rotary", "projection_convolution", "attention_every")
+_OF_DECODERS = ("attention", "attention_options", "rotary", "projection_convolution", EVERY)
 """What a preset says of its decoder alone."""
 
 

@@ -65,7 +65,8 @@ class ModelOptions:
 
     attention_every: int | None = option(None, on_resume=OnResume.REFUSED, least=1)
     """The mechanism in every such layer, counted from the last: 4 is the last of each four. The others are softmax over
-    a window (as many tokens as the mechanism's window, else 256). Default: the preset's own, 1 in all."""
+    a window (as many tokens as the mechanism's window, else 256). Default: 1 beside `attention`, else the preset's own,
+    2 in most."""
 
     projection_convolution: int | None = option(None, on_resume=OnResume.REFUSED, least=0)
     """Number of taps of a short causal convolution of queries, keys and values, 4 for instance; 0: none. For every

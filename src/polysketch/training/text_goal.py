@@ -13,6 +13,7 @@ from polysketch.data.documents import WholeDocuments
 from polysketch.data.tokens import stretch
 from polysketch.distributed.processes import Processes
 from polysketch.models import TransformerLM
+from polysketch.models.presets import EVERY
 from polysketch.training.carried import check_carries
 from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk, measure
@@ -201,6 +202,8 @@ def explicit(config: TrainingConfig, saved: Mapping[str, Any]) -> TrainingConfig
 def _around(name: str, config: TrainingConfig, saved: Mapping[str, Any]) -> Any:
     """What stands around attention: as given, as in the run, or as in the preset."""
     preset = models.preset_fields(config.preset)
+    if config.attention is not None:
+        preset.pop(EVERY, None)
     told = (getattr(config, name), saved.get(name), preset.get(name), getattr(models.ModelConfig, name))
     return next(value for value in told if value is not None)
 
