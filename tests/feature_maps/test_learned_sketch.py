@@ -1,5 +1,6 @@
 """The learned sketch: its formula, its gradients, its parameters, and the memory of its pieces."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -152,6 +153,62 @@ def test_what_is_not_a_number_stays_so(activation: str, backend: str):
     assert features.isnan().nonzero()[:, :3].unique(dim=0).tolist() == [[0, 1, 7]]
 
 
+def of_several(sketch: LearnedSketch, inputs: list[Tensor], backend: str, *, together: bool) -> list[Tensor]:
+    """Features of each, and gradients of each and of all weights, from one call or from a call for each."""
+    weights = [weight for one in sketch.networks for weight in one.weights()]
+    tensors = [x.detach().requires_grad_() for x in inputs]
+    call = partial(sketch_networks.learned_sketches, weights=weights, leaves=sketch.degree // 2, backend=backend)
+    features = call(tensors) if together else [call([x])[0] for x in tensors]
+    gradients = torch.autograd.grad([one.sin().sum() for one in features], [*tensors, *weights])
+    return [*(one.detach() for one in features), *gradients]
+
+
+@pytest.mark.parametrize("backend", ["chunked", pytest.param("native", marks=needs_compiler), "reference"])
+@pytest.mark.parametrize("share", ["layer", "head"])
+def test_several_inputs_get_their_own_features_and_weights_the_sum_of_gradients(backend: str, share: str):
+    sketch = build(share=share).float()
+    inputs = [torch.randn(2, heads, length, 6) for heads, length in ((4, 21), (2, 9))]
+    found, expected = (of_several(sketch, inputs, backend, together=together) for together in (True, False))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["chunked", pytest.param("native", marks=needs_compiler)])
+def test_what_gets_no_gradient_adds_none(backend: str):
+    sketch, x, y = build().float(), *torch.randn(2, 1, 2, 9, 6).requires_grad_()
+    weights = [weight for one in sketch.networks for weight in one.weights()]
+    _, features = sketch_networks.learned_sketches([x, y], weights, 2, backend=backend)
+    alone = sketch_networks.learned_sketch(y, weights, 2, backend=backend)
+    of_x, *found = torch.autograd.grad(features.sum(), [x, y, *weights])
+    assert not of_x.any()
+    expected = torch.autograd.grad(alone.sum(), [y, *weights])
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["chunked", pytest.param("native", marks=needs_compiler)])
+def test_gradients_have_the_dtypes_of_their_weights(backend: str):
+    """Norms may stay in float32 where matrices do not."""
+    weights = [weight.detach().float() for one in build().networks for weight in one.weights()]
+    mixed = [(w.bfloat16() if w.dim() == 2 else w).requires_grad_() for w in weights]
+    x = torch.randn(1, 2, 9, 6)
+    found, expected = (
+        torch.autograd.grad(sketch_networks.learned_sketch(x, given, 2, backend=backend).sum(), given)
+        for given in (mixed, [w.detach().float().requires_grad_() for w in mixed])
+    )
+    assert [one.dtype for one in found] == [w.dtype for w in mixed]
+    assert all(torch.equal(one, other.to(one.dtype)) for one, other in zip(found, expected, strict=True))
+
+
+def test_inputs_of_one_call_have_one_dtype_and_queries_and_keys_may_have_two():
+    sketch, x = build().float(), torch.randn(1, 2, 300, 6)
+    weights = [weight for one in sketch.networks for weight in one.weights()]
+    for inputs in ([x, x.double()], []):
+        with pytest.raises(ValueError, match="expected inputs of one dtype, got"):
+            sketch_networks.learned_sketches(inputs, weights, 2)
+    query_features, key_features = sketch.map_both(x, x.double())
+    assert torch.equal(query_features, sketch.map(x))
+    assert torch.equal(key_features, sketch.map(x.double()))
+
+
 @needs_compiler
 @pytest.mark.parametrize(("leaves", "maps", "expansion"), [(2, 1, 8), (2, 2, 8), (4, 1, 8), (2, 1, 1), (4, 2, 13)])
 def test_the_native_backend_is_the_definition_with_its_gradients(leaves: int, maps: int, expansion: int):
@@ -183,7 +240,7 @@ def test_the_operator_passes_opcheck(backend):
     dtype = torch.float32 if backend == "native" else torch.float64
     x = torch.randn(1, 2, 5, 6, dtype=dtype, requires_grad=True)
     weights = [weight.detach().to(dtype).requires_grad_() for one in build().networks for weight in one.weights()]
-    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, (x, weights, 2, 2, "gelu", backend))
+    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, ([x], weights, 2, 2, "gelu", backend))
 
 
 @pytest.mark.parametrize("degree", [4, 8])

@@ -552,6 +552,6 @@ def test_the_sketch_is_an_operator_whose_fakes_say_where_numbers_lie(backend, tr
     sketch = LearnedSketch(6, degree=4, sketch_size=4, num_kv_heads=2)
     weights = [weight.detach() for network in sketch.networks for weight in network.weights()]
     x = torch.randn(1, 5, 2, 6).transpose(1, 2) if transposed else torch.randn(1, 2, 5, 6)
-    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, (x, weights, 2, 2, "relu", backend))
+    torch.library.opcheck(torch.ops.polysketch.learned_sketch.default, ([x], weights, 2, 2, "relu", backend))
     backward = torch.ops.polysketch.learned_sketch_backward.default
-    torch.library.opcheck(backward, (torch.randn(1, 2, 5, 4), x, weights, 2, 2, "silu", backend))
+    torch.library.opcheck(backward, ([torch.randn(1, 2, 5, 4)], [x], weights, 2, 2, "silu", backend))

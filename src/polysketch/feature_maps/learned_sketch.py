@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polysketch.feature_maps.base import FeatureMap, check_sketch_degree
 from polysketch.feature_maps.initialization import lecun_normal_
 from polysketch.ops.arguments import check_at_least_one
-from polysketch.ops.learned_sketch import PAPER_ACTIVATION, PAPER_DEPTH, check_activation, learned_sketch
+from polysketch.ops.learned_sketch import PAPER_ACTIVATION, PAPER_DEPTH, check_activation, learned_sketches
 
 _FEW_ROWS = 256
 _NORM_EPSILON = 1e-5  # also in ops.learned_sketch
@@ -103,22 +103,37 @@ class LearnedSketch(FeatureMap):
         )
 
     def map_both(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in one call where they are few, as in decoding: then calls cost more than they compute."""
-        if self.num_maps > 1 or query.shape[:1] + query.shape[2:] != key.shape[:1] + key.shape[2:]:
+        """Both in one call of the networks; as one tensor where they are few, as in decoding."""
+        if query.dtype != key.dtype:
             return super().map_both(query, key)
-        if torch.compiler.is_exporting() or query[..., 0].numel() > _FEW_ROWS:
-            return super().map_both(query, key)
+        if torch.compiler.is_exporting() or not self._are_few(query, key):
+            query_features, key_features = self._map_each(query, key)
+            return query_features, key_features
         features = self.map(torch.cat([query, key], 1))
         return features[:, : query.shape[1]], features[:, query.shape[1] :]
 
+    def _are_few(self, query: Tensor, key: Tensor) -> bool:
+        """Whether calls cost more than they compute, and queries and keys stand beside one another as heads do."""
+        beside = query.shape[:1] + query.shape[2:] == key.shape[:1] + key.shape[2:]
+        return self.num_maps == 1 and beside and query[..., 0].numel() <= _FEW_ROWS
+
     def map(self, x: Tensor) -> Tensor:
         """phi of queries or of keys, which share it; computed in the autocast dtype under autocast."""
-        self.check_input(x)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        return self._map_each(x)[0]
+
+    def _map_each(self, *inputs: Tensor) -> list[Tensor]:
+        device = inputs[0].device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        for x in inputs:
+            self.check_input(x)
         weights = [weight for network in self.networks for weight in cast(SketchNetwork, network).weights()]
         # Graphs that leave this library have PyTorch's operators alone.
         backend = "reference" if torch.compiler.is_exporting() else "auto"
-        return learned_sketch(
-            x.to(dtype), weights, self.degree // 2, depth=self.depth, activation=self.activation, backend=backend
+        return learned_sketches(
+            [x.to(autocast or x.dtype) for x in inputs],
+            weights,
+            self.degree // 2,
+            depth=self.depth,
+            activation=self.activation,
+            backend=backend,
         )

@@ -7,10 +7,12 @@ and sizes are made for the interpreter: on a GPU tests/device runs every program
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class InterpretedModule(pytest.Module):
@@ -59,3 +61,31 @@ def launched() -> Iterator[list[str]]:
 
     with launching(launch):
         yield found
+
+
+class Operations(TorchDispatchMode):
+    """Notes what PyTorch computes, inside our operators too; views and memory that is only asked for are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        from polysketch.ops.custom_op import OPERATORS
+
+        if func.name() in OPERATORS:
+            with self:
+                return OPERATORS[func.name()].compute(*args)
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor | list | tuple) and not func.is_view and "empty" not in func.name():
+            self.found.append(func.name().removeprefix("aten::"))
+        return result
+
+
+@pytest.fixture
+def operations() -> Iterator[AbstractContextManager[Operations]]:
+    """Every one is a launch on a device, beside those of the programs, which do not run here."""
+    from polysketch.ops.triton.launch import launching
+
+    with launching(lambda *_: None):
+        yield Operations()

@@ -219,6 +219,16 @@ def test_it_is_an_operator_whose_fake_says_where_numbers_lie(transposed, feature
     torch.library.opcheck(names.head_sketch_backward.default, (of_normed, of_features, x, scale, bias, matrices, 1e-5))
 
 
+@pytest.mark.parametrize("features", [21, 0])
+def test_a_training_step_has_one_operation_beside_its_programs(features, operations):
+    x, scale, bias, matrices = case(features=features)
+    leaves = [tensor.requires_grad_() for tensor in (x, scale, bias)]
+    with operations as noted:
+        normed, _ = head_sketch(*leaves, matrices, backend="triton")
+        torch.autograd.grad(normed, leaves, normed.detach())
+    assert noted.found == ["sum.dim_IntList"]
+
+
 MECHANISMS = {
     "random": ({"learned": False}, True),
     "random without a local part": ({"learned": False, "local_chunk": None}, True),

@@ -12,8 +12,8 @@ import triton.language as tl  # noqa: F401 - the interpreter looks for it where 
 
 from attention.covering import first_always
 from polysketch.feature_maps import LearnedSketch
-from polysketch.ops.learned_sketch import ACTIVATIONS, learned_sketch, learned_sketch_backend
-from polysketch.ops.learned_sketch.triton import launcher
+from polysketch.ops.learned_sketch import ACTIVATIONS, learned_sketch, learned_sketch_backend, learned_sketches
+from polysketch.ops.learned_sketch.triton import launcher, weight_sums
 from polysketch.ops.learned_sketch.triton.programs import networks as programs
 from polysketch.ops.triton import forced
 
@@ -163,8 +163,8 @@ def exact_tanh(x):
 @pytest.mark.parametrize("activation", first_always(list(ACTIVATIONS)))
 def test_the_formulas_of_bfloat16_are_the_same_but_for_their_tanh(monkeypatch, activation):
     """They are written around an instruction that the interpreter does not have."""
-    constants = launcher._constants
-    monkeypatch.setattr(launcher, "_constants", lambda call, stage: {**constants(call, stage), "FAST": True})
+    constants = launcher.constants_of
+    monkeypatch.setattr(launcher, "constants_of", lambda call, stage: {**constants(call, stage), "FAST": True})
     monkeypatch.setattr(programs, "_fast_tanh", exact_tanh)
     assert max(relative_errors(*case(4, "layer", (1, 2, 9, 16), 6), activation=activation)) < 1e-5
 
@@ -198,13 +198,54 @@ def test_any_strides_of_inputs_and_gradients_give_the_same():
 
 @pytest.mark.usefixtures("small_blocks")
 def test_gradients_of_weights_are_summed_over_spans_of_tiles(monkeypatch):
-    monkeypatch.setattr(launcher, "_LEAST_TILES", 1)
+    monkeypatch.setattr(weight_sums, "_LEAST_TILES", 1)
     one, three = case(4, "layer", (1, 1, 40, 16), 4), []
     for count in (1, 512):
-        monkeypatch.setattr(launcher, "_PROGRAMS", count)
+        monkeypatch.setattr(weight_sums, "_PROGRAMS", count)
         three.append(features_and_gradients(*one, "triton"))
     assert all((a - b).norm() < 1e-5 * b.norm() for a, b in zip(*three, strict=True))
     assert max(relative_errors(*one)) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_stages_may_have_hidden_units_in_different_slices(monkeypatch):
+    chosen = weight_sums.configuration_of
+
+    def by_width(program, call, stage, device):
+        return {**chosen(program, call, stage, device), "BLOCK": 16 if stage.inputs == 24 else 32}
+
+    monkeypatch.setattr(weight_sums, "configuration_of", by_width)
+    assert max(relative_errors(*case(4, "layer", (1, 1, 9, 24), 8))) < 1e-5
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_weights_get_the_sum_of_the_gradients_of_several_inputs(monkeypatch):
+    monkeypatch.setattr(weight_sums, "_LEAST_TILES", 1)
+    x, weights, leaves, cotangent = case(4, "head", (1, 4, 9, 6), 3, expansion=3)
+    inputs, cotangents = [x, x[:, :2, :5].flip(1)], [cotangent, cotangent[:, 2:, 4:]]
+    tensors = [tensor.clone().requires_grad_() for tensor in (*inputs, *weights)]
+    features = learned_sketches(tensors[:2], tensors[2:], leaves, backend="triton")
+    found = torch.autograd.grad(features, tensors, cotangents)
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    formula = [learned_sketch(one, exact[2:], leaves, backend="reference") for one in exact[:2]]
+    expected = torch.autograd.grad(formula, exact, [one.double() for one in cotangents])
+    for one, other in zip([*features, *found], [*formula, *expected], strict=True):
+        assert (one - other).norm() < 4e-5 * other.norm()
+
+
+@pytest.mark.parametrize("degree", [4, 8])
+def test_a_training_step_has_few_operations_beside_its_programs_however_many_weights_there_are(degree, operations):
+    """On a GPU each takes the host as long as a program that computes something."""
+    x, weights, leaves, cotangent = case(degree, "layer", (1, 2, 9, 16), 8, depth=3)
+    tensors = [tensor.requires_grad_() for tensor in (x, x.detach().clone(), *weights)]
+    options = {"depth": 3, "backend": "triton"}
+    with operations as forward:
+        features = learned_sketches(tensors[:2], tensors[2:], leaves, **options)
+    assert forward.found == ["cat"]  # under autocast one more, which rounds
+    forward.found.clear()
+    with operations as backward:
+        torch.autograd.grad(features, tensors, [cotangent, cotangent])
+    assert backward.found == ["cat", *["sum.IntList_out"] * 2 * (leaves.bit_length() - 1)]  # two a level
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -254,4 +295,4 @@ def test_it_is_an_operator_whose_fake_says_where_numbers_lie(transposed):
     x, weights, leaves, grad = case(4, "layer", (1, 2, 5, 6), 4)
     x = x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x
     operator = torch.ops.polysketch.learned_sketch_backward.default
-    torch.library.opcheck(operator, (grad, x, weights, leaves, 2, "silu", "triton"))
+    torch.library.opcheck(operator, ([grad], [x], weights, leaves, 2, "silu", "triton"))

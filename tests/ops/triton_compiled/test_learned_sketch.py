@@ -38,8 +38,8 @@ def compiled_sketch(
     weights = [weight for width in inputs for weight in network(width, size, depth, torch.float32)]
     x, grad = (torch.empty(2, 4, 1024, width, device="meta", dtype=dtype) for width in (head_dim, size))
     with compiling(capability) as found:
-        triton.forward(x, weights, networks)
-        triton.backward(grad, x, weights, networks)
+        triton.forward([x], weights, networks)
+        triton.backward([grad], [x], weights, networks)
     return found
 
 

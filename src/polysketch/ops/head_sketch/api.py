@@ -101,12 +101,12 @@ def head_sketch_operator(
 @custom_op(
     "polysketch::head_sketch_backward",
     "(Tensor? of_normed, Tensor? of_features, Tensor x, Tensor scale, Tensor bias, Tensor? matrices, float eps)"
-    " -> (Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor)",
 )
 def head_sketch_backward_operator(
     of_normed: Tensor | None, of_features: Tensor | None, x: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, scale and bias."""
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and of scale and bias as one, for results share no memory."""
     with torch.autocast(x.device.type, enabled=False):
         return triton.backward(of_normed, of_features, x, *arguments)
 
@@ -119,8 +119,9 @@ def _(x: Tensor, scale: Tensor, bias: Tensor, matrices: Tensor | None, eps: floa
 @head_sketch_backward_operator.register_fake
 def _(
     of_normed: Tensor | None, of_features: Tensor | None, x: Tensor, scale: Tensor, bias: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return triton.gradient_of(x), scale.new_empty(scale.shape), bias.new_empty(bias.shape)
+) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(scale.dtype, bias.dtype)
+    return triton.gradient_of(x), scale.new_empty(2, *scale.shape, dtype=dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -130,7 +131,9 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> No
 
 
 def _backward(ctx: Any, of_normed: Tensor | None, of_features: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*head_sketch_backward_operator(of_normed, of_features, *ctx.saved_tensors, ctx.eps), None, None)
+    found, of_both = head_sketch_backward_operator(of_normed, of_features, *ctx.saved_tensors, ctx.eps)
+    of_scale, of_bias = of_both.unbind()
+    return found, of_scale, of_bias, None, None
 
 
 head_sketch_operator.register_autograd(_backward, setup_context=_setup_context)

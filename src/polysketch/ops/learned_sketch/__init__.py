@@ -1,7 +1,7 @@
 """The computation of the learned sketch (PolySketchFormer, Algorithm 2); its parameters live in `feature_maps`."""
 
 from polysketch.ops.learned_sketch.activations import ACTIVATIONS, check_activation
-from polysketch.ops.learned_sketch.api import learned_sketch, learned_sketch_backend
+from polysketch.ops.learned_sketch.api import learned_sketch, learned_sketch_backend, learned_sketches
 from polysketch.ops.learned_sketch.networks import PAPER_ACTIVATION, PAPER_DEPTH
 
 __all__ = [
@@ -11,4 +11,5 @@ __all__ = [
     "check_activation",
     "learned_sketch",
     "learned_sketch_backend",
+    "learned_sketches",
 ]

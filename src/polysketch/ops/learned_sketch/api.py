@@ -4,24 +4,27 @@ The hidden activations of the networks are several times the size of queries, ke
 makes them for some rows at a time, uses them while they are in cache, and makes them again in backward.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
-from polysketch.ops.learned_sketch import chunked, native, reference, triton
+from polysketch.ops.learned_sketch import chunked, native, one_by_one, reference, triton
+from polysketch.ops.learned_sketch.gradients import dtype_of_all, length_of_all, parts_of
 from polysketch.ops.learned_sketch.networks import PAPER_ACTIVATION, PAPER_DEPTH, Networks
 from polysketch.ops.learned_sketch.self_check import programs_agree
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
-BACKENDS = {
-    "chunked": (chunked.forward, chunked.backward),
-    "native": (native.forward, native.backward),
+BACKENDS: dict[str, tuple[Callable[..., list[Tensor]], Callable[..., list[Tensor]]]] = {
+    "chunked": (partial(one_by_one.forward, chunked.forward), partial(one_by_one.backward, chunked.backward)),
+    "native": (partial(one_by_one.forward, native.forward), partial(one_by_one.backward, native.backward)),
     "triton": (triton.forward, triton.backward),
 }
-"""Forward and backward of each."""
+"""Forward and backward of each: features of all inputs; gradients of all inputs, and last of all weights as one."""
 _WHY_NOT = {"native": native.why_not, "triton": triton.why_not}
 
 
@@ -53,17 +56,46 @@ def learned_sketch(
         RuntimeError: the backend that was asked for cannot run here, with the reason.
         NotImplementedError: a tensor with a forward-mode tangent, except for "reference".
     """
-    networks = Networks(leaves, depth, activation)
+    return learned_sketches([x], weights, leaves, depth=depth, activation=activation, backend=backend)[0]
+
+
+def learned_sketches(
+    inputs: Sequence[Tensor],
+    weights: list[Tensor],
+    leaves: int,
+    *,
+    depth: int = PAPER_DEPTH,
+    activation: str = PAPER_ACTIVATION,
+    backend: str = "auto",
+) -> list[Tensor]:
+    """phi of several tensors, as queries and keys, by the same networks: `learned_sketch` of each.
+
+    Weights are prepared once, and their gradients come added up, which spares a device many small computations.
+
+    Args:
+        inputs: one or more, each as x of `learned_sketch`, of one dtype, on one device; shapes may differ.
+        weights, leaves, depth, activation, backend: as of `learned_sketch`.
+
+    Returns:
+        Features of each, in order.
+
+    Raises:
+        ValueError: inputs of several dtypes, or none; otherwise as `learned_sketch`.
+        TypeError, RuntimeError, NotImplementedError: as `learned_sketch`.
+    """
+    inputs, networks = list(inputs), Networks(leaves, depth, activation)
     networks.check(weights)
+    if len({x.dtype for x in inputs}) != 1:
+        raise ValueError(f"expected inputs of one dtype, got {', '.join(str(x.dtype) for x in inputs) or 'none'}")
     if backend == "reference":
-        return reference.learned_sketch(x, weights, networks)
-    picked = learned_sketch_backend(x, backend)
-    refuse_tangents("learned_sketch", x, weights)
-    if backend == "auto" and picked == "triton" and not programs_agree(learned_sketch, x, weights, networks):
+        return [reference.learned_sketch(x, weights, networks) for x in inputs]
+    picked = learned_sketch_backend(inputs[0], backend)
+    refuse_tangents("learned_sketch", inputs, weights)
+    if backend == "auto" and picked == "triton" and not programs_agree(learned_sketch, inputs[0], weights, networks):
         picked = "chunked"
-    if nothing_looks_on(x, weights):
-        return BACKENDS[picked][0](x, weights, networks)
-    return learned_sketch_operator(x, weights, *networks, picked)
+    if nothing_looks_on(inputs, weights):
+        return BACKENDS[picked][0](inputs, weights, networks)
+    return learned_sketch_operator(inputs, weights, *networks, picked)
 
 
 def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
@@ -92,54 +124,65 @@ def learned_sketch_backend(x: Tensor, backend: str = "auto") -> str:
 
 @custom_op("polysketch::learned_sketch")
 def learned_sketch_operator(
-    x: Tensor, weights: list[Tensor], leaves: int, depth: int, activation: str, backend: str
-) -> Tensor:
+    inputs: list[Tensor], weights: list[Tensor], leaves: int, depth: int, activation: str, backend: str
+) -> list[Tensor]:
     """A backend's forward."""
-    with torch.autocast(x.device.type, enabled=False):
-        return BACKENDS[backend][0](x, weights, Networks(leaves, depth, activation))
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return BACKENDS[backend][0](inputs, weights, Networks(leaves, depth, activation))
 
 
 @custom_op("polysketch::learned_sketch_backward")
 def learned_sketch_backward_operator(
-    grad: Tensor, x: Tensor, weights: list[Tensor], leaves: int, depth: int, activation: str, backend: str
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    weights: list[Tensor],
+    leaves: int,
+    depth: int,
+    activation: str,
+    backend: str,
 ) -> list[Tensor]:
-    """A backend's backward: gradients of x and of every weight."""
-    with torch.autocast(x.device.type, enabled=False):
-        return BACKENDS[backend][1](grad, x, weights, Networks(leaves, depth, activation))
+    """A backend's backward: gradients of every input, and last of all weights as one, for results share no memory."""
+    with torch.autocast(inputs[0].device.type, enabled=False):
+        return BACKENDS[backend][1](grads, inputs, weights, Networks(leaves, depth, activation))
 
 
 @learned_sketch_operator.register_fake
-def _(x: Tensor, weights: list[Tensor], *_: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weights[-1].shape[0])
+def _(inputs: list[Tensor], weights: list[Tensor], *_: Any) -> list[Tensor]:
+    return [x.new_empty(*x.shape[:-1], weights[-1].shape[0]) for x in inputs]
 
 
 @learned_sketch_backward_operator.register_fake
-def _(grad: Tensor, x: Tensor, weights: list[Tensor], *_: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, *weights)]
+def _(grads: list[Tensor], inputs: list[Tensor], weights: list[Tensor], *_: Any) -> list[Tensor]:
+    of_weights = weights[0].new_empty(length_of_all(weights), dtype=dtype_of_all(weights))
+    return [*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs), of_weights]
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, weights, *ctx.options = inputs
-    ctx.save_for_backward(x, *weights)
+def _setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    taken, weights, *ctx.options = inputs
+    ctx.taken = len(taken)
+    ctx.save_for_backward(*taken, *weights)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | list[Tensor] | None, ...]:
-    x, *weights = ctx.saved_tensors
-    grad_x, *grad_weights = learned_sketch_backward_operator(grad, x, weights, *ctx.options)
-    return grad_x, grad_weights, *(None for _ in ctx.options)
+def _backward(ctx: Any, grads: list[Tensor]) -> tuple[list[Tensor] | None, ...]:
+    saved = list(ctx.saved_tensors)  # recomputation gives them once
+    inputs, weights = saved[: ctx.taken], saved[ctx.taken :]
+    *grad_inputs, grad_weights = learned_sketch_backward_operator(grads, inputs, weights, *ctx.options)
+    return grad_inputs, parts_of(grad_weights, weights), *(None for _ in ctx.options)
 
 
 learned_sketch_operator.register_autograd(_backward, setup_context=_setup_context)
 
 
 @counts_operations_of(torch.ops.polysketch.learned_sketch)
-def _forward_flops(x_shape: tuple, weight_shapes: list[tuple], leaves: int, depth: int, *_: Any, **__: Any) -> int:
-    batch, heads, length, _width = x_shape
+def _forward_flops(
+    input_shapes: list[tuple], weight_shapes: list[tuple], leaves: int, depth: int, *_: Any, **__: Any
+) -> int:
+    vectors = sum(batch * heads * length for batch, heads, length, _width in input_shapes)
     maps = len(weight_shapes) // Networks(leaves, depth).tensors
     products = sum(shape[0] * shape[1] for shape in weight_shapes if len(shape) == 2)
-    return 2 * batch * heads * length * products // maps
+    return 2 * vectors * products // maps
 
 
 @counts_operations_of(torch.ops.polysketch.learned_sketch_backward)
-def _backward_flops(_grad: tuple, *arguments: Any, **named: Any) -> int:
+def _backward_flops(_grads: list[tuple], *arguments: Any, **named: Any) -> int:
     return 3 * _forward_flops(*arguments, **named)  # the recomputation, and two products for each

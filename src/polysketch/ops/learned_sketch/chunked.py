@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.learned_sketch.activations import ACTIVATIONS, Activation
+from polysketch.ops.learned_sketch.gradients import dtype_of_all, joined
 from polysketch.ops.learned_sketch.networks import TENSORS, Networks
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 from polysketch.ops.workspace import Workspace
@@ -38,13 +39,13 @@ def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     return features
 
 
-def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> list[Tensor]:
-    """Gradients of x and of every weight; the weights' are summed in the weights' own dtype."""
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of all weights (`gradients`); the weights' are summed in the weights' own dtype."""
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     maps, activation = _maps(weights, networks, x.dtype), ACTIVATIONS[networks.activation]
     shares = _shares(x, len(maps))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
-    totals = [[_zeros(of_map, weights[0].dtype) for of_map in maps] for _ in shares]
+    totals = [[_zeros(of_map, dtype_of_all(weights)) for of_map in maps] for _ in shares]
 
     def work(share: Sequence[tuple[int, _Part]]) -> None:
         """The gradients that the pieces of one thread give."""
@@ -57,7 +58,7 @@ def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks)
 
     run_in_parallel(work, [[(thread, part) for part in share] for thread, share in enumerate(shares)])
     summed = [_summed([total[index] for total in totals]) for index in range(len(maps))]
-    return [grad_x, *(grad for levels in summed for grad in _weight_gradients(levels))]
+    return grad_x, joined([grad for levels in summed for grad in _weight_gradients(levels)])
 
 
 class _Stage(NamedTuple):
@@ -133,9 +134,7 @@ def _weight_gradients(levels: list[_Level]) -> Iterator[Tensor]:
     for level in levels:
         for index in range(len(level[0].up)):
             for stage in level:
-                # Results of an operator may not share memory.
-                yield from (stage.scale[index, 0].clone(), stage.bias[index, 0].clone())
-                yield from (stage.up[index].clone(), stage.down[index].clone())
+                yield from (stage.scale[index, 0], stage.bias[index, 0], stage.up[index], stage.down[index])
 
 
 def _shares(x: Tensor, num_maps: int) -> list[Sequence[_Part]]:

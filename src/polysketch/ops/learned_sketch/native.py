@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polysketch.ops.learned_sketch.gradients import dtype_of_all, length_of_all, parts_of
 from polysketch.ops.learned_sketch.networks import Networks
 from polysketch.ops.native import (
     TensorPointer,
@@ -56,29 +57,28 @@ def forward(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     return features.to(given)
 
 
-def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> list[Tensor]:
-    """Gradients of x and of every weight."""
+def backward(grad: Tensor, x: Tensor, weights: list[Tensor], networks: Networks) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of all weights (`gradients`)."""
     given, by = x.dtype, precision(x)
     x, grad, plain = _innermost_contiguous(x), _innermost_contiguous(grad), _plain(weights)
     grad_x = x.new_empty(x.shape)  # never of the default dtype or device: the program writes float32
     shares = shares_of(_blocks(_call(x, plain, networks, by)))
     # Each thread sums gradients of its own, added in order: the same result whichever thread is first.
-    totals = [[torch.zeros_like(weight) for weight in plain] for _ in shares]
+    totals = [plain[0].new_zeros(length_of_all(plain)) for _ in shares]
     pointers = _pointers(plain)
 
     def work(share: Sequence[tuple[int, Sequence[int]]]) -> None:
         for thread, blocks in share:
-            call, gradients = _call(x, plain, networks, by), _pointers(totals[thread])
+            call, gradients = _call(x, plain, networks, by), _pointers(parts_of(totals[thread], plain))
             call.weights, call.weight_gradients = ctypes.addressof(pointers), ctypes.addressof(gradients)
             call.features_gradient, call.x_gradient = TensorPointer.of(grad), TensorPointer.of(grad_x)
             run_program(library().learned_sketch_backward, call, blocks)
 
     run_in_parallel(work, [[(thread, share)] for thread, share in enumerate(shares)])
     summed = totals[0]
-    for others in totals[1:]:
-        for total, other in zip(summed, others, strict=True):
-            total.add_(other)
-    return [grad_x.to(given), *(total.to(weight.dtype) for total, weight in zip(summed, weights, strict=True))]
+    for other in totals[1:]:
+        summed.add_(other)
+    return grad_x.to(given), summed.to(dtype_of_all(weights))
 
 
 def _call(x: Tensor, weights: list[Tensor], networks: Networks, by: Precision) -> _Call:

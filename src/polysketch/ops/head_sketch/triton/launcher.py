@@ -78,8 +78,11 @@ def backward(
     bias: Tensor,
     matrices: Tensor | None,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, scale and bias, from those of normed heads and of features; None for one that is zero."""
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and of scale and bias as one, (2, width), from those of normed heads and of features.
+
+    None stands for a gradient that is zero.
+    """
     from polysketch.ops.head_sketch.triton.programs.backward import head_sketch_backward
 
     if matrices is None or of_features is None:
@@ -97,7 +100,7 @@ def backward(
         configuration=use,
         **call.constants,
     )
-    return found, sums[:, 0].sum(0).to(scale.dtype), sums[:, 1].sum(0).to(bias.dtype)
+    return found, sums.sum(0).to(torch.promote_types(scale.dtype, bias.dtype))
 
 
 class _Call:

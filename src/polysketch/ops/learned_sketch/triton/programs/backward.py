@@ -90,20 +90,20 @@ def learned_sketch_inputs_backward(
     store_rows(grad_values + taken * every * INPUTS, place, found, seen, INPUTS, INPUT_LANES)
 
 
-@triton.jit(do_not_specialize=["length", "rows", "tiles", "tiles_per_span", "spans"])
+@triton.jit(do_not_specialize=["length", "rows", "tiles", "tiles_per_span", "spans", "slices"])
 def learned_sketch_weights_backward(
     values,
     weights,
     grad,
-    up_sums,
-    down_sums,
-    hidden_sums,
+    norms,
+    matrices,
     values_network, values_batch, values_head, values_token,
     length,
     rows,
     tiles,
     tiles_per_span,
     spans,
+    slices,
     HEADS: tl.constexpr,
     MAPS: tl.constexpr,
     NETWORKS: tl.constexpr,
@@ -114,6 +114,8 @@ def learned_sketch_weights_backward(
     ACTIVATION: tl.constexpr,
     NETWORK_WEIGHTS: tl.constexpr,
     MAP_WEIGHTS: tl.constexpr,
+    NETWORK_NORMS: tl.constexpr,
+    NETWORK_MATRICES: tl.constexpr,
     FAST: tl.constexpr,
     PRECISION: tl.constexpr,
     DOT: tl.constexpr,
@@ -125,13 +127,16 @@ def learned_sketch_weights_backward(
     """One program: BLOCK hidden units of one network, one span of the tiles of its map.
 
     Hidden units are rows here and tokens columns, so that the products over tokens take activations out of registers.
-    Sums over the span, float32: of the gradient of hidden activations (spans, MAPS, NETWORKS, HIDDEN), of it times the
-    standardized inputs (., INPUTS), of the gradient of outputs times activations (., SIZE). The scale of the norm comes
-    in with the first matrix, so that the gradients of norm and matrix both follow from these sums.
+    The scale of the norm comes in with the first matrix, so that the gradients of norm and matrix both follow from two
+    sums over the span: of the gradient of hidden activations, and of it times the standardized inputs.
+
+    norms (spans, MAPS, NETWORKS, slices, NETWORK_NORMS), of BLOCK hidden units each, and matrices (spans, MAPS,
+    NETWORKS, NETWORK_MATRICES), float32, begin with this stage of a network, whose weights stand there in their order.
     """
     SLICES: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     number = tl.program_id(0)
-    start = (number % SLICES) * BLOCK
+    part = number % SLICES
+    start = part * BLOCK
     index = (number // SLICES) % NETWORKS
     span = (number // SLICES // NETWORKS) % spans
     owner = number // SLICES // NETWORKS // spans
@@ -166,12 +171,39 @@ def learned_sketch_weights_backward(
         hidden_sum += tl.sum(grad_hidden, 1)
         up_sum = tl.dot(as_operand(grad_hidden, DOT, PRECISION), standard, up_sum, input_precision=PRECISION)
 
-    units = start + tl.arange(0, BLOCK)
-    there = units < HIDDEN
-    place = ((span * MAPS + owner) * NETWORKS + index).to(tl.int64) * HIDDEN + units
-    tl.store(hidden_sums + place, 0.5 * hidden_sum, there)
-    store_rows(up_sums, place, 0.5 * up_sum, there, INPUTS, INPUT_LANES)
-    store_rows(down_sums, place, 0.5 * down_sum, there, SIZE, LANES)
+    row = ((span * MAPS + owner) * NETWORKS + index).to(tl.int64)
+    of_matrices = matrices + row * NETWORK_MATRICES
+    units = tl.arange(0, BLOCK)
+    there = units < HIDDEN - start
+    store_columns(of_matrices + HIDDEN * INPUTS + start, 0.5 * down_sum, there, SIZE, HIDDEN, LANES, BLOCK)
+    # Read again, after a store: kept since the first time they would take registers.
+    scale, bias = scale_and_bias(of_stage, INPUTS, INPUT_LANES)
+    up_sum = 0.5 * up_sum
+    hidden_sum = 0.5 * hidden_sum
+    found = up_sum * scale[None, :] + hidden_sum[:, None] * bias[None, :]
+    store_rows(of_matrices + start * INPUTS, units, found, there, INPUTS, INPUT_LANES)
+    up = load_values(of_stage + (2 + start) * INPUTS, units * INPUTS, there, INPUTS, INPUT_LANES)
+    of_norms = norms + (row * slices + part) * NETWORK_NORMS
+    store_norm(of_norms, tl.sum(up * up_sum, 0), tl.sum(up * hidden_sum[:, None], 0), INPUTS, INPUT_LANES)
+
+
+@triton.jit
+def store_norm(pointer, of_scale, of_bias, INPUTS: tl.constexpr, LANES: tl.constexpr):
+    """Write the gradients of a norm where `scale_and_bias` would read its weights."""
+    columns = tl.arange(0, LANES)
+    tl.store(pointer + columns, of_scale, columns < INPUTS)
+    tl.store(pointer + INPUTS + columns, of_bias, columns < INPUTS)
+
+
+@triton.jit
+def store_columns(
+    pointer, tile, there,
+    SIZE: tl.constexpr, HIDDEN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write those rows of a tile (BLOCK, LANES) that are there as columns of (SIZE, HIDDEN)."""
+    rows = tl.arange(0, LANES)
+    mask = there[:, None] & (rows < SIZE)[None, :]
+    tl.store(pointer + rows[None, :] * HIDDEN + tl.arange(0, BLOCK)[:, None], tile, mask)
 
 
 @triton.jit
