@@ -20,6 +20,7 @@ from polysketch.cli import main
 from polysketch.cli.attention_options import parse_attention_options, parse_options_by_name
 from polysketch.cli.train import TrainFlags, configuration
 from polysketch.models import preset
+from polysketch.models.presets import EVERY, PRESETS
 from polysketch.training import load_model
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 from polysketch.training.metrics_file import MetricsFile
@@ -305,6 +306,18 @@ def test_a_mechanism_asked_for_by_name_stands_in_every_layer_and_the_presets_own
     assert layers("--attention-options", "window=8") == [window, "polysketch"] * 2
     assert layers("--attention", "polysketch") == ["polysketch"] * 4
     assert layers("--attention", "softmax", "--attention-every", "2") == [window, "softmax"] * 2
+
+
+def test_a_run_of_a_task_goes_on_by_its_folder_alone_and_keeps_its_layers_when_presets_change(tmp_path, monkeypatch):
+    task, out = str(tmp_path / "task"), tmp_path / "run"
+    assert main(["task", "induction", "--set", "length=24", "--out", task]) == 0
+    shape = ["--preset", "tiny", "--layers", "2", "--batch-size", "1", "--device", "cpu", "--steps", "1"]
+    with monkeypatch.context() as before:
+        before.setitem(PRESETS, "tiny", {name: it for name, it in PRESETS["tiny"].items() if name != EVERY})
+        assert main(["train", "--data", task, "--out", str(out), *shape, "--eval-every", "0"]) == 0
+    assert main(["train", "--out", str(out), "--resume", "--extend", "--steps", "2"]) == 0
+    assert list_checkpoints(out / "checkpoints")[-1].name == "step-00000002"
+    assert json.loads((out / "config.json").read_text())["model"]["sizes"][EVERY] == 1
 
 
 def test_what_stands_around_the_mechanism_is_trained_saved_and_not_changed_on_the_way(fast_flags, tmp_path, capfd):

@@ -116,8 +116,10 @@ def check_task(config: TrainingConfig) -> None:
     """
     description = read_task_description(config.data)
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    run = RunFolder(config.out)
+    resumed = run.read_config()["training"] if config.resume and run.has_run() else {}
     for name in _OF_TEXT:
-        if getattr(config, name) != defaults[name]:
+        if getattr(config, name) not in (defaults[name], resumed.get(name, defaults[name])):
             raise ValueError(f"{flag(name)}: {config.data} is a task, which has no use for it: leave it out")
     if config.eval_every and description["splits"] and "validation" not in description["splits"]:
         raise ValueError(

@@ -80,7 +80,7 @@ def make_plan(config: TrainingConfig, processes: Processes | None = None) -> Pla
 
 def _goal(config: TrainingConfig) -> Goal:
     run = RunFolder(config.out)
-    saved = {**_EVERY_LAYER, **run.read_config()["training"]} if config.resume and run.has_run() else {}
+    saved = _options_of(run.read_config()) if config.resume and run.has_run() else {}
     if is_task(config.data):
         return AnswersGoal(config, saved)
     return (MaskedTextGoal if config.objective == "masked" else TextGoal)(config, saved)
@@ -132,8 +132,19 @@ def facts_to_agree_on(plan: Plan) -> dict[str, Any]:
 
 _OF_MACHINE = ("data", "tokenizer", "out", "init_from")
 
-_EVERY_LAYER = {"attention_every": 1}
-"""Of runs that are older than this option."""
+_EVERY = "attention_every"
+
+
+def _options_of(saved: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run. Where it did not say which layers have the mechanism, its model does: presets have changed.
+
+    A run that is older than this option has it in every layer.
+    """
+    options = {_EVERY: 1, **saved["training"]}
+    if options[_EVERY] is None:
+        sizes = saved["model"].get("sizes", saved["model"])
+        options[_EVERY] = sizes.get("decoder", sizes).get(_EVERY)
+    return options
 
 
 def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
@@ -159,7 +170,7 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
 def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
     new = plan.to_dict()
     _check_data(saved["data"], new["data"])
-    notes = check_changes(TrainingConfig, {"pack": PACKED_BEFORE, **_EVERY_LAYER, **saved["training"]}, new["training"])
+    notes = check_changes(TrainingConfig, {"pack": PACKED_BEFORE, **_options_of(saved)}, new["training"])
     notes += _environment_changes(saved["environment"], new["environment"])
     if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
         raise ValueError(
