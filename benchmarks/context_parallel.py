@@ -141,7 +141,7 @@ def _work(rank: int, case: Case, folder: str) -> None:
 def step(case: Case, context: ContextGroup | None) -> dict[str, Any]:
     """One training step; its figures."""
     torch.manual_seed(_SEED)
-    model = TransformerLM(preset(case.preset))
+    model = TransformerLM(preset(case.preset, attention="polysketch"))
     model.activation_checkpointing = True
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE)
     ids = torch.randint(0, model.config.vocab_size, (1, case.length + 1))

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(name: str, context: int, repeats: int, folder: Path | None) -> dict[str, Any]:
     """The figures of one preset, in seconds."""
     torch.manual_seed(0)
-    model = TransformerLM(preset(name))
+    model = TransformerLM(preset(name, attention="polysketch"))
     updater = Updater(model, StepOptions(steps=10**6, warmup=0, learning_rate=1e-4), torch.float32)
     batch = torch.randint(model.config.vocab_size, (_ROWS, context + 1))
     step = Steps(updater, batch)

@@ -280,9 +280,7 @@ def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp
     assert "the preset or the defaults of the mechanism changed" in capfd.readouterr().err
 
 
-def test_a_mechanism_asked_for_by_name_stands_in_every_layer_and_the_presets_own_in_every_second(
-    tmp_path, data_folder
-):
+def test_a_mechanism_asked_for_by_name_stands_in_every_layer_and_the_presets_own_in_every_second(tmp_path, data_folder):
     def layers(*flags: str) -> list[str]:
         out = tmp_path / "-".join(("run", *flags))
         common = [

@@ -201,8 +201,8 @@ def test_gradients_have_the_dtypes_of_their_weights(backend: str):
 def test_inputs_of_one_call_have_one_dtype_and_queries_and_keys_may_have_two():
     sketch, x = build().float(), torch.randn(1, 2, 300, 6)
     weights = [weight for one in sketch.networks for weight in one.weights()]
-    for inputs in ([x, x.double()], []):
-        with pytest.raises(ValueError, match="expected inputs of one dtype, got"):
+    for inputs in ([x, x.double()], [x, x[..., :4]], []):
+        with pytest.raises(ValueError, match="expected inputs of one dtype and width on one device, got"):
             sketch_networks.learned_sketches(inputs, weights, 2)
     query_features, key_features = sketch.map_both(x, x.double())
     assert torch.equal(query_features, sketch.map(x))

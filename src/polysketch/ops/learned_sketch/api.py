@@ -73,20 +73,21 @@ def learned_sketches(
     Weights are prepared once, and their gradients come added up, which spares a device many small computations.
 
     Args:
-        inputs: one or more, each as x of `learned_sketch`, of one dtype, on one device; shapes may differ.
+        inputs: one or more, each as x of `learned_sketch`, of one dtype and width, on one device; other sizes may differ.
         weights, leaves, depth, activation, backend: as of `learned_sketch`.
 
     Returns:
         Features of each, in order.
 
     Raises:
-        ValueError: inputs of several dtypes, or none; otherwise as `learned_sketch`.
+        ValueError: inputs of several dtypes, widths or devices, or none; otherwise as `learned_sketch`.
         TypeError, RuntimeError, NotImplementedError: as `learned_sketch`.
     """
     inputs, networks = list(inputs), Networks(leaves, depth, activation)
     networks.check(weights)
-    if len({x.dtype for x in inputs}) != 1:
-        raise ValueError(f"expected inputs of one dtype, got {', '.join(str(x.dtype) for x in inputs) or 'none'}")
+    if len({(x.dtype, x.device, x.shape[-1]) for x in inputs}) != 1:
+        given = ", ".join(f"{x.dtype} of width {x.shape[-1]} on {x.device}" for x in inputs)
+        raise ValueError(f"expected inputs of one dtype and width on one device, got {given or 'none'}")
     if backend == "reference":
         return [reference.learned_sketch(x, weights, networks) for x in inputs]
     picked = learned_sketch_backend(inputs[0], backend)

@@ -1,6 +1,6 @@
 """The networks of the learned sketch as a program in C++ (`ops/native/source`), on a CPU.
 
-They compute in float32, of half precision too; x in bfloat16 is multiplied so where the processor can
+They compute in float32, of half precision too; x in bfloat16 is multiplied so where that is faster
 (`ops/native/bfloat16.py`). Every thread works through blocks of 32 rows of its own; weights and
 activations stay in cache.
 """

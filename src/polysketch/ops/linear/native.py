@@ -1,6 +1,6 @@
 """The native backend: the chunked algorithm as a program in C++ (`ops/native/source`), on a CPU.
 
-It computes in float32, of half precision too; tensors in bfloat16 are multiplied so where the processor can
+It computes in float32, of half precision too; tensors in bfloat16 are multiplied so where that is faster
 (`ops/native/bfloat16.py`). Every thread works through key heads of its own, one chunk after another,
 in memory that stays in cache: 32 queries at a time, features expanded in strips, sums of products kept in registers.
 """

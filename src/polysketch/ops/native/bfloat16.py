@@ -1,4 +1,4 @@
-"""Whether the programs multiply in bfloat16: by instructions of the processor (AVX-512 BF16, AMX), found at run time.
+"""Whether the programs multiply in bfloat16, by instructions of the processor that are found at run time: AMX.
 
 Factors are rounded to bfloat16 and sums are in float32, for tensors in bfloat16 where that was measured to be faster.
 Everything else is in float32.

@@ -40,6 +40,8 @@ _PROGRAMS = 512
 """So many keep a GPU busy, about four for each multiprocessor."""
 _SHORTEST_SPAN = 1024
 """Tokens: what a span costs more, the sums before it, is little beside what it does."""
+_FEW_CHUNKS = 64
+"""More are not cut as `spans_of` says: another thread's long call would have a sum for each of its chunks."""
 _required: list[int] = []
 
 
@@ -51,19 +53,13 @@ def in_spans(programs: int, chunk: int, chunks: int) -> tuple[int, int]:
     """
     shortest = num_blocks(_SHORTEST_SPAN, max(1, chunk))
     spans = max(1, min(_PROGRAMS // max(1, programs), chunks // shortest))
-    span = _required[-1] if _required else max(1, num_blocks(chunks, spans))
+    span = _required[-1] if _required and chunks <= _FEW_CHUNKS else max(1, num_blocks(chunks, spans))
     return max(1, num_blocks(chunks, span)), span
-
-
-def may_be_cut(key: Tensor, chunk: int) -> bool:
-    """Whether a call with keys like these (batch, key_heads, length, features) may run in spans."""
-    batch, key_heads, length = key.shape[:3]
-    return in_spans(batch * key_heads, chunk, num_blocks(length, max(1, chunk)))[0] > 1
 
 
 @contextmanager
 def spans_of(chunks: int) -> Iterator[None]:
-    """Within this block every sequence is cut into spans of so many chunks, however long it is."""
+    """Within this block every sequence of few chunks is cut into spans of so many, however long they are."""
     _required.append(chunks)
     try:
         yield
