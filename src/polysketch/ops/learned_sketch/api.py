@@ -73,7 +73,8 @@ def learned_sketches(
     Weights are prepared once, and their gradients come added up, which spares a device many small computations.
 
     Args:
-        inputs: one or more, each as x of `learned_sketch`, of one dtype and width, on one device; other sizes may differ.
+        inputs: one or more, each as x of `learned_sketch`, of one dtype and width, on one device; other sizes may
+            differ.
         weights, leaves, depth, activation, backend: as of `learned_sketch`.
 
     Returns:
