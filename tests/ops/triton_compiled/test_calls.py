@@ -11,7 +11,7 @@ from polysketch.ops.triton.ahead_of_time import compile_call, complaints, inside
 from polysketch.ops.triton.launch import launching
 
 META = torch.device("meta")
-COMMON = [call for call in program_calls(dtypes=("bfloat16",)) if "h=64" in call.name]
+COMMON = [call for call in program_calls(dtypes=("bfloat16",)) if "h=64" in call.name or call.op == "cross_entropy"]
 DECODING = next(call for call in COMMON if call.op == "decoding")
 
 
