@@ -138,12 +138,15 @@ _EVERY = "attention_every"
 def _options_of(saved: dict[str, Any]) -> dict[str, Any]:
     """The options of a run. Where it did not say which layers have the mechanism, its model does: presets have changed.
 
-    A run that is older than this option has it in every layer.
+    A run that is older than this option has it in every layer. An encoder and its decoder may differ: then the preset
+    says it, as it did.
     """
     options = {_EVERY: 1, **saved["training"]}
     if options[_EVERY] is None:
         sizes = saved["model"].get("sizes", saved["model"])
-        options[_EVERY] = sizes.get("decoder", sizes).get(_EVERY)
+        parts = [sizes["encoder"], sizes["decoder"]] if "decoder" in sizes else [sizes]
+        said = {part.get(_EVERY) for part in parts}
+        options[_EVERY] = said.pop() if len(said) == 1 else None
     return options
 
 
