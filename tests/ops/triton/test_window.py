@@ -18,7 +18,6 @@ from attention.covering import first_always
 from polysketch import ops
 from polysketch.attention import PolysketchAttention, SlidingWindowAttention
 from polysketch.ops.triton import configurations, forced, self_check
-from polysketch.ops.triton.launch import launching
 from polysketch.ops.window import api
 from polysketch.ops.window import self_check as window_check
 from polysketch.ops.window.triton.programs import backward, forward
@@ -47,19 +46,6 @@ def programs_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(self_check, "_file", lambda: tmp_path / "self_check.json")
     monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(api, "AUTO_DEVICES", {"cpu"})
-
-
-@pytest.fixture
-def launched():
-    """Names of the programs that run, in order."""
-    found = []
-
-    def launch(kernel, programs, arguments, options):
-        found.append(kernel.__name__)
-        kernel[(programs,)](*arguments, **options)
-
-    with launching(launch):
-        yield found
 
 
 @dataclass(frozen=True)

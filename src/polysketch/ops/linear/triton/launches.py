@@ -119,6 +119,7 @@ class Launches(ProgramCall):
         first_sums, first_normalizer = (None if each is None else each.float().contiguous() for each in initial)
 
         def run(sums: FoldedSums, spans: int, first: SumsPair, spans_before: tuple[Tensor | None, ...]) -> None:
+            """Fold so many spans, the first from `first` on, each from the spans before it on if they are given."""
             self._launch_fold(
                 self.batch * self.key_heads * spans * of_head,
                 *(x, y, u, factor, carry, *first, *spans_before, *sums),
