@@ -116,6 +116,12 @@ RECALL = TaskStudy(
             evaluations=60,
             state_at=(1_024, 8_192),
         ),
+        "sixteen": TaskSettings(
+            task={"length": 160, "pairs": 16, "vocabulary": 64, "minimum_gap": 64},
+            steps=600,
+            evaluations=60,
+            state_at=(1_024, 8_192),
+        ),
         "gpu": TaskSettings(task={"length": 512, "pairs": 64}, steps=20_000, batch_size=256),
         # Zoology, figure 2: 64 epochs, and the third of its four learning rates from 1e-4 to 1e-2. It has one head, and
         # nothing between layers of attention; LLOPS says as much as a width of 128 and 2 layers.
