@@ -207,6 +207,14 @@ def test_decoding_times_a_whole_chunk_from_its_start(bench):
         assert one["tokens_per_second"] == pytest.approx(1 / one["mean_seconds"])
 
 
+def test_decoding_is_timed_on_states_of_half_the_size(bench):
+    settings = dataclasses.replace(DECODING, models=("random",), positions=(16,))
+    wide, half = (
+        time_decoding(bench, dataclasses.replace(settings, state_dtype=dtype)) for dtype in (None, "bfloat16")
+    )
+    assert all(two["state_bytes"] < 0.6 * one["state_bytes"] for one, two in zip(wide, half, strict=True))
+
+
 def test_models_of_one_name_start_from_the_same_weights():
     first, second = (build_model("learned", "tiny", Sizes()) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))

@@ -212,6 +212,37 @@ def test_continuations_by_other_settings_are_not_mixed(tmp_path, capsys):
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
+def test_states_of_half_the_size_are_told_and_described(tmp_path, stand_in_run, capsys):
+    options = {"window": 8, "sketch_size": 4}
+    sizes = {
+        "num_layers": 1,
+        "hidden_size": 64,
+        "num_heads": 1,
+        "attention": "polysketch",
+        "attention_options": options,
+    }
+    (tmp_path / "prompts.jsonl").write_text('"a"\n')
+    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    size = {}
+    for dtype in (None, "float16"):
+        stand_in_run(TransformerLM(ModelConfig(257, **sizes)))
+        given = [] if dtype is None else ["--state-dtype", dtype]
+        assert main(["generate", "run", "--prompt", "The ", "--max-new-tokens", "20", "--json", *given]) == 0
+        size[dtype] = last_json(capsys.readouterr().out)["state_bytes"]
+        assert main(["generate", "run", *files, "--max-new-tokens", "3", *given]) == (0 if dtype is None else 1)
+    assert size["float16"] < 0.6 * size[None]
+    assert "another --out" in capsys.readouterr().err
+
+
+def test_sums_that_stay_in_float32_are_told(stand_in_run, capsys):
+    stand_in_run(TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="linear")))
+    assert main(["generate", "run", "--prompt", "a", "--state-dtype", "bfloat16"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "polysketch: --state-dtype: states cannot be kept in torch.bfloat16: layer 0: LinearAttention"
+    )
+
+
 @pytest.mark.parametrize("line", ["{", "7", '{"text": "a"}', "[" * 99_999])
 def test_a_line_that_is_no_prompt_is_named(tmp_path, capsys, line):
     (tmp_path / "prompts.jsonl").write_text(f'"a"\n{line}\n')

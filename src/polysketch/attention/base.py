@@ -42,6 +42,7 @@ class Mechanism(nn.Module):
         examples: options to test it with, `hidden_size` left out: in a sequence of 37 tokens and heads of 8 each part
             must carry weight, and where `has_prefix`, the prefix a third to two thirds of the mass.
         after_softmax: options, unless others are asked for, in a model that was trained with softmax.
+        sums_dtype: of sums over tokens in new states, see `keep_sums_in`; None for float32 or better.
     """
 
     is_causal = True
@@ -49,6 +50,7 @@ class Mechanism(nn.Module):
     is_blockwise = False
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     after_softmax: ClassVar[Mapping[str, Any]] = {}
+    sums_dtype: torch.dtype | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         """Let every mechanism, a user's too, give nothing for no rows or no tokens."""
@@ -417,6 +419,26 @@ class Mechanism(nn.Module):
             ValueError: there is no exact part beside an approximated rest.
         """
         raise ValueError(f"{type(self).__name__} has no prefix: it is not an exact local part and an approximated rest")
+
+    def why_not_sums_in(self, dtype: torch.dtype) -> str | None:
+        """Why sums over tokens cannot be kept in this half precision; None where they can, or where there are none."""
+        return None
+
+    def keep_sums_in(self, dtype: torch.dtype | None) -> None:
+        """Make states from now on whose sums over tokens are in this half precision; None for float32 again.
+
+        Every call computes in float32 and rounds them once.
+
+        Raises:
+            TypeError: neither bfloat16 nor float16.
+            ValueError: `why_not_sums_in` has a reason.
+        """
+        if dtype not in (None, torch.bfloat16, torch.float16):
+            raise TypeError(f"states are kept in torch.bfloat16 or torch.float16, got {dtype}")
+        reason = None if dtype is None else self.why_not_sums_in(dtype)
+        if reason is not None:
+            raise ValueError(reason)
+        self.sums_dtype = dtype
 
     def redraw(self, step: int) -> None:
         """Draw random weights anew, in place, if the mechanism's schedule has it before training step `step` (from 0).

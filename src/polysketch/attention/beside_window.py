@@ -10,7 +10,7 @@ from polysketch import ops
 from polysketch.attention.abilities import mechanisms_that
 from polysketch.attention.base import Mechanism
 from polysketch.attention.head_logit import HeadLogit
-from polysketch.attention.linearized import in_range, widened
+from polysketch.attention.linearized import in_range, sums_of_single_tokens, widened
 from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.span_state import Following, SpanState, sum_tensors
@@ -244,6 +244,10 @@ class BesideWindow(Mechanism):
             beyond = beyond & key_mask[:, None]
         return (share * beyond).sum((0, 2)) / beyond.sum((0, 2)).clamp(min=1)
 
+    def why_not_sums_in(self, dtype: torch.dtype) -> str | None:
+        """As `Mechanism.why_not_sums_in`."""
+        return sums_of_single_tokens(self)
+
     def remove_prefix(self) -> None:
         """Take all weight from what lies beyond the window, for good: an ablation."""
         self.prefix_removed = True
@@ -267,6 +271,7 @@ class BesideWindow(Mechanism):
             factors=self.feature_map.factors,
             device=like.device if device is None else device,
             dtype=like.dtype if dtype is None else dtype,
+            sums_dtype=self.sums_dtype,
         )
         return WindowState(RecentTokens(batch_size, self.window, device, dtype), far)
 

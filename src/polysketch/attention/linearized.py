@@ -58,6 +58,14 @@ class LinearizedAttention(Mechanism):
         """Values in the dtype that the op takes, which features have too."""
         return widened(value) if self.is_wide else in_range(value)
 
+    def why_not_sums_in(self, dtype: torch.dtype) -> str | None:
+        """As `Mechanism.why_not_sums_in`: sums to which whole chunks are added, of a wide range."""
+        if self.local_chunk is None:
+            return sums_of_single_tokens(self)
+        if dtype == torch.float16:
+            return f"{type(self).__name__} has weights beyond the range of float16: its sums can be in bfloat16"
+        return None
+
     def redraw(self, step: int) -> None:
         """As `Mechanism.redraw`: the next draw of the feature map, at every multiple of `redraw_interval` but 0."""
         if self.redraw_interval is not None and step > 0 and step % self.redraw_interval == 0:
@@ -118,6 +126,7 @@ class LinearizedAttention(Mechanism):
             local_dim=self.head_dim if self.local_chunk else 0,
             device=like.device if device is None else device,
             dtype=like.dtype if dtype is None else dtype,
+            sums_dtype=self.sums_dtype,
         )
 
     @torch.no_grad()
@@ -245,3 +254,8 @@ def widened(x: Tensor) -> Tensor:
 def in_range(value: Tensor) -> Tensor:
     """float16 as float32: features leave its range, and the op takes features and values of one dtype."""
     return value.float() if value.dtype == torch.float16 else value
+
+
+def sums_of_single_tokens(mechanism: Mechanism) -> str:
+    """Why such a mechanism refuses sums in half precision: after 1,024 tokens they are wrong by a fifth."""
+    return f"{type(mechanism).__name__} adds token by token to its sums, whose roundings add up: they stay in float32"

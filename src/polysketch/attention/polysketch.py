@@ -108,6 +108,10 @@ class PolysketchAttention(BesideWindow):
         """Behind the features stands the strength of writing."""
         return super().kept_width + 1
 
+    def why_not_sums_in(self, dtype: torch.dtype) -> str | None:
+        """As `Mechanism.why_not_sums_in`: what is written corrects what was rounded, and is no larger than values."""
+        return None
+
     def _features(
         self,
         vectors: tuple[Tensor, Tensor],

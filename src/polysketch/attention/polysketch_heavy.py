@@ -142,6 +142,10 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         sums = sums + self._correction(features, wide, options["local"], codes, key_mask, causal=causal)
         return self._quotient(sums, value.dtype)
 
+    def why_not_sums_in(self, dtype: torch.dtype) -> str | None:
+        """As `Mechanism.why_not_sums_in`."""
+        return f"{type(self).__name__} corrects its sums exactly: they stay in float32"
+
     def init_state(  # type: ignore[override]
         self,
         batch_size: int,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polysketch.attention import MECHANISMS, mechanisms_that
 from polysketch.benchmarking.way_names import (
@@ -171,6 +171,8 @@ class DecodingSettings(_ModelSettings):
 
     positions: tuple[int, ...] = (8_192, 32_768)
     """tokens before the first timed one, rounded down to a whole chunk"""
+    state_dtype: Literal["float16", "bfloat16"] | None = None
+    """dtype of states; as models have it when None"""
 
     def __post_init__(self) -> None:
         check_positive(positions=self.positions)

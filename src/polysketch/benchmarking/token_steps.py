@@ -78,6 +78,9 @@ def _check(bench: Workbench, settings: DecodingSettings, name: str) -> None:
 def _time(bench: Workbench, settings: DecodingSettings) -> list[dict[str, Any]]:
     names = with_baseline(settings.models, BASELINE)
     made = {name: build_model(name, settings.preset, settings.sizes) for name in names}
+    if settings.state_dtype is not None:
+        for model in made.values():
+            model.keep_states_in(getattr(torch, settings.state_dtype))
     models = {name: model.to(bench.device, bench.dtype).eval() for name, model in made.items()}
     decoders = [
         _Decoder(name, start, model, state_at(model, settings.batch, start, room=settings.local))

@@ -13,6 +13,7 @@ import tyro
 
 from polysketch.cli.chat_template import require_template
 from polysketch.cli.next_command import next_command
+from polysketch.cli.state_dtype import StateDtype, keep_states_in
 from polysketch.cli.terminal import write_visible
 from polysketch.cli.ways_to_generate import Way, check_way, generated
 from polysketch.progress import Progress
@@ -89,6 +90,9 @@ class GenerateFlags:
     step-00000100."""
     device: str = "auto"
     """Where to compute: cpu, cuda, ...; auto takes a GPU if there is one."""
+    state_dtype: StateDtype | None = None
+    """Keep what the model remembers of the text in float16 or bfloat16, in half the memory. Default: as the model has
+    it, sums in float32."""
     json: bool = False
     """Print everything as one JSON object on the last line."""
 
@@ -102,6 +106,7 @@ def run(flags: GenerateFlags) -> int:
     if of_transformers and flags.checkpoint != "latest":
         raise ValueError(f"--checkpoint: expected a run, found a model of transformers in {flags.run}, which has none")
     model, tokenizer, prompts = (_open_transformers if of_transformers else _open_run)(flags)
+    keep_states_in(model, flags.state_dtype)
     chat = _chat(flags, tokenizer)
     if flags.interactive:
         _converse(flags, model, tokenizer, chat, prompts[0])
@@ -251,6 +256,8 @@ def _described(
     described = {**_settings(flags), "seed": flags.seed, "stop": flags.stop, "model": _digest(model)}
     if flags.beams is not None:
         described["beams"] = flags.beams
+    if flags.state_dtype is not None:
+        described["state_dtype"] = flags.state_dtype
     if chat is not None:
         described["chat"] = _encode(tokenizer, chat, "?")  # another template writes other tokens
     return described

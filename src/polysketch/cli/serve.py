@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from polysketch.cli.chat_template import require_template
+from polysketch.cli.state_dtype import StateDtype, keep_states_in
 
 if TYPE_CHECKING:
     from polysketch.serving.served_model import ServedModel
@@ -57,6 +58,8 @@ class ServeFlags:
     state_memory: int = 1024
     """Megabytes for the states of these requests. Where it holds fewer states, fewer requests run at once. A request
     that alone would need more is refused."""
+    state_dtype: StateDtype | None = None
+    """Keep states in float16 or bfloat16, so that twice as many fit. Default: as the model has it, sums in float32."""
     snapshot_memory: int = 256
     """Megabytes for states after beginnings of prompts, so that a conversation is not read again at each turn."""
     queue: int = 64
@@ -112,6 +115,8 @@ def _serve_by_vllm(flags: ServeFlags, exported: bool) -> int:
     from polysketch.serving import vllm
     from polysketch.serving.running import address_at, how_to_ask
 
+    if flags.state_dtype is not None:
+        raise ValueError("--state-dtype: the builtin engine alone has it: --engine builtin")
     if not vllm.is_installed():
         raise ImportError("--engine vllm: vLLM is not installed: pip install vllm, or --engine builtin")
     folder = flags.model if exported else _export(flags)
@@ -177,6 +182,7 @@ def _serve(flags: ServeFlags) -> int:
             name=flags.name,
             chat_template=flags.chat_template,
         )
+        keep_states_in(served.model, flags.state_dtype)
         size = bytes_of_request(served.model)
         token_size = bytes_of_request(served.model, 1) - size
         slots = _slots(size + token_size, flags)

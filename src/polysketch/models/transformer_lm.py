@@ -42,12 +42,14 @@ class TransformerLM(TokenModel):
         config: as given.
         activation_checkpointing: recompute each block in backward instead of keeping what is inside it; False at
             first.
+        state_dtype: of new states, see `keep_states_in`; None at first.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.activation_checkpointing = False
+        self.state_dtype: torch.dtype | None = None
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(build_block(config, name, options) for name, options in config.layers())
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
@@ -227,9 +229,32 @@ class TransformerLM(TokenModel):
     ) -> ModelState:
         """The state before the first token; device and dtype are the model's where they are None."""
         device = self.output_bias.device if device is None else device
-        dtype = self.output_bias.dtype if dtype is None else dtype
+        dtype = (self.state_dtype or self.output_bias.dtype) if dtype is None else dtype
         layers = [block.attention.init_state(batch_size, device, dtype) for block in self.blocks]
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device="cpu"), device)
+
+    def keep_states_in(self, dtype: torch.dtype | None) -> None:
+        """Make states from now on in half precision, of half the size; None for the model's own dtype again.
+
+        Tokens that a state keeps are rounded once. Sums over tokens are rounded whenever they move on: all computes in
+        float32, and what that costs docs/performance.md tells. States of a model in half precision have sums in
+        float32, too, until this is called.
+
+        Args:
+            dtype: bfloat16 or float16.
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: a layer's sums cannot be in it, with the layer and the reason; nothing has changed then.
+        """
+        mechanisms = {index: block.mechanism for index, block in enumerate(self.blocks) if block.mechanism is not None}
+        for index, mechanism in mechanisms.items():
+            reason = None if dtype is None else mechanism.why_not_sums_in(dtype)
+            if reason is not None:
+                raise ValueError(f"states cannot be kept in {dtype}: layer {index}: {reason}")
+        for mechanism in mechanisms.values():
+            mechanism.keep_sums_in(dtype)
+        self.state_dtype = dtype
 
     def why_not_captured(self, state: ModelState) -> str | None:
         """Why a graph of the device that captured `extend` by one token would not serve every token, naming the layer.

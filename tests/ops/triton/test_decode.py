@@ -98,6 +98,19 @@ def test_steps_equal_those_of_plain_pytorch(case):
     assert_steps_agree(replace(case, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("case", [CASES[1], replace(CASES[2], length=2)], ids=str)
+def test_sums_in_half_precision_are_read_and_rounded_once(case):
+    case = replace(case, dtype=torch.float32)
+    tensors, state = make(case), on_a_device(started(case).with_sums_in(torch.float16))
+    for token in range(case.length):
+        one, wide = tensors.span(token, token + 1), on_a_device(state.with_sums_in(torch.float32).clone())
+        found, denominator = step(case, one, state)
+        expected, mass = step(case, one, wide)
+        assert torch.equal(found, expected)
+        assert torch.equal(denominator, mass)
+        assert_same(parts(state), parts(wide.with_sums_in(torch.float16)), 0.0)
+
+
 @pytest.mark.parametrize("case", first_always([replace(CASES[5], length=2), CASES[8], CASES[1], CASES[2]], 2), ids=str)
 def test_rows_of_a_pool_move_on_where_they_lie(case):
     case, rows = replace(case, dtype=torch.float32, batch=2), torch.tensor([3, 1])
@@ -162,7 +175,7 @@ def test_the_operator_says_what_it_changes():
 
 def test_states_that_the_programs_cannot_take_are_named():
     case = replace(PLAIN, dtype=torch.float64)
-    assert "float32 states" in (why_not_extend(make(case, 1).value, empty_state(case)) or "")
+    assert "in float32 and half" in (why_not_extend(make(case, 1).value, empty_state(case)) or "")
     case = replace(PLAIN, dtype=torch.float32, batch=2)
     state = empty_state(case)
     assert why_not_extend(state.sums, state) is None

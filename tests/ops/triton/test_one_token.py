@@ -62,6 +62,25 @@ def test_the_delta_rule_writes_as_plain_pytorch_does(factors, heads, rows):
         assert torch.equal(pool.sums[[0, 2, 4]], before[[0, 2, 4]])
 
 
+@pytest.mark.parametrize("factors", [1, 2])
+def test_the_delta_rule_reads_sums_in_half_precision_and_rounds_them_once(factors):
+    torch.manual_seed(0)
+    state = ops.LinearAttentionState.init(2, 2, 10, 18, factors=factors)
+    state.sums.normal_()
+    state = state.with_sums_in(torch.float16)
+    for _ in range(2):
+        given = token_of(4)
+        wide = state.with_sums_in(torch.float64)
+        wide = replace(wide, normalizer=wide.normalizer.double(), position=wide.position.clone())
+        expected = ops.delta_attention_extend_(*given, wide, factors=factors)
+        query, *others = (x.float() for x in given)
+        found = extend_one_(query, DeltaInputs(*others), state, factors)
+        # The first query of a key head is answered before sums are rounded, further ones after it.
+        torch.testing.assert_close(found[:, ::2].double(), expected[:, ::2], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2**-8)
+        torch.testing.assert_close(state.sums, wide.sums.half(), rtol=2**-10, atol=0)
+
+
 def token_of(heads: int) -> list[Tensor]:
     """Query, key, value, strength."""
     query, key = (F.normalize(torch.randn(2, count, 1, 10).double(), dim=-1) for count in (heads, 2))
@@ -126,20 +145,28 @@ def test_auto_takes_both_programs_once_they_agree(tmp_path, monkeypatch):
         availability.AUTO_DEVICES.discard("cpu")
 
 
-@pytest.mark.parametrize("check", ["delta", "window"])
-def test_a_wrong_program_is_not_taken(check, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("check", "half"), [("delta", None), ("delta", torch.float16), ("window", None)])
+def test_a_wrong_program_is_not_taken(check, half, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_answers", {})
     module = delta_check if check == "delta" else window_check
     name = "extend_one_" if check == "delta" else "attend_one"
     right = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *arguments: right(*arguments) * 1.1)
+    by = 1.1 if half is None else 1.5  # than what sums in half precision may be off
+    wrong = [1.0]
+    monkeypatch.setattr(module, name, lambda *arguments: right(*arguments) * wrong[0])
     query, *others = (x.float() for x in token_of(2))
     cache = torch.randn(POOL, 2, 9, 8)
+    pool = ops.LinearAttentionState.init(POOL, 2, 10, 18, factors=2, sums_dtype=half)
+    rows = ops.StateRows(pool, torch.tensor(ROWS), torch.zeros(2, dtype=torch.int64))
     ask = {
-        "delta": lambda: delta_check.steps_agree(query, DeltaInputs(*others), 2, True),
+        "delta": lambda: delta_check.steps_agree(query, DeltaInputs(*others), 2, rows),
         "window": lambda: window_check.program_agrees(Inputs(torch.randn(2, 2, 1, 8), cache, cache)),
     }[check]
+    assert ask()
+    wrong[0] = by
+    monkeypatch.setattr(self_check, "_answers", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     with pytest.warns(UserWarning, match="disagree"):
         assert not ask()
 
@@ -149,4 +176,4 @@ def test_states_that_the_program_cannot_take_are_named():
     assert why_not_extend(torch.zeros(1), state) is None
     state.sums = state.sums.mT.contiguous().mT
     assert "in one piece" in (why_not_extend(torch.zeros(1), state) or "")
-    assert "float32 states" in (why_not_extend(torch.zeros(1), replace(state, sums=state.sums.double())) or "")
+    assert "in float32 and half" in (why_not_extend(torch.zeros(1), replace(state, sums=state.sums.double())) or "")

@@ -237,7 +237,7 @@ def _by_triton(query: Tensor, inputs: Inputs, factors: int, state: LinearAttenti
         return False
     if decoding.why_not_extend(inputs.key, state) is not None:
         return False
-    return steps_agree(query, inputs, factors, state.rows is not None)
+    return steps_agree(query, inputs, factors, state)
 
 
 def delta_writes_backend(key_features: Tensor, *, backend: str = "auto") -> str:
@@ -275,7 +275,7 @@ def _inputs(
     """The checked tensors, in the dtype of sums; with the sums of a state that is not rows of another."""
     _require_floating(key_features=key_features, value=value, strength=strength)
     dtype = torch.promote_types(value.dtype, torch.float32)
-    sums = state.sums if isinstance(state, LinearAttentionState) else None
+    sums = state.sums.to(state.normalizer.dtype) if isinstance(state, LinearAttentionState) else None
     inputs = Inputs(key_features.to(dtype), value.to(dtype), strength.to(dtype), sums)
     _check(inputs, factors, state)
     return inputs

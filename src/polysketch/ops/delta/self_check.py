@@ -10,9 +10,9 @@ from torch import Tensor
 from polysketch.ops.delta import operator
 from polysketch.ops.delta.triton.decoding import extend_one_
 from polysketch.ops.delta.types import Inputs
-from polysketch.ops.linear import LinearAttentionState, ask_programs_of_gradients, linear_attention
+from polysketch.ops.linear import LinearAttentionState, StateRows, ask_programs_of_gradients, linear_attention
 from polysketch.ops.linear.packing import expanded_size
-from polysketch.ops.linear.self_check import as_a_row_of_others
+from polysketch.ops.linear.self_check import as_a_row_of_others, half_of
 from polysketch.ops.triton import self_check
 
 _LENGTH = 150  # two chunks, and a last one that is not full
@@ -34,18 +34,20 @@ def programs_agree(inputs: Inputs, factors: int, half: torch.dtype | None) -> bo
     return self_check.passed("delta_writes", like, call, partial(_errors, call, like, half))
 
 
-def steps_agree(query: Tensor, inputs: Inputs, factors: int, rows: bool) -> bool:
-    """Whether the program of one token may be taken for states of these widths, and for `rows` of one."""
+def steps_agree(query: Tensor, inputs: Inputs, factors: int, state: LinearAttentionState | StateRows) -> bool:
+    """Whether the program of one token may be taken for states like this one."""
     call = {
         "features": inputs.key.shape[3],
         "width": inputs.value.shape[3],
         "factors": factors,
         "grouped": query.shape[1] != inputs.key.shape[1],
         "continued": False,
-        "rows": rows,
+        "rows": state.rows is not None,
+        "sums": half_of(state),
     }
+    like = inputs.key.to(call["sums"] or inputs.key.dtype)
     with torch.no_grad():
-        return self_check.passed("delta_attention_extend", inputs.key, call, lambda _: _step_errors(call, inputs.key))
+        return self_check.passed("delta_attention_extend", inputs.key, call, lambda _: _step_errors(call, like))
 
 
 def _step_errors(call: dict[str, Any], like: Tensor) -> dict[str, float]:
@@ -64,8 +66,9 @@ def _attend(factors: int, query: Tensor, **given: Tensor) -> Tensor:
 
 def _decode(call: dict[str, Any], query: Tensor, **given: Tensor) -> Tensor:
     """Token by token, from sums of zero."""
-    sizes, factors, like = (1, 1, call["features"], call["width"]), call["factors"], query
-    state = LinearAttentionState.init(*sizes, factors=factors, device=like.device, dtype=like.dtype)
+    sizes, factors = (1, 1, call["features"], call["width"]), call["factors"]
+    query, given = query.float(), {name: x.float() for name, x in given.items()}
+    state = LinearAttentionState.init(*sizes, factors=factors, device=query.device, sums_dtype=call["sums"])
     moved = as_a_row_of_others(state) if call["rows"] else state
     tokens = range(query.shape[2])
     steps = [Inputs(**{name: x[:, :, token : token + 1] for name, x in given.items()}) for token in tokens]

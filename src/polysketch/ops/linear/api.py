@@ -134,7 +134,11 @@ def linear_attention(
     if backend == "auto" and picked == "triton" and not programs_agree(inputs, plan):
         picked = "chunked"
     with torch.autocast(value.device.type, enabled=False):
-        return attend(BACKENDS[picked], inputs, plan, key_mask, state)
+        if state is None or not state.rounds_sums:
+            return attend(BACKENDS[picked], inputs, plan, key_mask, state)
+        result = attend(BACKENDS[picked], inputs, plan, key_mask, state.with_sums_in(state.normalizer.dtype))
+        after = None if result.state is None else result.state.with_sums_in(state.sums.dtype)
+        return result._replace(state=after)
 
 
 def linear_attention_sums(

@@ -59,7 +59,8 @@ def linear_attention_extend_(
     the n are chunks, not tokens. Whoever decodes more tokens than that gives a state of float64
     (`LinearAttentionState.init(dtype=torch.float64)`), of twice the size, whose sums are kept in float64 by calls of at
     most `STEPS_AT_MOST` tokens. A second float32 beside each sum would make every state as large, and every token wait
-    for as much memory, where few need it.
+    for as much memory, where few need it. Sums in half precision are rounded once a call, or once a token by a program:
+    u = 2^-11 in float16 and 2^-8 in bfloat16.
 
     Returns:
         As `linear_attention`; `.state` is the one that was given, None for `StateRows`.
@@ -95,11 +96,18 @@ def linear_attention_extend_(
     )
     refuse_tangents("linear_attention_extend_", *inputs)
     with torch.autocast(value.device.type, enabled=False):
-        if isinstance(state, StateRows) and _step_for(inputs, plan, state) is _extend_one:
-            output, denominator = state.on_a_copy(lambda own: _extend(inputs, plan, own))
+        if _step_for(inputs, plan, state) is _extend_one:
+            output, denominator = _extend_on_copies(inputs, plan, state)
         else:
             output, denominator = _extend(inputs, plan, state)
     return LinearAttentionResult(output, None if isinstance(state, StateRows) else state, denominator)
+
+
+def _extend_on_copies(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> tuple[Tensor, Tensor]:
+    """`_extend` in plain PyTorch, which takes neither rows of another state nor sums in half precision."""
+    if isinstance(state, StateRows):
+        return state.on_a_copy(lambda own: _extend_on_copies(inputs, plan, own))
+    return state.on_wide_sums(lambda own: _extend(inputs, plan, own))
 
 
 def _extend(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> tuple[Tensor, Tensor]:

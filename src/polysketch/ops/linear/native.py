@@ -27,8 +27,10 @@ _GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "loc
 
 # One token against a state has a program of its own, which updates the state where it lies.
 _STEP_SIZES = ("heads", "key_heads", "features", "value_width", "local_width")
-_STEP_OPTIONS = ("power", "factors", "normalize", "degree", "chunk", "expanded")
+_STEP_OPTIONS = ("power", "factors", "normalize", "degree", "chunk", "expanded", "kind")
 _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
+_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+"""What the sums of a step may be kept in, by the number that the program has for it."""
 # Fewer sums than this are read by one thread: waking another costs more.
 _SUMS_WORTH_A_THREAD = 2**20
 
@@ -121,8 +123,8 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
 
 
 def can_extend(query: Tensor, state: LinearAttentionState | StateRows) -> bool:
-    """Whether the program can take this call: sums in float32 on a CPU, each head of them in one piece, a compiler."""
-    if why_no_program(query) is not None or state.pool.sums.dtype != torch.float32:
+    """Whether the program can take this call: on a CPU, not float64, each head of a state in one piece, a compiler."""
+    if why_no_program(query) is not None or state.pool.sums.dtype not in _KINDS:
         return False
     return all(tensor[0, 0].is_contiguous() for tensor in _kept(state) if 0 not in tensor.shape)
 
@@ -153,7 +155,7 @@ def extend_one_(
     expanded = own[0].shape[2]
     call = _ExtendCall(
         *(heads, key_heads, features, width, local_width),
-        *(state.power, state.factors, plan.normalize, plan.degree, chunk, expanded),
+        *(state.power, state.factors, plan.normalize, plan.degree, chunk, expanded, _KINDS.index(own[0].dtype)),
         plan.offset,
         *(TensorPointer() if tensor is None else TensorPointer.of(tensor) for tensor in kept),
         *(TensorPointer.of_heads(tensor) for tensor in own),

@@ -29,8 +29,15 @@ def programs_agree(inputs: Inputs, plan: Plan) -> bool:
 def steps_agree(inputs: Inputs, plan: Plan, state: LinearAttentionState | StateRows) -> bool:
     """Whether the programs may be taken for tokens decoded on states like this one."""
     call = {**_described(inputs, plan), "chunk": state.local_chunk, "rows": state.rows is not None}
+    call["sums"] = half_of(state)
+    like = inputs.value.to(call["sums"] or inputs.value.dtype)
     with torch.no_grad():
-        return self_check.passed(_EXTEND, inputs.value, call, lambda _: _step_errors(call, inputs.value))
+        return self_check.passed(_EXTEND, inputs.value, call, lambda _: _step_errors(call, like))
+
+
+def half_of(state: LinearAttentionState | StateRows) -> torch.dtype | None:
+    """The half precision in which the sums are; None where they are in none."""
+    return state.pool.sums.dtype if state.pool.rounds_sums else None
 
 
 def _described(inputs: Inputs, plan: Plan) -> dict[str, Any]:
@@ -124,6 +131,8 @@ def _decode(call: dict[str, Any], before: int, **given: Tensor) -> Tensor:
     first = Inputs(**{name: x[:, :, :before] for name, x in given.items()})
     state = _attended(call, "chunked", first, return_state=True).state
     assert state is not None
+    if call["sums"] is not None:
+        state = state.with_sums_in(call["sums"])
     moved = as_a_row_of_others(state) if call["rows"] else state
     moved.device_position = moved.position.to(state.sums.device, copy=True)  # the programs' own, on a CPU too
     outputs = []

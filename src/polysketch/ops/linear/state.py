@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,11 +12,16 @@ from torch import Tensor
 from polysketch.extras import require
 from polysketch.ops.linear.packing import expanded_size
 
+HALF = (torch.bfloat16, torch.float16)
+"""What `sums` may be kept in besides the dtype of a state."""
+
 _OPTIONS = ("power", "factors")
 """Fields that are numbers."""
 _DIGEST = "sha256"
 _MOST_TOKENS = 2**53
 """Positions beyond this are none that anybody counted to."""
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -24,8 +30,8 @@ class LinearAttentionState:
 
     Tokens before the last boundary of a local chunk (all tokens, where there is no local part) are folded into sums;
     the tokens since are kept, because the exact local weights still need them. Tensors are float32, or float64 for
-    float64 inputs. Sizes below: r features, e = `expanded_size(r, power, factors)`, b tokens a local chunk (0: no
-    local part).
+    float64 inputs; `sums` may be in half precision. Sizes below: r features, e = `expanded_size(r, power, factors)`, b
+    tokens a local chunk (0: no local part).
 
     Attributes:
         sums: (batch, key_heads, e, value_dim), sum of expanded key features times values, decayed to the boundary.
@@ -82,6 +88,7 @@ class LinearAttentionState:
         local_dim: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
+        sums_dtype: torch.dtype | None = None,
     ) -> "LinearAttentionState":
         """The state before the first token: zeros.
 
@@ -91,8 +98,17 @@ class LinearAttentionState:
             local_chunk: tokens of a local chunk; 0 where there is no local part.
             local_dim: width of the keys of the local part.
             dtype: float32 or float64; narrower types are raised to float32.
+            sums_dtype: of `sums`, nearly all of a state; `dtype` when None. In float16 or bfloat16 they take half of
+                the memory, and what decoding reads. Every call computes in `dtype` and rounds them once. Roundings add
+                up: by the delta rule, which corrects itself, to little; where a token is added at a time, without a
+                local part, to more than the sums themselves.
+
+        Raises:
+            TypeError: another `sums_dtype`.
         """
         dtype = state_dtype(dtype)
+        if sums_dtype not in (None, dtype, *HALF):
+            raise TypeError(f"sums of a state in {dtype} are kept in that, bfloat16 or float16, got {sums_dtype}")
         lead = (batch_size, num_key_heads)
         expanded = expanded_size(feature_dim, power, factors)
 
@@ -100,7 +116,7 @@ class LinearAttentionState:
             return torch.zeros(*lead, *shape, device=device, dtype=dtype)
 
         return cls(
-            sums=zeros(expanded, value_dim),
+            sums=zeros(expanded, value_dim).to(sums_dtype or dtype),
             normalizer=zeros(expanded),
             log_decay=zeros(),
             open_features=zeros(local_chunk, feature_dim),
@@ -193,6 +209,33 @@ class LinearAttentionState:
             self.device_position.copy_(other.device_position)
         return self
 
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether the sums are in half precision, of a narrower dtype than the state."""
+        return self.sums.dtype in HALF
+
+    def with_sums_in(self, dtype: torch.dtype) -> "LinearAttentionState":
+        """This state with a copy of its sums in `dtype`, where that is another; all else is shared."""
+        return replace(self, sums=self.sums.to(dtype))
+
+    def on_wide_sums(self, move_on: Callable[["LinearAttentionState"], Result]) -> Result:
+        """Move on with sums in the dtype of the state: those in half precision are copied into it, and rounded back.
+
+        Args:
+            move_on: moves a state on in place; all its other tensors are those of this one.
+
+        Returns:
+            What `move_on` gave.
+        """
+        if not self.rounds_sums:
+            return move_on(self)
+        own = self.with_sums_in(self.normalizer.dtype)
+        result = move_on(own)
+        self.sums.copy_(own.sums)
+        if self.device_position is not self.position:
+            self.device_position.copy_(own.device_position)
+        return result
+
     def _map(self, function: Callable[[Tensor], Tensor]) -> "LinearAttentionState":
         changed = {name: function(tensor) for name, tensor in self.tensors().items()}
         return LinearAttentionState(**changed, power=self.power, factors=self.factors)
@@ -252,9 +295,13 @@ def _check_read(tensors: Mapping[str, Tensor], options: Mapping[str, str], path:
         check_sizes(tensors, int(options["power"]), int(options["factors"]))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    dtypes = {tensor.dtype for name, tensor in tensors.items() if name != "position"}
-    if dtypes not in ({torch.float32}, {torch.float64}) or tensors["position"].dtype != torch.int64:
-        raise ValueError(f"{path}: expected sums in float32 or float64 and positions in int64, found other types")
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name not in ("sums", "position")}
+    fits = dtypes in ({torch.float32}, {torch.float64}) and tensors["sums"].dtype in (*dtypes, *HALF)
+    if not fits or tensors["position"].dtype != torch.int64:
+        raise ValueError(
+            f"{path}: expected float32 or float64, sums in that or in half precision, and positions in int64, found"
+            " other types"
+        )
     position = tensors["position"]
     if bool(((position < 0) | (position > _MOST_TOKENS)).any()):
         raise ValueError(f"{path}: expected positions from 0 to 2**53, found {position.tolist()[:8]}")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from torch import Tensor
 
 from polysketch.ops.arguments import check_rows
-from polysketch.ops.linear.state import LinearAttentionState
-
-Result = TypeVar("Result")
+from polysketch.ops.linear.state import LinearAttentionState, Result
 
 
 @dataclass

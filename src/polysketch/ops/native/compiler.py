@@ -19,7 +19,7 @@ FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-w")
 # the name of an instruction set in /proc/cpuinfo.
 VECTOR_FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
-    "AVX2": ("-mavx2", "-mfma"),
+    "AVX2": ("-mavx2", "-mfma", "-mf16c"),
 }
 # For each kind of processor the least that every one has, since compilers of some distributions are set to more.
 _LEAST = {"x86_64": "-march=x86-64", "aarch64": "-march=armv8-a"}

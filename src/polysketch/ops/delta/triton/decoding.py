@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.delta.types import Inputs
-from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state import HALF, LinearAttentionState
 from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.triton.call import covering_block, num_blocks
 from polysketch.ops.triton import availability, configuration, launch
@@ -13,8 +13,8 @@ from polysketch.ops.triton import availability, configuration, launch
 def why_not_extend(key: Tensor, state: LinearAttentionState | StateRows) -> str | None:
     """Why the program cannot take keys like these and this state; None where it can."""
     pool = state.pool
-    if pool.sums.dtype != torch.float32:
-        return f"the triton backend decodes float32 states, got {pool.sums.dtype}"
+    if pool.sums.dtype not in (torch.float32, *HALF):
+        return f"the triton backend decodes states in float32 and half precision, got {pool.sums.dtype}"
     if not pool.sums[:1].is_contiguous() or not pool.normalizer[:1].is_contiguous():
         return "the triton backend decodes states whose tensors have every row in one piece"
     return availability.why_not(key)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.custom_op import Operator
-from polysketch.ops.linear.state import LinearAttentionState
+from polysketch.ops.linear.state import HALF, LinearAttentionState
 from polysketch.ops.linear.state_rows import StateRows
 from polysketch.ops.linear.types import Inputs, Plan
 from polysketch.ops.triton import configuration, launch, precision, why_not
@@ -21,8 +21,8 @@ _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "ope
 def why_not_extend(value: Tensor, state: LinearAttentionState | StateRows) -> str | None:
     """Why the programs cannot take values like these and this state; None where they can."""
     pool = state.pool
-    if pool.sums.dtype != torch.float32:
-        return f"the triton backend decodes float32 states, got {pool.sums.dtype}"
+    if pool.sums.dtype not in (torch.float32, *HALF):
+        return f"the triton backend decodes states in float32 and half precision, got {pool.sums.dtype}"
     if not all(getattr(pool, name)[:1].is_contiguous() for name in _STATE):
         return "the triton backend decodes states whose tensors have every row in one piece"
     return why_not(value)
@@ -84,10 +84,10 @@ def _extend_one(
     tuned = configuration("linear_extend", value.device, features=features, width=width, power=power, factors=factors)
     blocks, local_blocks = -(-sums.shape[2] // tuned["ROWS"]), -(-chunk // tuned["TOKENS"])
     parts = (batch * key_heads, blocks + local_blocks, shared)
-    numerators = sums.new_empty(*parts, width)
-    denominators = sums.new_empty(parts)
+    numerators = normalizer.new_empty(*parts, width)
+    denominators = normalizer.new_empty(parts)
     positions = position.new_empty(batch * key_heads)
-    output, mass = value.new_empty(batch, heads, width), sums.new_empty(batch, heads)
+    output, mass = value.new_empty(batch, heads, width), normalizer.new_empty(batch, heads)
     common = {"KEY_HEADS": key_heads, "SHARED": shared, "FEATURES": features, "WIDTH": width, "CHUNK": chunk}
     common |= {"LOCAL_WIDTH": local_width, "COLUMNS": columns}
     of_query, of_key, of_value, of_local_query, of_local_key, of_decay = (

@@ -1,7 +1,9 @@
 // Decoding: the next token of every row against a state that moves on in place, in the state's public layout.
+#include "half.h"
 #include "memory.h"
 #include "product.h"
 
+#include <type_traits>
 #include <vector>
 
 constexpr int64_t kTile = 16;  // polysketch/ops/linear/packing.py
@@ -10,6 +12,7 @@ constexpr int64_t kTile = 16;  // polysketch/ops/linear/packing.py
 // anywhere; `rows` says which row of the state each row of the batch has, its own where there is none.
 struct ExtendCall {
   int64_t heads, key_heads, features, value_width, local_width, power, factors, normalize, degree, chunk, expanded;
+  int64_t kind;  // of the sums: 0 float32, 1 bfloat16, 2 float16
   float offset;
   Tensor query, key, value, local_query, local_key, log_decay, output, denominator;
   Tensor strength;  // of writing by the delta rule; absent where sums take values as they are
@@ -19,16 +22,18 @@ struct ExtendCall {
 
 namespace {
 
-// One key head of one batch row.
+// One key head of one batch row, whose sums are kept as `Stored`. All is computed in float32, and sums are rounded once.
+template <class Stored>
 class Step {
  public:
   Step(const ExtendCall& call, int64_t unit)
       : call_(call), batch_(unit / call.key_heads), head_(unit % call.key_heads),
         row_(call.rows ? call.rows[batch_] : batch_), shared_(call.heads / call.key_heads),
-        padded_(call.power == 2 ? round_up(call.features, kTile) : call.features), sums_(kept(call.sums)),
+        padded_(call.power == 2 ? round_up(call.features, kTile) : call.features), sums_(sums_of(call.sums)),
         normalizer_(kept(call.normalizer)), open_features_(kept(call.state_features)),
         open_value_(kept(call.state_value)), open_key_(kept(call.state_key)),
-        open_log_decay_(kept(call.state_log_decay)), x_(padded_, 0.0f), numerator_(call.value_width) {}
+        open_log_decay_(kept(call.state_log_decay)), x_(padded_, 0.0f), numerator_(call.value_width),
+        sums_row_(call.value_width) {}
 
   void run() {
     if (call_.chunk == 0) {
@@ -66,7 +71,7 @@ class Step {
     load_features(call_.query.at(batch_, head, 0));
     float mass = 0;
     for_expansion(2.0f, [&](int64_t row, float weight) {
-      add_scaled(weight, sums_ + row * call_.value_width, numerator_.data(), call_.value_width);
+      add_sums(weight, row);
       mass += weight * normalizer_[row];
     });
     for (float& x : numerator_) x *= decay;
@@ -94,7 +99,7 @@ class Step {
     if (!(mass < least)) return mass;
     const float by = (least - mass) / squares;
     for (int64_t a = 0; a < call_.features; a++)
-      add_scaled(by * x_[a] * x_[a], sums_ + square(a) * call_.value_width, numerator_.data(), call_.value_width);
+      add_sums(by * x_[a] * x_[a], square(a));
     return least;
   }
 
@@ -110,8 +115,9 @@ class Step {
     load_features(call_.key.at(batch_, head_, 0));
     const float* value = call_.strength ? written() : call_.value.at(batch_, head_, 0);
     for_expansion(1.0f, [&](int64_t row, float weight) {
-      float* sums = sums_ + row * call_.value_width;
+      float* sums = opened(row);
       for (int64_t i = 0; i < call_.value_width; i++) sums[i] = sums[i] * decay + weight * value[i];
+      close(row);
       normalizer_[row] = normalizer_[row] * decay + weight;
     });
     *kept(call_.log_decay_total) += log_decay;
@@ -123,7 +129,7 @@ class Step {
     const float strength = *call_.strength.at(batch_, head_, 0);
     std::fill(numerator_.begin(), numerator_.end(), 0.0f);
     for_expansion(1.0f, [&](int64_t row, float weight) {
-      add_scaled(weight, sums_ + row * call_.value_width, numerator_.data(), call_.value_width);
+      add_sums(weight, row);
     });
     for (int64_t i = 0; i < call_.value_width; i++) numerator_[i] = strength * (value[i] - numerator_[i]);
     return numerator_.data();
@@ -150,8 +156,9 @@ class Step {
       }
       product(rows, row, chunk, {products, chunk, 1}, {values, row}, {added, row}, false);
       for (int64_t i = 0; i < rows; i++) {
-        float* sums = sums_ + (first + i) * call_.value_width;
+        float* sums = opened(first + i);
         for (int64_t j = 0; j < call_.value_width; j++) sums[j] = sums[j] * carried + added[i * row + j];
+        close(first + i);
       }
     });
     *kept(call_.log_decay_total) += total;
@@ -202,21 +209,53 @@ class Step {
   }
 
 
+  // numerator += weight times a row of the sums.
+  void add_sums(float weight, int64_t row) {
+    add_scaled(weight, opened(row), numerator_.data(), call_.value_width);
+  }
+
+  // A row of the sums in float32: itself, or a copy in the caches, which `close` puts back.
+  float* opened(int64_t row) {
+    Stored* sums = sums_ + row * call_.value_width;
+    if constexpr (std::is_same_v<Stored, float>) return sums;
+    else {
+      convert(sums, sums_row_.data(), call_.value_width);
+      return sums_row_.data();
+    }
+  }
+  void close(int64_t row) {
+    if constexpr (!std::is_same_v<Stored, float>)
+      convert(sums_row_.data(), sums_ + row * call_.value_width, call_.value_width);
+  }
+
+  // Strides count numbers, of whatever size.
+  Stored* sums_of(const Tensor& tensor) const {
+    return reinterpret_cast<Stored*>(tensor.data) + row_ * tensor.batch + head_ * tensor.head;
+  }
+
   // What the state has of this key head.
   float* kept(const Tensor& tensor) const { return tensor.at(row_, head_, 0); }
 
   const ExtendCall& call_;
   int64_t batch_, head_, row_, shared_, padded_;
-  float *sums_, *normalizer_, *open_features_, *open_value_, *open_key_, *open_log_decay_;
-  std::vector<float> x_, numerator_;
+  Stored* sums_;
+  float *normalizer_, *open_features_, *open_value_, *open_key_, *open_log_decay_;
+  std::vector<float> x_, numerator_, sums_row_;
 };
+
+template <class Stored>
+void extend(const ExtendCall& call, int64_t first, int64_t last) {
+  for (int64_t unit = first; unit < last; unit++) Step<Stored>(call, unit).run();
+}
 
 }  // namespace
 
 // The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
 extern "C" int linear_attention_extend(const ExtendCall* call, int64_t first, int64_t last) {
   try {
-    for (int64_t unit = first; unit < last; unit++) Step(*call, unit).run();
+    if (call->kind == 0) extend<float>(*call, first, last);
+    else if (call->kind == 1) extend<Bfloat16>(*call, first, last);
+    else extend<Float16>(*call, first, last);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -50,9 +50,9 @@ def delta_extend(
     """One program: COLUMNS columns of one key head.
 
     Shapes, float32: the token's query (batch, KEY_HEADS x SHARED, FEATURES), key (batch, KEY_HEADS, FEATURES), value
-    (.., WIDTH), strength (batch, KEY_HEADS); output as the query, of WIDTH, contiguous. sums and normalizer as in
-    `LinearAttentionState`, each row in one piece, with their strides of rows; `rows` (batch,) says which row each of
-    the batch has, its own where it is None.
+    (.., WIDTH), strength (batch, KEY_HEADS); output as the query, of WIDTH, contiguous. sums, perhaps in half
+    precision, and normalizer as in `LinearAttentionState`, each row in one piece, with their strides of rows; `rows`
+    (batch,) says which row each of the batch has, its own where it is None.
     """
     EXPANDED: tl.constexpr = expanded_rows(FEATURES, 1, FACTORS)
     BLOCKS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
@@ -72,7 +72,7 @@ def delta_extend(
     for start in tl.range(0, EXPANDED, ROWS):
         places = start + tl.arange(0, ROWS)
         inside = (places < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
-        kept = tl.load(sums + places[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0)
+        kept = tl.load(sums + places[:, None] * WIDTH + columns[None, :], mask=inside, other=0.0).to(tl.float32)
         found += tl.sum(_expanded(key, places, FEATURES, FACTORS)[:, None] * kept, 0)
     wanted = tl.load(value + batch * value_batch + key_head * value_head + columns, mask=columns < WIDTH, other=0.0)
     share = tl.load(strength + batch * strength_batch + key_head * strength_head)
@@ -84,7 +84,7 @@ def delta_extend(
             places = start + tl.arange(0, ROWS)
             inside = (places < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
             of_sums = sums + places[:, None] * WIDTH + columns[None, :]
-            kept = tl.load(of_sums, mask=inside, other=0.0)
+            kept = tl.load(of_sums, mask=inside, other=0.0).to(tl.float32)
             if shared == 0:
                 written = _expanded(key, places, FEATURES, FACTORS)
                 kept += written[:, None] * error[None, :]

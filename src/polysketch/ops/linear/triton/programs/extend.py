@@ -121,7 +121,7 @@ def linear_extend(
         )
         inside = (expanded_row < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
         of_normalizer = normalizer + row * normalizer_row + key_head * EXPANDED + expanded_row
-        total = tl.load(of_sums, mask=inside, other=0.0)
+        total = tl.load(of_sums, mask=inside, other=0.0).to(tl.float32)
         ones = tl.load(of_normalizer, mask=expanded_row < EXPANDED, other=0.0)
         of_key = key + batch * key_batch + key_head * key_head_stride
         if CHUNK == 0:
@@ -172,7 +172,7 @@ def linear_extend(
                 folded = tl.dot(products, values * factor[:, None], folded, input_precision=PRECISION)
                 folded_ones += tl.sum(products * factor[None, :], 1)
             # Read again, so that they need no registers until here.
-            total = tl.load(of_sums, mask=inside, other=0.0) * tl.exp(since_all) + folded
+            total = tl.load(of_sums, mask=inside, other=0.0).to(tl.float32) * tl.exp(since_all) + folded
             ones = tl.load(of_normalizer, mask=expanded_row < EXPANDED, other=0.0) * tl.exp(since_all) + folded_ones
             tl.debug_barrier()
             tl.store(of_sums, total, mask=inside)
