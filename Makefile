@@ -16,7 +16,8 @@
 #   make docs       the documentation site, in build/site; a broken link or reference fails
 #   make wheel      a wheel in dist, for this platform, with the native programs compiled
 #   make lock       the hashes of everything that constraints.txt pins, anew, in locks
-#   make bench      timings on this machine: attention, training, decoding, memory; under 25 minutes, quiet cores
+#   make bench      timings on this machine: attention, training, decoding, memory, threads, the first call; each target
+#                   reached or missed and why; under 25 minutes, quiet cores
 #
 # A machine without a GPU can be spared PyTorch's CUDA packages, of several GB, which PyPI's build of torch brings:
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -230,7 +231,6 @@ wheel: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.plain_features
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(RAY) $(VISION) $(VLLM) $(EXECUTORCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

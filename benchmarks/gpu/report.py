@@ -57,7 +57,7 @@ def print_bench(journal: Journal) -> None:
         _print_times(direction, [one for one in times if (one["batch"] == 1) is one_sequence])
     print_table([_model_row(record) for record in (*journal.of("train"), *journal.of("decode"))])
     for name, figure in figures(journal).items():
-        print(figure.line if figure is not None else f"{name:<66} not measured")
+        print(*(figure.lines if figure is not None else [f"{name:<80} not measured"]), sep="\n")
     _print_failures(journal)
 
 

@@ -32,7 +32,7 @@ def test_a_record_has_every_number_of_threads_and_what_arithmetic_allows(tmp_pat
     threads.main(["--threads", "1", "2", "--repeats", "2", "--shapes", "1x2x300", "--out", str(out)])
     rows = json.loads(out.read_text())["measurements"]
     assert [(row["series"], row["threads"]) for row in rows] == [
-        *(("polysketch", 1), ("polysketch", 2), ("sdpa", 1), ("sdpa", 2)),
+        *(("sdpa", 1), ("sdpa", 2), ("features given", 1), ("features given", 2)),
         ("by arithmetic", ""),
     ]
     assert [len(row["all_seconds"]) for row in rows[:4]] == [2, 2, 2, 2]

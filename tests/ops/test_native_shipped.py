@@ -46,6 +46,14 @@ def test_a_wheel_has_one_file_for_each_set_of_instructions_and_each_is_found(pac
 
 @needs_compiler
 @needs_wheel
+@pytest.mark.parametrize("instructions", [*SETS, "NO AVX"])
+def test_one_set_alone_is_the_file_that_a_wheel_has_of_it(package, tmp_path, instructions):
+    (alone,) = compiler.compile_for_wheel(package / "source", tmp_path, instructions)
+    assert alone.name == found(package, instructions).name
+
+
+@needs_compiler
+@needs_wheel
 @pytest.mark.skipif("AVX512" not in SETS, reason="this kind of processor has one set alone")
 def test_no_file_is_loaded_whose_instructions_the_processor_does_not_list(package, monkeypatch):
     """PyTorch is told what to use by ATEN_CPU_CAPABILITY, whatever there is."""

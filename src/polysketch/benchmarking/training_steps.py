@@ -27,7 +27,7 @@ def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str
     Raises:
         ValueError: attention that disagrees with the reference; nothing has been timed then.
     """
-    _check(bench, settings)
+    check_attention(bench, settings)
     names = with_baseline(settings.models, BASELINE)
     models = {
         name: build_model(name, settings.preset, settings.sizes, **settings.changes).to(bench.device) for name in names
@@ -36,7 +36,7 @@ def time_training(bench: Workbench, settings: TrainingSettings) -> list[dict[str
     return [one for measurements in found for one in measurements]
 
 
-def _check(bench: Workbench, settings: TrainingSettings) -> None:
+def check_attention(bench: Workbench, settings: TrainingSettings) -> None:
     """Compare attention of the models' shapes, forward and backward, with the reference."""
     config = preset(settings.preset)
     asked = AttentionSettings(

@@ -91,8 +91,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compile_for_wheel(source: Path, folder: Path) -> list[Path]:
+def compile_for_wheel(source: Path, folder: Path, instructions: str | None = None) -> list[Path]:
     """Compile the programs for every instruction set of this kind of processor, into files that a wheel can bring.
+
+    Args:
+        source: folder of the programs.
+        folder: of the files.
+        instructions: one set alone, in PyTorch's words: "AVX2", "AVX512"; any other is the least.
 
     Raises:
         RuntimeError: no compiler, one that refuses, or a kind of processor that wheels bring nothing for.
@@ -101,9 +106,10 @@ def compile_for_wheel(source: Path, folder: Path) -> list[Path]:
     if machine not in _SETS:
         raise RuntimeError(f"wheels bring programs for {', '.join(_SETS)}; this machine is {machine}")
     compiler = find_compiler()
+    one = instructions if instructions in VECTOR_FLAGS else "DEFAULT"
     return [
         compile_programs(source, compiler, _wheel_flags(name), folder, wheel_stem(source, name))
-        for name in _SETS[machine]
+        for name in (_SETS[machine] if instructions is None else (one,))
     ]
 
 
