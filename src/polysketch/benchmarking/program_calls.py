@@ -28,6 +28,7 @@ Prepare = Callable[[Shape, torch.device, torch.dtype], Call]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _LOCAL = 256
 _IN_ROWS = ", rows of a pool"
+_IN_HALF, _HALF = ", sums in half precision", torch.bfloat16
 _COMMON = {
     *(f"linear power 2, r={size}, h=64, local {_LOCAL}" for size in (32, 64, 128)),
     *(f"linear power 2, r=32, h={width}" for width in (64, 128)),
@@ -269,11 +270,17 @@ def _decoding_calls() -> Iterator[Named]:
     yield _decoding(64, features=64, power=1)
     yield _decoding(64, features=48, power=1, factors=2)
     yield _decoding(64, features=32, local=_LOCAL, power=2, rows=True)
+    yield _decoding(64, features=32, local=_LOCAL, power=2, half=True)
     for width, features, rows in itertools.product((64, 128), (64, 48), (False, True)):
-        sizes = {"features": features, "rows": rows}
-        yield f"decoding delta, m={features}, h={width}{_IN_ROWS * rows}", width, partial(_delta_step, sizes)
+        yield _decoding_delta(width, features=features, rows=rows)
+    yield _decoding_delta(64, features=64, rows=True, half=True)
     for width in (64, 128):
         yield f"decoding window of {_LOCAL}, h={width}{_IN_ROWS}", width, _window_step
+
+
+def _decoding_delta(width: int, *, features: int, rows: bool, half: bool = False) -> Named:
+    name = f"decoding delta, m={features}, h={width}{_IN_ROWS * rows}{_IN_HALF * half}"
+    return name, width, partial(_delta_step, {"features": features, "rows": rows, "half": half})
 
 
 def _in_rows(state: ops.LinearAttentionState) -> ops.StateRows:
@@ -288,7 +295,13 @@ def _delta_step(sizes: dict[str, Any], shape: Shape, device: torch.device, dtype
     query, key = (F.normalize(random(token, device, torch.float32, features), dim=-1) for _ in range(2))
     value, strength = (random(token, device, torch.float32, width) for width in (shape.head_dim + 1, 1))
     state = ops.LinearAttentionState.init(
-        shape.batch, shape.heads, features, shape.head_dim + 1, factors=2, device=device
+        shape.batch,
+        shape.heads,
+        features,
+        shape.head_dim + 1,
+        factors=2,
+        device=device,
+        sums_dtype=_HALF if sizes["half"] else None,
     )
     given = (query, key, value, strength[..., 0].sigmoid())
 
@@ -314,11 +327,8 @@ def _window_step(shape: Shape, device: torch.device, dtype: torch.dtype) -> Call
 
 
 def _decoding(width: int, **sizes: int) -> Named:
-    return (
-        f"decoding {_sizes(width, **sizes)}{_IN_ROWS if sizes.get('rows') else ''}",
-        width,
-        partial(_decoding_call, sizes),
-    )
+    kept = f"{_IN_ROWS * sizes.get('rows', 0)}{_IN_HALF * sizes.get('half', 0)}"
+    return f"decoding {_sizes(width, **sizes)}{kept}", width, partial(_decoding_call, sizes)
 
 
 def _decoding_call(sizes: dict[str, int], shape: Shape, device: torch.device, dtype: torch.dtype) -> Call:
@@ -328,6 +338,7 @@ def _decoding_call(sizes: dict[str, int], shape: Shape, device: torch.device, dt
     query, key = (random(token, device, dtype, features) for _ in range(2))
     value, near, far = calls.heads(token, device, dtype)
     chunk: dict[str, Any] = {"local_chunk": local, "local_dim": shape.head_dim if local else 0, "device": device}
+    chunk["sums_dtype"] = _HALF if sizes.get("half") else None
     state = ops.LinearAttentionState.init(shape.batch, shape.heads, features, shape.head_dim, **options, **chunk)
     state.move_to_(shape.length + local // 2)
     exact = ops.LocalPolynomial(near, far, DEGREE, local) if local else None
