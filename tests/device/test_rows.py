@@ -1,5 +1,7 @@
 """Decoding on rows of a pool, as a server keeps states: by a device's fastest programs, against float64 on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,8 @@ from device.yardstick import DTYPES
 from polysketch import ops
 
 ROWS, POOL, STEPS = [6, 1, 3], 8, 5
+SUMS = [*((dtype, None) for dtype in DTYPES), (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16)]
+"""Of tokens, and of sums in half precision."""
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
@@ -17,8 +21,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def pool_of(width: int, features: int, **options: int) -> ops.LinearAttentionState:
-    """A pool whose sums are something, in float32."""
+def pool_of(width: int, features: int, **options: Any) -> ops.LinearAttentionState:
+    """A pool whose sums are something, in float32 unless asked otherwise."""
     state = ops.LinearAttentionState.init(POOL, 2, features, width, **options)
     state.sums.copy_(drawn(*state.sums.shape, seed=1))
     state.normalizer.copy_(drawn(*state.normalizer.shape, seed=2).abs() + 5.0)
@@ -45,24 +49,24 @@ def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert error < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "half"), SUMS, ids=str)
 @pytest.mark.parametrize("queries", [1, 2])
-def test_the_delta_rule_moves_rows_on(dtype, queries, device):
-    pool = pool_of(17, 16, factors=2)
+def test_the_delta_rule_moves_rows_on(dtype, half, queries, device):
+    pool = pool_of(17, 16, factors=2, sums_dtype=half)
     state, exact = some_rows(pool, device.where), exactly(pool)
     for step in range(STEPS):
         query, key = (F.normalize(drawn(3, heads, 1, 16, seed=step), dim=-1) for heads in (2 * queries, 2))
         given = [x.to(dtype) for x in (query, key, drawn(3, 2, 1, 17, seed=step), drawn(3, 2, 1).sigmoid())]
         found = ops.delta_attention_extend_(*(x.to(device.where) for x in given), state, factors=2)
         expected = ops.delta_attention_extend_(*(x.double() for x in given), exact, factors=2)
-        assert_close(found, expected, dtype)
-    assert_close(state.pool.sums[state.rows], exact.sums, dtype)
+        assert_close(found, expected, half or dtype)
+    assert_close(state.pool.sums[state.rows], exact.sums, half or dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "half"), SUMS, ids=str)
 @pytest.mark.parametrize("options", [{"power": 2, "local_chunk": 3, "local_dim": 16}, {"power": 1}], ids=str)
-def test_linear_attention_moves_rows_on(dtype, options, device):
-    pool = pool_of(16, 16, **options)
+def test_linear_attention_moves_rows_on(dtype, half, options, device):
+    pool = pool_of(16, 16, sums_dtype=half, **options)
     state, exact = some_rows(pool, device.where), exactly(pool)
     for step in range(STEPS):
         query, key, value = (drawn(3, 2, 1, 16, seed=9 * step + i).abs().div(4).to(dtype) for i in range(3))
@@ -73,8 +77,8 @@ def test_linear_attention_moves_rows_on(dtype, options, device):
             return ops.linear_attention_extend_(*given, state, **own).output
 
         found = move_on(state, *(x.to(device.where) for x in (query, key, value)))
-        assert_close(found, move_on(exact, *(x.double() for x in (query, key, value))), dtype)
-    assert_close(state.pool.sums[state.rows], exact.sums, dtype)
+        assert_close(found, move_on(exact, *(x.double() for x in (query, key, value))), half or dtype)
+    assert_close(state.pool.sums[state.rows], exact.sums, half or dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
