@@ -73,6 +73,9 @@ FORMS = {
     "softmax": Form("softmax over all tokens", "softmax"),
     "window": Form("softmax in the window alone", _WINDOWS, _WINDOW),
     "paper": Form("the paper's: aligned chunks, one denominator", "polysketch-paper", {"local_chunk": None}),
+    "paper-half": Form(
+        "the paper's, networks of half the products", "polysketch-paper", {"local_chunk": None, "sketch_expansion": 4}
+    ),
     "polysketch-24": Form("window + delta rule, 24 x 24", "polysketch", _CODES),
     "polysketch": Form("window + delta rule, 32 x 32", "polysketch", _SKETCHES),
     "polysketch-both": Form(
