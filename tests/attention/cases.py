@@ -166,7 +166,7 @@ CASES = [
     Case("nystrom", {"num_landmarks": 64}, kv_heads=2),
     Case("skyformer", {"num_landmarks": 7}),
     Case("skyformer", {"num_landmarks": 40}, kv_heads=2),
-    polysketch(prefix_gain=0.5, learned=False, projection="srht"),
+    polysketch(prefix_gain=0.5, learned=False, projection="srht", redraw_interval=3),
     polysketch(local_chunk=None, learned=False, projection="srht", degree=8, share="head", kv_heads=2),
     Case("llops", {"num_features": 24}),
     Case("llops", {"num_features": 24, "degree": 3, "rank": 2}, kv_heads=2),
@@ -176,7 +176,7 @@ CASES = [
     Case("linear", {"kind": "squared-relu"}, kv_heads=2, lean=1.0),
     Case("performer", {"num_features": 20}, kv_heads=2),
     Case("performer", {"num_features": 20, "kind": "relu"}),
-    Case("performer", {"num_features": 16, "local_chunk": 8}, kv_heads=2),
+    Case("performer", {"num_features": 16, "local_chunk": 8, "redraw_interval": 3}, kv_heads=2),
     Case("performer", {"num_features": 16, "local_chunk": 12}),
     Case("focused"),
     Case("focused", {"focus": 2.0, "convolution_size": 3}, kv_heads=2, lean=1.0),
@@ -212,6 +212,7 @@ CASES = [
     ),
     heavy(),
     heavy(learned=False, degree=2, kv_heads=1),
+    heavy(learned=False, kv_heads=2, redraw_interval=3),
     heavy(hash_bits=3, heavy_size=8, share="head", kv_heads=2),
 ]
 

@@ -236,6 +236,10 @@ def test_a_run_does_not_change_its_mind(make_carrying):
             {"attention": "performer", "attention_options": {"redraw_interval": 10}},
             "--carry-state: expected features that stay, found redraw_interval=10",
         ),
+        (
+            {"attention": "polysketch-window", "attention_options": {"features": "random", "redraw_interval": 10}},
+            "--carry-state: expected features that stay, found redraw_interval=10 of PolysketchWindowAttention",
+        ),
     ],
 )
 def test_a_mechanism_that_cannot_go_on_is_refused_before_a_run_is_begun(make_carrying, changes, message):

@@ -119,12 +119,20 @@ def test_it_ends_the_same_when_training_draws_random_numbers(
     assert_same_outcome(config.out, expected)
 
 
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        pytest.param("polysketch-paper", {"local_chunk": 8, "learned": False}, marks=pytest.mark.full),
+        pytest.param("polysketch-heavy", {"local_chunk": 8, "learned": False, "heavy_size": 4}, marks=pytest.mark.full),
+        ("polysketch-window", {"window": 8, "features": "random", "far_bias": -6.0}),
+    ],
+)
 def test_it_ends_the_same_when_a_random_sketch_is_redrawn(
-    disk, make_config, tmp_path, left_alone, assert_same_outcome, outcome
+    attention, options, disk, make_config, tmp_path, left_alone, assert_same_outcome, outcome
 ):
     """As below; the sketch's seed comes from the run's."""
-    options = {"sketch_size": 8, "local_chunk": 8, "learned": False}
-    changes = {"attention": "polysketch-paper", "steps": 8}
+    options = {"sketch_size": 8, **options}
+    changes = {"attention": attention, "steps": 8}
     fixed = train(make_config(out=tmp_path / "fixed", attention_options=options, **changes), progress=False).folder
     changes["attention_options"] = {**options, "redraw_interval": 3}
     expected = left_alone(**changes)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.abilities import mechanisms_that
-from polysketch.attention.base import Mechanism
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import in_range, sums_of_single_tokens, widened
 from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.redrawn import RedrawnFeatures
 from polysketch.attention.span_state import Following, SpanState, sum_tensors
 from polysketch.attention.unit_scale import UnitScale
 from polysketch.feature_maps import FeatureMap
@@ -65,7 +65,7 @@ class WindowState:
         return WindowState(self.recent.reorder(indices), self.far.reorder(indices))
 
 
-class BesideWindow(Mechanism):
+class BesideWindow(RedrawnFeatures):
     """One softmax over the last `window` tokens and one key beside them, whose value is recalled from sums.
 
         o_i = (sum_near e_ij v_j + exp(l_i) r_i) / (sum_near e_ij + exp(l_i))

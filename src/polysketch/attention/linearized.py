@@ -10,6 +10,7 @@ from polysketch import ops
 from polysketch.attention import in_spans
 from polysketch.attention.base import Mechanism
 from polysketch.attention.masked import without_masked
+from polysketch.attention.redrawn import RedrawnFeatures
 from polysketch.attention.span_state import (
     SUMMED,
     Following,
@@ -17,33 +18,29 @@ from polysketch.attention.span_state import (
     causal_linear_attention,
     sum_tensors,
 )
-from polysketch.feature_maps import FeatureMap
 from polysketch.ops.linear.decode import why_not_captured
 
 
-class LinearizedAttention(Mechanism):
+class LinearizedAttention(RedrawnFeatures):
     """o_i = sum_j w_ij v_j / (offset + sum_j w_ij), w_ij = (phi_q(q_i) . phi_k(k_j))^power; linear in the length.
 
     A subclass sets `feature_map`, and overrides `operands` where there is more to it than that.
 
     Attributes:
         feature_map: phi and its power.
+        redraw_interval: as for `RedrawnFeatures`.
         offset: added to the denominator.
         normalize: false leaves out the denominator.
         local_chunk: tokens of a chunk with exact weights, if there are any.
         is_wide: whether features and values are float32 inside, whatever the inputs: for maps whose features cancel in
             a weight, which half precision would not survive.
-        redraw_interval: training steps between draws of the feature map's random weights; None for never. Only for maps
-            whose `resample` draws from a seed of their own, saved with them.
     """
 
     is_blockwise = True
-    feature_map: FeatureMap
     offset: float = 0.0
     normalize: bool = True
     local_chunk: int | None = None
     is_wide: bool = False
-    redraw_interval: int | None = None
 
     def operands(
         self, query: Tensor, key: Tensor, dtype: torch.dtype, hidden: Tensor | None
@@ -65,11 +62,6 @@ class LinearizedAttention(Mechanism):
         if dtype == torch.float16:
             return f"{type(self).__name__} has weights beyond the range of float16: its sums can be in bfloat16"
         return None
-
-    def redraw(self, step: int) -> None:
-        """As `Mechanism.redraw`: the next draw of the feature map, at every multiple of `redraw_interval` but 0."""
-        if self.redraw_interval is not None and step > 0 and step % self.redraw_interval == 0:
-            self.feature_map.resample()
 
     def forward(
         self,

@@ -9,6 +9,7 @@ from polysketch import ops
 from polysketch.attention.linearized import LinearizedAttention, widened
 from polysketch.attention.masked import without_masked
 from polysketch.attention.prefix_gain import mean_share
+from polysketch.attention.redrawn import check_interval
 from polysketch.attention.span_state import Following, SpanState, causal_linear_attention
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.ops.arguments import check_at_least_one
@@ -64,8 +65,7 @@ class PerformerAttention(LinearizedAttention):
         local_chunk: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, num_kv_heads)
-        if redraw_interval is not None:
-            check_at_least_one(redraw_interval=redraw_interval)
+        check_interval(redraw_interval)
         if local_chunk is not None:
             check_at_least_one(local_chunk=local_chunk)
             if kind != "softmax":

@@ -41,6 +41,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         num_heads, head_dim, num_kv_heads, degree, sketch_size, learned, projection, share, prefix_gain: as for
             `PolysketchPaperAttention`. There is no gate: heavy entries would need the decay of every pair.
         sketch_expansion, sketch_depth, sketch_activation: as there.
+        redraw_interval: as there; hyperplanes stay as they are.
         local_chunk: tokens of a chunk with exact weights; candidates lie outside it, so it cannot be None.
         heavy_size: candidates of a query; 2 heavy_size without `causal`.
         hash_bits: hyperplanes, 1 to 16. More make buckets more selective, and the state larger.
@@ -84,6 +85,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         sketch_activation: Literal["gelu", "relu", "silu"] = "gelu",
         heavy_size: int = 64,
         hash_bits: int = 6,
+        redraw_interval: int | None = None,
     ) -> None:
         _check_options(local_chunk, heavy_size, hash_bits)
         super().__init__(
@@ -100,6 +102,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
             sketch_expansion=sketch_expansion,
             sketch_depth=sketch_depth,
             sketch_activation=sketch_activation,
+            redraw_interval=redraw_interval,
         )
         self.heavy_size = heavy_size
         self.register_buffer("hyperplanes", torch.empty(head_dim, hash_bits))

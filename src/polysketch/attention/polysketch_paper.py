@@ -11,8 +11,8 @@ from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.attention.normed_heads import normed_heads
 from polysketch.attention.prefix_gain import PrefixGain, mean_share
+from polysketch.attention.redrawn import check_interval, first_seed
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
-from polysketch.feature_maps.draws import seed_or_default
 from polysketch.ops.arguments import check_at_least_one
 
 _PAPER_NETWORKS = {"expansion": 8, "depth": 2, "activation": "gelu"}
@@ -100,8 +100,7 @@ class PolysketchPaperAttention(LinearizedAttention):
         if learned:
             self.feature_map = LearnedSketch(head_dim, **sizes, **networks)
         else:
-            seed = None if redraw_interval is None else seed_or_default(None)
-            self.feature_map = PROJECTIONS[projection](head_dim, **sizes, seed=seed)
+            self.feature_map = PROJECTIONS[projection](head_dim, **sizes, seed=first_seed(redraw_interval))
         needs_norm = local_chunk is not None or not learned
         self.query_norm = head_norm(head_dim) if needs_norm else None
         self.key_norm = head_norm(head_dim) if needs_norm else None
@@ -251,10 +250,7 @@ def _check_sketch(learned: bool, networks: dict[str, Any], redraw_interval: int 
     for name, value in networks.items():
         if value != _PAPER_NETWORKS[name] and not learned:
             raise ValueError(f"sketch_{name}={value!r} is for the learned sketch: it needs learned=True")
-    if redraw_interval is not None:
-        check_at_least_one(redraw_interval=redraw_interval)
-        if learned:
-            raise ValueError(f"redraw_interval={redraw_interval} is for the random sketch: it needs learned=False")
+    check_interval(redraw_interval, is_random=not learned, needs="learned=False")
 
 
 def _check_options(

@@ -10,14 +10,14 @@ from polysketch.attention.beside_window import BesideWindow, delayed
 from polysketch.attention.decay_gate import DecayGate
 from polysketch.attention.linearized import in_range
 from polysketch.attention.masked import without_masked
+from polysketch.attention.redrawn import check_interval, first_seed
 from polysketch.attention.span_state import Following, causal_linear_attention
 from polysketch.attention.unit_scale import unit
 from polysketch.feature_maps import FeatureMap, GaussianSketch, LearnedSketch, SoftCodes
 from polysketch.ops.arguments import check_at_least_one
 
 _TINY = 1e-30  # beside a mass of float32: what no token has
-_SKETCHES: dict[str, type[LearnedSketch] | type[GaussianSketch]] = {"learned": LearnedSketch, "random": GaussianSketch}
-FEATURES = ("codes", *_SKETCHES)
+FEATURES = ("codes", "learned", "random")
 
 
 class PolysketchWindowAttention(BesideWindow):
@@ -50,6 +50,8 @@ class PolysketchWindowAttention(BesideWindow):
         decay_gate: decay far weights by a gate on the layer's input (`DecayGate`), from when a token leaves the window;
             causal only. Needs `hidden_size`.
         hidden_size: width of the layer's input, for b and the gate; None for a b that is constant.
+        redraw_interval: training steps between draws of the random sketch; None keeps the first. Needs
+            features="random". What decodes from a state of before a draw would mix features: start a new state.
 
     Raises:
         TypeError: an option of another type.
@@ -64,7 +66,14 @@ class PolysketchWindowAttention(BesideWindow):
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"window": 8, "sketch_size": 4, "far_bias": 0.0},
         {"window": 6, "sketch_size": 6, "features": "learned", "far_bias": 3.3},
-        {"window": 8, "sketch_size": 8, "features": "random", "far_bias": -6.0, "decay_gate": True},
+        {
+            "window": 8,
+            "sketch_size": 8,
+            "features": "random",
+            "far_bias": -5.4,
+            "decay_gate": True,
+            "redraw_interval": 3,
+        },
     )
 
     def __init__(
@@ -80,22 +89,27 @@ class PolysketchWindowAttention(BesideWindow):
         far_bias: float = -2.0,
         decay_gate: bool = False,
         hidden_size: int | None = None,
+        redraw_interval: int | None = None,
     ) -> None:
         check_at_least_one(sketch_size=sketch_size)
         if features not in FEATURES:
             raise ValueError(f"features must be one of {', '.join(map(repr, FEATURES))}, got {features!r}")
         if decay_gate and hidden_size is None:
             raise ValueError("decay_gate=True needs hidden_size, the width of the layer's input")
+        check_interval(redraw_interval, is_random=features == "random", needs="features='random'")
         super().__init__(
             num_heads,
             head_dim,
             num_kv_heads,
             window=window,
-            feature_map=_feature_map(features, head_dim, num_kv_heads or num_heads, sketch_size, degree),
+            feature_map=_feature_map(
+                features, head_dim, num_kv_heads or num_heads, sketch_size, degree, first_seed(redraw_interval)
+            ),
             far_bias=far_bias,
             hidden_size=hidden_size,
         )
         self.features, self.is_bidirectional = features, not decay_gate
+        self.redraw_interval = redraw_interval
         self.decay_gate = DecayGate(hidden_size, self.num_kv_heads) if decay_gate and hidden_size is not None else None
 
     @property
@@ -105,7 +119,7 @@ class PolysketchWindowAttention(BesideWindow):
 
     def extra_repr(self) -> str:
         """Sizes and options."""
-        return f"{super().extra_repr()}, features={self.features!r}"
+        return f"{super().extra_repr()}, features={self.features!r}, redraw_interval={self.redraw_interval}"
 
     def _features(
         self,
@@ -179,10 +193,16 @@ class PolysketchWindowAttention(BesideWindow):
         return found.output, found.denominator
 
 
-def _feature_map(features: str, head_dim: int, num_kv_heads: int, sketch_size: int, degree: int) -> FeatureMap:
+def _feature_map(
+    features: str, head_dim: int, num_kv_heads: int, sketch_size: int, degree: int, seed: int | None
+) -> FeatureMap:
+    """The map of that name; `seed` is of the random sketch's draws."""
     if features == "codes":
         return SoftCodes(head_dim, num_kv_heads=num_kv_heads, codewords=sketch_size)
-    return _SKETCHES[features](head_dim, num_kv_heads=num_kv_heads, degree=degree, sketch_size=sketch_size)
+    sizes: dict[str, Any] = {"num_kv_heads": num_kv_heads, "degree": degree, "sketch_size": sketch_size}
+    if features == "learned":
+        return LearnedSketch(head_dim, **sizes)
+    return GaussianSketch(head_dim, **sizes, seed=seed)
 
 
 def _mean(numerator: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
