@@ -1,20 +1,25 @@
 """Work in threads: the same result with any number of them, gradients off, errors passed on, nothing left changed."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from ops.linear_cases import Case, assert_same, gradients, make
+from polysketch import ops
 from polysketch.ops.native import why_unavailable
 from polysketch.ops.parallel import deal, num_workers, run_in_parallel
 
 CPU = torch.device("cpu")
+TASKS = Path("/proc/self/task")
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -166,3 +171,41 @@ def test_calls_of_every_width_share_one_pool_of_threads():
     for width in (2, 3, 5, 4, 2, 5):
         run_in_parallel(lambda share: None, [[number] for number in range(width)])
     assert len(workers()) == max(5, before)
+
+
+class ThreadsOfAnOp(Dataset):
+    """What a worker of a data loader sees of a call that two threads would share: PyTorch's threads, new ones, result.
+
+    Its last item gives PyTorch three threads first, and so shows that new ones would be seen.
+    """
+
+    def __init__(self, call):
+        self._call = call
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if index == len(self) - 1:
+            torch.set_num_threads(3)
+        before, result = len(os.listdir(TASKS)), self._call()
+        return torch.get_num_threads(), len(os.listdir(TASKS)) - before, result
+
+
+# Python's, of forks beside threads, which is what the test is about; PyTorch's, of more workers than cores.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning", "ignore:This DataLoader:UserWarning")
+@pytest.mark.parametrize("threads", [2], indirect=True)
+@pytest.mark.skipif(why_unavailable() is not None, reason="needs the native programs")
+@pytest.mark.skipif(not TASKS.is_dir(), reason="needs Linux's list of threads")
+def test_a_worker_of_a_data_loader_starts_no_threads_and_gets_the_same(threads):
+    inputs = torch.randn(3, 1, 6, 40, 8, generator=torch.Generator().manual_seed(0))
+
+    def call():
+        return ops.linear_attention(*inputs, power=2, causal=True, offset=1.0, backend="native").output
+
+    expected = call()  # this process has as many threads as it wants, which do not come along
+    loader = DataLoader(ThreadsOfAnOp(call), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    *found, shown = loader
+    assert [(asked, started) for asked, started, _ in found] == [(1, 0)] * 4
+    assert shown[:2] == [3, 3]
+    assert all(torch.equal(result, expected) for *_, result in (*found, shown))

@@ -56,8 +56,8 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
     prefix is what is still sketched. `remove_prefix` leaves the chunk and the heavy entries.
 
     Cost, beyond that of `PolysketchPaperAttention`: sorting by bucket, and about 2 (head_dim + sketch_size + value_dim
-    + 1) (heavy_size + 128) operations a token and head: measured 1.56 times its time forward at 8,192 and 16,384,
-    1.41 times with backward (4 heads of 64, learned sketch of 32, chunks of 256, one CPU thread).
+    + 1) (heavy_size + 128) operations a token and head: measured 1.56 times its time forward at 16,384 tokens (4 heads
+    of 64, learned sketch of 32, chunks of 1,024, two CPU threads; benchmarks/results/cpu-20261126-mechanisms.json).
     The state has 2^(hash_bits - 1) heavy_size (head_dim + sketch_size + value_dim + 1) more numbers a key/value head:
     1.3 MB of float32 at heads of 64 and the defaults. Values and sums are float32 inside, float64 for float64, whatever
     the inputs.

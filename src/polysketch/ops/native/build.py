@@ -27,7 +27,8 @@ _SOURCE = Path(__file__).parent / "source"
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled programs; those of the wheel, or compiled now if they are not there, which takes half a minute.
+    """The compiled programs; those of the wheel, or compiled now if they are not there, which takes 28 to 49
+    seconds on two cores.
 
     What is compiled is kept in `polysketch/native` under $XDG_CACHE_HOME or ~/.cache. Where others can write to that
     folder, and where it cannot be written, it is for this process alone.
@@ -122,8 +123,8 @@ def _user() -> int:
 def _temporary_folder(reason: str) -> Path:
     """One for the process: in another one everything would be compiled again."""
     warnings.warn(
-        f"the native programs are compiled for this process alone, which takes seconds: {reason}; let XDG_CACHE_HOME "
-        "be a folder of your own",
+        f"the native programs are compiled for this process alone, which takes half a minute or more: {reason}; let "
+        "XDG_CACHE_HOME be a folder of your own",
         stacklevel=2,
     )
     folder = Path(tempfile.mkdtemp(prefix="polysketch-native-"))
