@@ -40,6 +40,30 @@ def _store_normalizer(pointer, normalizer, weight, slots, POWER: tl.constexpr, E
 
 
 @triton.jit
+def _begin_span(
+    initial_sums, initial_normalizer, span_sums, span_normalizer, span_decay, head, own_span, spans, entry, inside,
+    slots, outer,
+    EXPANDED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sums and normalizers before a span: those of before the sequence, decayed, and what each span before it adds."""
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    before = tl.zeros(slots.shape, tl.float32)
+    if initial_sums is not None:
+        total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
+        before = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+    if span_sums is not None:
+        for number_before in range(own_span):
+            place = head * (spans - 1) + number_before
+            if span_decay is not None:
+                decay = tl.load(span_decay + place)
+                total *= decay
+                before *= decay
+            total += tl.load(span_sums + place * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
+            before += tl.load(span_normalizer + place * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+    return total, before
+
+
+@triton.jit
 def _begin_chunk(
     total, normalizer, weight, carry, states, state_normalizers, place, entry, inside, slots, column_block,
     POWER: tl.constexpr, EXPANDED: tl.constexpr, WIDTH: tl.constexpr, WRITE_STATES: tl.constexpr,
@@ -171,20 +195,10 @@ def linear_fold(
     outer = weight if GRADIENT else 1.0
     entry = rows[:, None] * WIDTH + columns[None, :]
     inside = (rows < EXPANDED)[:, None] & (columns < WIDTH)[None, :]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    before = tl.zeros(slots.shape, tl.float32)
-    if initial_sums is not None:
-        total = tl.load(initial_sums + head * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
-        before = tl.load(initial_normalizer + head * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
-    if span_sums is not None:
-        for number_before in range(own_span):
-            place = head * (spans - 1) + number_before
-            if span_decay is not None:
-                decay = tl.load(span_decay + place)
-                total *= decay
-                before *= decay
-            total += tl.load(span_sums + place * EXPANDED * WIDTH + entry, mask=inside, other=0.0) / outer
-            before += tl.load(span_normalizer + place * EXPANDED + slots, mask=slots < EXPANDED, other=0.0) / outer
+    total, before = _begin_span(
+        initial_sums, initial_normalizer, span_sums, span_normalizer, span_decay, head, own_span, spans, entry, inside,
+        slots, outer, EXPANDED, WIDTH, ROWS, COLUMNS,
+    )  # fmt: skip
     normalizer = before if POWER == 2 else tl.where((tl.arange(0, TOKENS) == 0)[None, :], before[:, None], 0.0)
 
     steps = SHARED * tl.cdiv(chunk, TOKENS)
