@@ -55,7 +55,7 @@ def test_the_script_needs_torch_and_numpy_alone():
 
 
 @pytest.mark.parametrize(
-    ("every", "checks"), [(41, 12), pytest.param(checking._QUICK, 30, marks=pytest.mark.full)], ids=["few", "quick"]
+    ("every", "checks"), [(82, 6), pytest.param(checking._QUICK, 30, marks=pytest.mark.full)], ids=["few", "quick"]
 )
 def test_every_check_passes_and_is_recorded(every, checks, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(checking, "_QUICK", every)
