@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +14,7 @@ from attention.covering import first_always
 from polysketch.data import encoding, prepare, unfinished, workers
 from polysketch.data.corpus import Corpus, Document, Place, ReadOptions, Selection
 from polysketch.data.splits import SplitRule
+from polysketch.data.writer import SplitWriter
 from polysketch.progress import Progress
 from polysketch.storage import FolderLock, disk
 
@@ -143,30 +144,33 @@ def test_text_is_read_no_further_than_the_workers_need(corpus_folder, tokenizers
 
 # Going on
 
-KILLED = """
-import os, signal, sys
-from polysketch.data import encoding, prepare, unfinished
-from polysketch.data.writer import SplitWriter
-if __name__ == "__main__":
-    encoding.BATCH_BYTES, unfinished.SECONDS_BETWEEN = 1500, float(sys.argv[4])
-    write, calls, last = SplitWriter.write, iter(range(10**9)), int(sys.argv[3])
-    def killed(self, *arguments):
-        write(self, *arguments)
-        self._file.flush()
-        if next(calls) == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-    SplitWriter.write = killed
-    prepare(sys.argv[1], "bpe:400", sys.argv[2], shard_tokens=700, validation_share=0.2, test_share=0.2,
-            progress=False, workers=int(sys.argv[5]))
-"""
-
 
 def kill_at(folder: Path, out: Path, call: int, *, every: float = 0.0, workers: int = 1) -> int:
-    """Kill a preparation after a number of writes; the exit status."""
-    script = out.parent / "killed.py"
-    script.write_text(KILLED)
-    arguments = [str(folder), str(out), str(call), str(every), str(workers)]
-    return subprocess.run([sys.executable, str(script), *arguments], check=False).returncode
+    """Kill a preparation after a number of writes; the exit status. It is a fork, which need not import anything."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which these tests have none of
+        child = os.fork()
+    if not child:
+        try:
+            prepare_until(folder, out, call, every, workers)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def prepare_until(folder: Path, out: Path, call: int, every: float, workers: int) -> None:
+    """Prepare, and kill this very process after a number of writes."""
+    encoding.BATCH_BYTES, unfinished.SECONDS_BETWEEN = 1500, every
+    write, calls = SplitWriter.write, iter(range(10**9))
+
+    def killing(self: SplitWriter, *arguments: Any) -> None:
+        write(self, *arguments)
+        self._file.flush()
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    SplitWriter.write = killing
+    prepare(folder, out=out, workers=workers, **SETTINGS)
 
 
 @pytest.mark.parametrize(("call", "number"), first_always([(10, 2), (10, 1), (2, 1), (25, 1)], several=True))
