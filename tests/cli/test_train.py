@@ -102,7 +102,7 @@ def check_killed_runs(
         assert torch.equal(tensors[name], tensor), name
 
 
-@pytest.mark.full  # tests/campaigns/test_kills.py stops runs, at fewer moments
+@pytest.mark.full  # distributed/test_runs.py kills a process, test_resume.py stops runs at more moments
 def test_killed_at_random_moments_it_ends_with_the_same_weights_and_metrics(data_folder, tmp_path):
     generator = random.Random(0)
 
