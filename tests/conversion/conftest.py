@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from once import made_once
+from pictures import no_pixels, pixels  # noqa: F401  (fixtures)
 from polysketch.conversion import ConversionConfig, ConversionResult, convert
 from polysketch.data import PreparedData, prepare
 
