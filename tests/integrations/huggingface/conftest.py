@@ -12,6 +12,7 @@ from transformers.utils import logging
 from integrations.huggingface.counting import KINDS, SHOWN, train_counting, untrained
 from integrations.huggingface.runs import make_run_in
 from once import made_once
+from pictures import no_pixels, pixels  # noqa: F401  (fixtures)
 from polysketch.integrations.huggingface import PolysketchForCausalLM
 
 
