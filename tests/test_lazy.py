@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polysketch import attention, benchmarking, conversion, data, models, nn, training
+from polysketch.benchmarking import server_process
 from polysketch.cli import VERBS, function_of
 from polysketch.cli.benchmark import BENCHMARKS
 from polysketch.lazy import TableOnDemand
@@ -55,9 +56,31 @@ print(json.dumps(ended))
 """
 
 
-def loaded_by_each(codes: Sequence[str], *, first: str) -> Callable[[str], set[str]]:
-    """`loaded_by` of many codes: each runs in a fork of one fresh interpreter, which has run `first`."""
-    program = FORKS.format(first=first, heavy=HEAVY)
+TURNS = """
+import contextlib, io, json, os, sys, traceback
+{first}
+ended = []
+for code in json.load(sys.stdin):
+    status, output = 0, io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            exec(code, {{"__name__": "__main__"}})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        print(*({heavy!r} & sys.modules.keys()))
+    ended.append((status, output.getvalue()))
+print(json.dumps(ended))
+"""
+
+
+def loaded_by_each(codes: Sequence[str], *, first: str, program: str = FORKS) -> Callable[[str], set[str]]:
+    """`loaded_by` of many codes: each runs in a fork of one fresh interpreter, which has run `first`.
+
+    With `TURNS`, they run one after the other in that interpreter itself: what one of them loads is there for those
+    after it, so that all of them are told to load it.
+    """
+    program = program.format(first=first, heavy=HEAVY)
     command = [sys.executable, "-c", program]
     finished = subprocess.run(command, input=json.dumps(codes), capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
@@ -214,7 +237,8 @@ def loaded_by_message(places):
     """What commands given a wrong place or name load beside numpy; none of them changes a file."""
     before = sorted(places.rglob("*"))
     codes = [told(*wrong) for wrong in WRONG_PLACES + WRONG_NAMES]
-    loaded = loaded_by_each(codes, first=f"import numpy\n{VERBS_LOADED}\nos.chdir({str(places)!r})")
+    first = f"import numpy\n{VERBS_LOADED}\nos.chdir({str(places)!r})"
+    loaded = loaded_by_each(codes, first=first, program=TURNS)
     assert sorted(places.rglob("*")) == before
     return loaded
 
@@ -292,7 +316,7 @@ for package in (polysketch, attention, conversion, data, models, nn, training):
 
 COMPUTED = {
     "generate": ("generate", "--prompt", "text", "--max-new-tokens", "20"),
-    "evaluate": ("evaluate", "--split", "validation"),
+    "evaluate": ("evaluate", "--split", "validation", "--context", "32"),
     "benchmark": ("benchmark", "attention", "--mechanisms", "all", "--lengths", "64", "--local", "16", "--heads", "2"),
 }
 
@@ -303,36 +327,36 @@ UNWANTED = ("torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", 
 def computing(name: str, run: Path) -> str:
     """Code that runs a command of `COMPUTED`, and loads nothing unwanted."""
     verb, *rest = COMPUTED[name]
-    code = command(verb, *([] if verb == "benchmark" else [str(run)]), *rest, "--device", "cpu")
+    given = {"generate": [run], "evaluate": [run, "--data", run.parent / "data"]}.get(verb, [])
+    code = command(verb, *map(str, given), *rest, "--device", "cpu")
     return f"{code}\nimport sys\nassert not {set(UNWANTED)!r} & sys.modules.keys()"
 
 
 @pytest.fixture(scope="module")
-def loaded_by_command(finished_run):
-    return loaded_by_each([computing(name, finished_run) for name in COMPUTED], first="import torch")
+def loaded_by_command(run):
+    return loaded_by_each([computing(name, run) for name in COMPUTED], first="import torch")
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_command_without_gradients_computes_without_the_compiler(name, finished_run, loaded_by_command):
+def test_a_command_without_gradients_computes_without_the_compiler(name, run, loaded_by_command):
     """The first call of an operator of PyTorch's would load it: as long a wait again as for torch."""
-    assert loaded_by_command(computing(name, finished_run)) == {"torch", "numpy"}
+    assert loaded_by_command(computing(name, run)) == {"torch", "numpy"}
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory):
-    """A run of two steps, its data beside it."""
+def run(tmp_path_factory):
+    """A run whose model is as it was initialised, and data beside it."""
     there = tmp_path_factory.mktemp("finished")
     for split in ("train", "validation"):
         (there / "text" / split).mkdir(parents=True)
         (there / "text" / split / "text.txt").write_text("words and more words\n" * 50)
     data.prepare([there / "text"], "bytes", there / "data", progress=False)
-    sizes = {"context": 32, "batch_size": 2, "steps": 2, "preset": "tiny", "device": "cpu", "tensorboard": False}
-    training.train(training.TrainingConfig(data=there / "data", out=there / "run", **sizes))
+    server_process.write_run(there / "run", models.TransformerLM(models.preset("tiny", num_layers=2)))
     return there / "run"
 
 
-def test_every_way_of_asking_for_a_name_finds_it():
-    assert "torch" in loaded_by(NAMES)
+def test_every_way_of_asking_for_a_name_finds_it(loaded_beside_torch):
+    assert "torch" in loaded_beside_torch(NAMES)
 
 
 @pytest.mark.parametrize("package", [attention, benchmarking, conversion, data, models, nn, training])
@@ -349,20 +373,21 @@ def test_other_names_are_missing_as_in_any_module():
 COMPUTING = ("generation", "training.trainer", "benchmarking.workbench")  # which import ops and models
 
 
-def importing(module: str) -> str:
-    """Code that imports a module, and not the compiler with it, which takes as long as all of torch besides."""
-    return f"import sys, polysketch.{module}; assert 'torch._dynamo' not in sys.modules"
+IMPORTING = "\n".join(
+    f"import sys, polysketch.{module}; assert not {{'torch._dynamo', 'triton', 'transformers'}} & sys.modules.keys()"
+    for module in COMPUTING
+)
+"""And not the compiler with them, which takes as long as all of torch besides."""
 
 
 @pytest.fixture(scope="module")
 def loaded_beside_torch():
-    codes = [*map(importing, COMPUTING), *map(counting, (True, False))]
+    codes = [IMPORTING, NAMES, *map(counting, (True, False))]
     return loaded_by_each(codes, first="import torch")
 
 
-@pytest.mark.parametrize("module", COMPUTING)
-def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(module, loaded_beside_torch):
-    assert loaded_beside_torch(importing(module)) == {"torch", "numpy"}
+def test_what_computes_loads_torch_and_neither_triton_nor_the_compiler_nor_transformers(loaded_beside_torch):
+    assert loaded_beside_torch(IMPORTING) == {"torch", "numpy"}
 
 
 COUNTED = """

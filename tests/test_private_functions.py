@@ -32,7 +32,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
     """Dotted names of PyTorch's, or marks of its compiler's, with a part that begins with an underscore."""
     for node in ast.walk(tree):
         names = []
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):  # to write out the others takes seconds
             names = [ast.unparse(node)]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]

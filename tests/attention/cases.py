@@ -269,6 +269,12 @@ def first_of_each(cases: list[Case]) -> dict[str, Case]:
     return {case.name: case for case in reversed(cases)}
 
 
+def one_of_each(cases: list[Case]) -> list:
+    """Cases as parameters of a test of what does not depend on options: one of each mechanism runs always."""
+    one = first_of_each([case for case in REPRESENTED if case in cases])
+    return [pytest.param(case, marks=[] if case == one.get(case.name) else [pytest.mark.full]) for case in cases]
+
+
 def directed(cases: list[Case], *, every: bool = True) -> list:
     """Each case with each value of `causal` that it takes; of a mechanism that takes both, False in one case always.
 

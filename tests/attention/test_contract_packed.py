@@ -45,8 +45,14 @@ def apart(mechanism: attention.Mechanism, tensors: list[Tensor], lengths: list[i
     return torch.cat([mechanism(*x[:3], causal=causal, **named(mechanism, list(x[3:]))) for x in every], 2)
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, EQUAL], ids=["unequal", "equal"])
-@pytest.mark.parametrize(("case", "causal"), RUNS)
+@pytest.mark.parametrize(
+    ("case", "causal", "lengths"),
+    [
+        pytest.param(*one.values, lengths, id=f"{one.id} {name}", marks=one.marks)
+        for runs, lengths, name in ((RUNS, LENGTHS, "unequal"), (EACH, EQUAL, "equal"))
+        for one in runs
+    ],
+)
 def test_a_packed_row_equals_its_documents_apart(case: Case, causal: bool, lengths: list[int]):
     mechanism = case.build()
     tensors = [x.requires_grad_() for x in given_to(mechanism, case, lengths)]

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention.cases import COMPLETE_CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case, others_full
-from attention.covering import first_always
+from attention.cases import COMPLETE_CAUSAL_CASES, HEAD_DIM, HEADS, LENGTH, Case, one_of_each, others_full
 from polysketch import attention
 
 TIGHT = {"rtol": 1e-8, "atol": 1e-9}
@@ -56,8 +55,18 @@ def gradients(mechanism: attention.Mechanism, output: Tensor, inputs: list[Tenso
     return [torch.zeros(()) if x is None else x for x in found]
 
 
-@pytest.mark.parametrize("sizes", first_always(SPLITS, 2), ids=str)
-@pytest.mark.parametrize("case", others_full(CASES), ids=str)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        pytest.param(*one.values, sizes, id=f"{one.values[0]} {sizes}", marks=[*one.marks, *more])
+        for cases, sizes, more in (
+            (others_full(CASES), SPLITS[0], ()),
+            (one_of_each(CASES), SPLITS[1], ()),
+            (others_full(CASES), SPLITS[2], (pytest.mark.full,)),
+        )
+        for one in cases
+    ],
+)
 def test_spans_with_states_give_what_the_whole_gives(case: Case, sizes: list[int]):
     mechanism = case.build()
     inputs = [x.clone().requires_grad_() for x in case.inputs()]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attention.covering import pairs_always
 from polysketch import attention
 from polysketch.attention import in_spans
 
@@ -50,9 +51,10 @@ def build(name, dtype=torch.float32, **options):
     return attention.build(name, num_heads=HEADS, head_dim=WIDTH, num_kv_heads=KV_HEADS, **options).to(dtype)
 
 
-@pytest.mark.parametrize("mask", masks())
-@pytest.mark.parametrize("name", MECHANISMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "mask", "dtype"),
+    pairs_always({"name": tuple(MECHANISMS), "mask": tuple(masks()), "dtype": (torch.float32, torch.float64)}),
+)
 def test_spans_give_what_the_whole_gives(name, mask, dtype, spans):
     mechanism, key_mask = build(name, dtype), masks()[mask]
     query, key, value = inputs(dtype)

@@ -54,9 +54,8 @@ def test_the_script_needs_torch_and_numpy_alone():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("every", "checks"), [(41, 12), pytest.param(checking._QUICK, 30, marks=pytest.mark.full)], ids=["few", "quick"]
-)
+@pytest.mark.full  # the checks themselves run in tests/device
+@pytest.mark.parametrize(("every", "checks"), [(82, 6), (checking._QUICK, 30)], ids=["few", "quick"])
 def test_every_check_passes_and_is_recorded(every, checks, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(checking, "_QUICK", every)
     status, records = run("check", tmp_path / "gpu.jsonl")

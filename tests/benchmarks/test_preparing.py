@@ -7,6 +7,7 @@ import pytest
 from benchmarks import preparing
 
 
+@pytest.mark.full  # tests/data/test_workers.py compares the files of several workers
 def test_it_writes_its_figures_and_refuses_other_bytes(tmp_path, monkeypatch):
     text = tmp_path / "texts.jsonl"
     text.write_text("".join(json.dumps({"text": f"line {number} of a few words"}) + "\n" for number in range(100)))

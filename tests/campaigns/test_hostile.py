@@ -36,9 +36,9 @@ def faults(count, folder, part):
 
 @pytest.mark.usefixtures("small")
 def test_dozens_of_attacks_find_nothing(tmp_path):
-    found = hostile.campaign(6, 3, tmp_path, ("pickles", "names", "links", "pipes", "escapes"))
+    found = hostile.campaign(2, 3, tmp_path, ("pickles", "names", "links", "pipes", "escapes"))
     assert found.faults == []
-    assert sum(found.outcomes.values()) == 30
+    assert sum(found.outcomes.values()) == 10
 
 
 @pytest.mark.usefixtures("small")

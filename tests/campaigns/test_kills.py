@@ -36,12 +36,13 @@ def attacked(tmp_path_factory):
 
 
 @needs_faulty_disks
+@pytest.mark.full  # distributed/test_runs.py kills a process, training/test_resume.py cuts the power
 @pytest.mark.parametrize(
     "stops",
     [
         (Stop("KILL", "call", 0.2), Stop("POWER", "call", 0.5)),
-        pytest.param((Stop("STOP", "call", 0.3), Stop("TERM", "clock", 0.5)), marks=pytest.mark.full),
-        pytest.param((Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6)), marks=pytest.mark.full),
+        (Stop("STOP", "call", 0.3), Stop("TERM", "clock", 0.5)),
+        (Stop("INT INT", "call", 0.1), Stop("POWER", "call", 0.6)),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pictures import no_pixels, pixels  # noqa: F401  (fixtures)
 from polysketch.data import PreparedData, TokenizerLike, prepare
 from polysketch.models import ModelConfig, TransformerLM
 

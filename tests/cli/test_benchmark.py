@@ -41,6 +41,7 @@ def test_every_benchmark_has_a_small_size_here():
     assert SMALL.keys() | {"tune", "serving"} == BENCHMARKS.keys()
 
 
+@pytest.mark.usefixtures("pixels")
 @pytest.mark.parametrize("name", SMALL)
 def test_a_table_a_record_and_a_plot_are_made(name, tmp_path, capsys):
     out, plot = tmp_path / "record.json", tmp_path / "plot.png"

@@ -32,6 +32,7 @@ def make_run(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.usefixtures("pixels")
 def test_the_best_run_comes_first_with_what_it_is(make_run, capsys, tmp_path):
     make_run("plain", [(10, 2.5), (50, 2.25)])
     make_run("own", [(10, 2.125), (50, 2.375)], steps=50, attention="polysketch", window=16)

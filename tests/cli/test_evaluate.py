@@ -58,6 +58,7 @@ def test_the_table_for_people_shows_the_same_figures(capsys):
     assert len(lines) >= 5 + len(found["loss_by_position"])
 
 
+@pytest.mark.usefixtures("pixels")
 def test_the_plot_is_a_picture(tmp_path):
     """Of the loss by position."""
     assert main(["evaluate", "run", "--plot", str(tmp_path / "loss.png")]) == 0

@@ -20,6 +20,7 @@ def figures(capsys: pytest.CaptureFixture[str]) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.usefixtures("pixels")
 def test_perplexity_by_context_is_what_the_library_measures(capsys, data_folder, small_model, tmp_path):
     """In the table and in the picture's place too."""
     plot = tmp_path / "contexts.png"
@@ -33,6 +34,7 @@ def test_perplexity_by_context_is_what_the_library_measures(capsys, data_folder,
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("pixels")
 def test_needles_are_what_the_library_measures(capsys, data_folder, small_model, tmp_path):
     """At the lengths and depths that were asked for."""
     plot = tmp_path / "needle.svg"
@@ -54,6 +56,7 @@ def test_needles_are_what_the_library_measures(capsys, data_folder, small_model,
     assert "<svg" in plot.read_text()
 
 
+@pytest.mark.usefixtures("pixels")
 def test_recall_is_what_the_library_measures(capsys, small_model, tmp_path):
     """Over numbers of pairs and gaps."""
     plot = tmp_path / "recall.png"

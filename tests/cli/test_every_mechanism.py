@@ -32,9 +32,7 @@ LAYERS = [*(name for name, kind in MECHANISMS.items() if kind.is_causal), SHORT_
 
 SHOWN = (
     "softmax",
-    "focused",
     "polysketch-heavy",
-    "polysketch-window",
     "based,sliding-window",
 )
 """A state of each kind; the others are in the full product."""

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from attention.covering import first_always
 from integrations.huggingface.runs import make_run_in
 from polysketch.cli import main
 from polysketch.integrations.chat import load_chat
@@ -73,7 +74,7 @@ def reference(folder, messages) -> list[int]:
     return made[:-1] if made[-1] in ends else made
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", first_always(QUESTIONS))
 def test_a_question_is_answered_as_transformers_answers_it(folders, question, capsys):
     found = answered(folders / "llama", "--chat", "--prompt", question, capsys=capsys)
     assert found["tokens"] == [reference(folders / "llama", [{"role": "user", "content": question}])]

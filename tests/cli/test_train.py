@@ -24,6 +24,7 @@ from polysketch.models.presets import EVERY, PRESETS
 from polysketch.training import load_model
 from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
 from polysketch.training.metrics_file import MetricsFile
+from polysketch.training.step import Updater
 
 TIMES = ("seconds", "tokens_per_second")
 STARTED = "parameters on"  # in the line that a process prints when it begins to make steps
@@ -101,7 +102,7 @@ def check_killed_runs(
         assert torch.equal(tensors[name], tensor), name
 
 
-@pytest.mark.full  # tests/campaigns/test_kills.py stops runs, at fewer moments
+@pytest.mark.full  # distributed/test_runs.py kills a process, test_resume.py stops runs at more moments
 def test_killed_at_random_moments_it_ends_with_the_same_weights_and_metrics(data_folder, tmp_path):
     generator = random.Random(0)
 
@@ -125,6 +126,33 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_weights_and_metri
     check_killed_runs(data_folder, tmp_path, 400, moments)
 
 
+def test_sigterm_saves_stops_with_143_and_the_lock_keeps_a_second_command_out(
+    data_folder, tmp_path, capfd, monkeypatch
+):
+    """In this process, which need not import PyTorch first; a signal from outside is in the full product."""
+    arguments = flags(data_folder, tmp_path / "run", "--steps", "100000", "--save-every", "100000", "--resume")
+    compute_gradient, refused = Updater.compute_gradient, []
+
+    def signalled(self, batch):
+        if not refused:
+            capfd.readouterr()
+            refused.extend((main(arguments), capfd.readouterr().err))
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute_gradient(self, batch)
+
+    monkeypatch.setattr(Updater, "compute_gradient", signalled)
+    assert main(arguments) == 143
+    status, told = refused
+    assert status == 1
+    assert f"in use by process {os.getpid()}" in told
+    assert len(told.splitlines()) == 1
+    assert load_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1]).state["step"] == 1
+    ending = capfd.readouterr().err
+    assert "stopped after step 1 of 100000" in ending
+    assert "--resume" in ending
+
+
+@pytest.mark.full
 def test_sigterm_saves_stops_with_143_and_the_lock_keeps_a_second_process_out(data_folder, tmp_path, capfd):
     arguments = flags(data_folder, tmp_path / "run", "--steps", "100000", "--save-every", "100000", "--resume")
     with start(arguments) as process:

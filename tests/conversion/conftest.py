@@ -1,11 +1,14 @@
 """A small Llama and text for it, made once: words that come again and again, so that a look one word back tells all."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from once import made_once
+from pictures import no_pixels, pixels  # noqa: F401  (fixtures)
 from polysketch.conversion import ConversionConfig, ConversionResult, convert
 from polysketch.data import PreparedData, prepare
 
@@ -27,7 +30,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 @pytest.fixture(scope="session")
 def softmax_model(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Llama trained on that text until it looks a word back."""
+    """The folder of a Llama trained on that text until it looks a word back, by the first process that needs it."""
+    return made_once(tmp_path_factory, "softmax-model", partial(train_llama, data))
+
+
+def train_llama(data: PreparedData, folder: Path) -> None:
+    """Train the Llama of these tests, and save it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from polysketch.data import TrainingWindows
@@ -56,9 +64,7 @@ def softmax_model(data: PreparedData, tmp_path_factory: pytest.TempPathFactory) 
     for step in range(120):
         updater.compute_gradient(windows.batch(step, 16))
         updater.apply(step)
-    folder = tmp_path_factory.mktemp("softmax")
     model.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

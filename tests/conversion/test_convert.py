@@ -443,6 +443,7 @@ def test_a_tokenizer_that_is_none_is_refused_before_work(options, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("pixels")
 def test_the_command_prints_what_was_regained(options, tmp_path, capsys):
     steps = ["--transfer-steps", "2", "--distillation-steps", "2", "--tuning-steps", "2"]
     flags = [*steps, "--context", "64", "--eval-tokens", "640"]

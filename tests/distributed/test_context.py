@@ -1,5 +1,6 @@
 """Rows shared by 2 and 4 processes: the bits of one process, constant traffic, and mistakes that are seen."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -100,6 +101,19 @@ def document_gradients(model: TransformerLM, context: ContextGroup | None) -> li
     return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
+@functools.cache
+def of_one_process(kind: str, step: Callable[..., list[torch.Tensor]] = gradients) -> list[torch.Tensor]:
+    """What a step gives without other ranks: the first one computes it, and tells the others."""
+    model = build(kind)
+    if dist.get_rank() == 0:
+        found = [each.clone() for each in step(model, ContextGroup(tiles=TILES))]
+    else:
+        found = [torch.empty(()), *(torch.empty_like(parameter) for parameter in model.parameters())]
+    for tensor in found:
+        dist.broadcast(tensor.detach(), 0)
+    return found
+
+
 def groups() -> dict[int, dist.ProcessGroup]:
     """All ranks, and the first two."""
     return {4: dist.group.WORLD, 2: dist.new_group([0, 1])}
@@ -109,8 +123,7 @@ def bits() -> dict[str, Any]:
     """Of each kind, ranks and whether inside of blocks is computed again: whether the bits are those of one process."""
     found, of = {}, groups()
     for kind in KINDS:
-        model = build(kind)
-        expected = gradients(model, ContextGroup(tiles=TILES))
+        model, expected = build(kind), of_one_process(kind)
         for ranks, group in of.items():
             for again in (False, True):
                 model.activation_checkpointing = again
@@ -124,8 +137,7 @@ def document_bits() -> dict[str, Any]:
     """As `bits`, of a packed row whose documents are cut."""
     found, of = {}, groups()
     for kind in ("polysketch", "hybrid"):
-        model = build(kind)
-        expected = document_gradients(model, ContextGroup(tiles=TILES))
+        model, expected = build(kind), of_one_process(kind, document_gradients)
         model.activation_checkpointing = True
         for ranks, group in of.items():
             if dist.get_rank() < ranks:
@@ -139,8 +151,7 @@ def wrong_document_bits() -> dict[str, Any]:
     found = {}
     for name in ("a missed state", "no gradient to the ranks before"):
         kind, function, before, after = WRONG[name]
-        model = build(kind)
-        expected = document_gradients(model, ContextGroup(tiles=TILES))
+        model, expected = build(kind), of_one_process(kind, document_gradients)
         with pytest.MonkeyPatch.context() as patch:
             apply(Mutant(function, before, after, ()), patch)
             wrong = document_gradients(model, ContextGroup(dist.group.WORLD))
@@ -152,8 +163,7 @@ def wrong_bits() -> dict[str, Any]:
     """With each mistake: whether loss and gradients still are those of one process."""
     found = {}
     for name, (kind, function, before, after) in WRONG.items():
-        model = build(kind)
-        expected = gradients(model, ContextGroup(tiles=TILES))
+        model, expected = build(kind), of_one_process(kind)
         with pytest.MonkeyPatch.context() as patch:
             apply(Mutant(function, before, after, ()), patch)
             wrong = gradients(model, ContextGroup(dist.group.WORLD))

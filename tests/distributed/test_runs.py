@@ -39,21 +39,31 @@ def assert_same_tensors(found: dict, expected: dict) -> None:
         np.testing.assert_array_equal(found[name], tensor, err_msg=name)
 
 
-def test_a_checkpoint_is_for_any_number_of_processes(make_config, tmp_path):
+@pytest.fixture
+def run_of_two(data_folder, make_config, tmp_path_factory):
+    """The folder of a run of two processes that nobody disturbed, with every checkpoint; made once, and not changed."""
+    folder = data_folder.parent / "of-two"
+    if not folder.exists():
+        run_left_alone(2, make_config(out=folder, keep=9), tmp_path_factory.mktemp("of-two"))
+    return folder
+
+
+def test_a_checkpoint_is_for_any_number_of_processes(run_of_two, make_config, tmp_path):
     """Written by two, read by one and by three, bit for bit; gone on with by one, the run ends as by one throughout."""
-    whole, shared = make_config(out=tmp_path / "whole"), make_config(mesh="shard=2", max_minutes=1e-9)
-    run_processes(2, workers.run_stopped, shared, 4, folder=tmp_path / "two")
+    whole, shared = make_config(out=tmp_path / "whole"), make_config()
+    shutil.copytree(run_of_two, shared.out)
+    shutil.rmtree(shared.out / "checkpoints" / "step-00000006")
     names = {path.name for path in (find_checkpoint(shared.out / "checkpoints")).iterdir()}
     assert {"model-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} < names
     saved = tensors(shared.out)
-    model_of_three = dataclasses.replace(shared, mesh=None, batch_size=3)
+    model_of_three = dataclasses.replace(shared, batch_size=3)
     by_three, *_ = run_processes(3, workers.checkpoint_of, shared.out, model_of_three, folder=tmp_path / "three")
     assert_same_tensors(by_three.value[0], saved)
     model, description = load_model(shared.out)
     assert description.step == 4
     assert_same_tensors({name: tensor.numpy() for name, tensor in model.state_dict().items()}, model_of(saved))
     train(whole, progress=False)
-    train(dataclasses.replace(shared, mesh=None, max_minutes=None, resume=True), progress=False)
+    train(dataclasses.replace(shared, resume=True), progress=False)
     assert np.abs(losses(shared.out) / losses(whole.out) - 1).max() < 1e-5
 
 
@@ -117,9 +127,11 @@ KILLS = [
 
 
 @pytest.mark.parametrize(("count", "rank", "place", "number"), KILLS)
-def test_killed_and_started_again_it_ends_the_same(count, rank, place, number, make_config, tmp_path):
+def test_killed_and_started_again_it_ends_the_same(count, rank, place, number, run_of_two, make_config, tmp_path):
     config, death = make_config(), tmp_path / "death"
-    left_alone = run_left_alone(count, make_config(out=tmp_path / "alone"), tmp_path)
+    left_alone = run_of_two
+    if count > 2:
+        left_alone = run_left_alone(count, make_config(out=tmp_path / "alone"), tmp_path)
     arguments_of_run = (config, rank, place, number, death)
     ended = run_processes(count, workers.run_killed, *arguments_of_run, folder=tmp_path / "killed")
     assert_others_end_and_name(rank, ended, death)

@@ -25,7 +25,8 @@ from polysketch.training import start, step, train
 from polysketch.training.diagnostics import measure
 from polysketch.training.trainer import build_model
 
-MESHES = ["shard=2,context=2", "context=4", "replicate=2,context=2", "context=2"]
+MESHES = ["replicate=2,context=2", "shard=2,context=2", "context=4", "context=2"]
+"""The first always: copies of a model whose shares are those of neighbours with a row in common."""
 DEFAULT = {"attention": "polysketch", "attention_options": {"window": 7, "sketch_size": 4, "far_bias": 0.0}}
 """A state by the delta rule behind a convolution; the fixture's mechanism has decayed sums behind open chunks."""
 

@@ -52,7 +52,7 @@ def gradient_of(config: TrainingConfig, processes: Processes) -> dict[str, torch
 
 def gradients(mesh: str, configs: list[TrainingConfig], mutant: str | None) -> list[Any]:
     """The gradients for each configuration, from the first process."""
-    with joined(mesh, "cpu") as processes, MUTANTS[mutant](), mock.patch.object(step, "_TILE", 16):
+    with joined(mesh, "cpu") as processes, MUTANTS[mutant](), mock.patch.object(step, "_TILE", 32):
         found = [gradient_of(config, processes) for config in configs]
         return [{name: tensor.numpy() for name, tensor in each.items()} for each in found if processes.is_first]
 

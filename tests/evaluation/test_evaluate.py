@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attention.covering import first_always
 from polysketch.evaluation import Evaluation, evaluate
 from polysketch.models import ModelConfig, TransformerLM
 
@@ -46,7 +47,7 @@ def reference_losses(model: TransformerLM, tokens: np.ndarray, context_length: i
     return windows
 
 
-@pytest.mark.parametrize("context_length", [1, 7, 64, 100, 330])
+@pytest.mark.parametrize("context_length", first_always([7, 64, 100, 330, 1], 4))
 def test_the_loss_is_the_mean_over_every_token_but_the_first(model, tokens, context_length):
     """Windows, carried state and the shorter last window together give the definition's loss."""
     batch_size = max(3, 60 // context_length)
@@ -57,7 +58,7 @@ def test_the_loss_is_the_mean_over_every_token_but_the_first(model, tokens, cont
     assert result.perplexity == pytest.approx(math.exp(expected.mean().item()), rel=1e-5)
 
 
-@pytest.mark.parametrize(("span", "batch_size"), [(1, 1), (13, 2), (64, 5), (1000, 100)])
+@pytest.mark.parametrize(("span", "batch_size"), first_always([(13, 2), (64, 5), (1000, 100), (1, 1)], 3, several=True))
 def test_span_and_batch_size_do_not_change_the_result(model, tokens, span, batch_size):
     """They are for memory and speed alone, at every position."""
     expected = evaluate(model, tokens, context_length=60, span=60, batch_size=1)

@@ -58,7 +58,7 @@ def test_a_model_is_trained_on_a_folder(run, tmp_path):
     (tmp_path / "text").mkdir()
     for number in range(60):
         (tmp_path / "text" / f"{number}.txt").write_text(f"{number}\n{words}")
-    printed = run("train_on_a_folder", "text", "--steps", "12", "--out", "made")
+    printed = run("train_on_a_folder", "text", "--steps", "12", "--context", "64", "--out", "made")
     bits = [float(value) for value in re.findall(r"([\d.]+) bits per byte", printed)]
     assert len(bits) == 2
     assert max(bits) < 6  # 8 is no model at all

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attention.covering import pairs_always
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops import learned_sketch as sketch_networks
 from polysketch.ops.learned_sketch import ACTIVATIONS
@@ -88,10 +89,11 @@ def test_a_network_is_its_stages_one_after_another(activation: str):
 
 
 EVERY_NETWORK = [
-    pytest.param((depth, activation, degree, share), id=f"{depth}-{activation}-{degree}-{share}")
-    for depth in (1, 2, 3, 4)
-    for activation in ACTIVATIONS
-    for degree, share in ((4, "layer"), (8, "head"))
+    pytest.param((depth, activation, *shared), id=f"{depth}-{activation}-{shared[0]}-{shared[1]}", marks=one.marks)
+    for one in pairs_always(
+        {"depth": (1, 2, 3, 4), "activation": tuple(ACTIVATIONS), "shared": ((4, "layer"), (8, "head"))}
+    )
+    for depth, activation, shared in [one.values]
 ]
 
 

@@ -59,7 +59,13 @@ SETTINGS = {
     "penalty": {"temperature": 0, "repetition_penalty": 1.5},
 }
 RIGHTS = ((0,), (1,), (6,), (0, 2, 6, 3, 1, 0, 0, 5))
-OF_SETTINGS = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+OF_SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(one, id=name, marks=[pytest.mark.full] * (name not in ("greedy", "drawn")))
+        for name, one in SETTINGS.items()
+    ],
+)
 
 
 @pytest.mark.parametrize(
@@ -68,41 +74,35 @@ OF_SETTINGS = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTING
 def test_the_text_is_that_of_generate_whatever_is_guessed(kind, chosen, rights):
     """Guesses that are wrong from any place on: the state goes back to where it was."""
     model, prompt, settings = make_model(kind), prompt_of(37, 1), SETTINGS[chosen]
-    expected = generate(model, [prompt], max_new_tokens=33, **settings)
+    expected = generate(model, [prompt], max_new_tokens=20, **settings)
     drafter = Scripted(prompt + expected.tokens[0], rights)
-    found = generate_with_drafts(model, prompt, drafter, max_new_tokens=33, **settings)
+    found = generate_with_drafts(model, prompt, drafter, max_new_tokens=20, **settings)
     assert found.tokens == expected.tokens
     assert len(set(found.tokens[0])) > 2
-    assert expected.steps == 32
+    assert expected.steps == 19
     if rights == (6,):
-        assert found.steps == 5  # 32 tokens, 7 a call
+        assert found.steps == 3  # 19 tokens, 7 a call
     if rights == (0,):
-        assert 32 <= found.steps <= 32 + 32 // 16 + 1  # tokens that wait are read for good now and then
+        assert 19 <= found.steps <= 19 + 19 // 16 + 1  # tokens that wait are read for good now and then
 
 
 @OF_SETTINGS
 def test_a_model_that_is_its_own_assistant_guesses_every_token(settings):
     """Random numbers are shared: drawn guesses are as right as greedy ones."""
     model, prompt = make_model("polysketch"), prompt_of(20, 2)
-    expected = generate(model, [prompt], max_new_tokens=37, **settings)
-    found = generate_with_drafts(model, prompt, AssistantDrafts(model, 5), max_new_tokens=37, **settings)
+    expected = generate(model, [prompt], max_new_tokens=25, **settings)
+    found = generate_with_drafts(model, prompt, AssistantDrafts(model, 5), max_new_tokens=25, **settings)
     assert found.tokens == expected.tokens
-    assert found.steps == 6
+    assert found.steps == 4
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(one, id=name, marks=[pytest.mark.full] * (name not in ("greedy", "drawn")))
-        for name, one in SETTINGS.items()
-    ],
-)
+@OF_SETTINGS
 def test_another_model_may_assist(settings):
     """One that is often wrong; twice with the same drafter."""
     model, assistant = make_model("polysketch"), AssistantDrafts(make_model("softmax", seed=2), 3)
     for prompt in (prompt_of(20, 2), prompt_of(3, 5)):
-        expected = generate(model, [prompt], max_new_tokens=40, **settings)
-        found = generate_with_drafts(model, prompt, assistant, max_new_tokens=40, **settings)
+        expected = generate(model, [prompt], max_new_tokens=20, **settings)
+        found = generate_with_drafts(model, prompt, assistant, max_new_tokens=20, **settings)
         assert found.tokens == expected.tokens
 
 

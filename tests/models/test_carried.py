@@ -19,6 +19,9 @@ ROW, LANES = 12, 3
 DOCUMENTS = ([5, 34, 1, 8], [3, 4, 38, 3], [13, 30, 5])
 ROWS = sum(DOCUMENTS[0]) // ROW
 EVERY_KIND = [pytest.param(x, marks=[pytest.mark.full] * (x not in SHOWN.split())) for x in KINDS]
+FEW = ("around", "polysketch", "hybrid")
+FEW_KINDS = [pytest.param(x, marks=[pytest.mark.full] * (x not in FEW)) for x in KINDS]
+"""Decayed sums behind open chunks, the delta rule, states of unlike layers; the others are in the full product."""
 
 
 def streams() -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +102,7 @@ def test_what_came_before_the_row_carries_weight(kind: str):
     assert ((carried - alone[0]).abs() > 1e-3).sum() > ROW // 2
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", FEW_KINDS)
 def test_gradients_are_those_of_the_row_with_the_states_as_numbers(kind: str):
     model, (ids, targets), states = build(kind), streams(), {}
     for row in range(ROWS):
@@ -146,7 +149,7 @@ def check_documents_apart(model: TransformerLM) -> None:
         assert (before[lane, :end] != after[lane, :end]).all()
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", FEW_KINDS)
 def test_no_token_of_a_document_changes_the_next_one(kind: str):
     check_documents_apart(build(kind))
 

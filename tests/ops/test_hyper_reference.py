@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import pairs_always
 from ops.test_hyper import HYPERPLANES, TOLERANCE, tensors
 from ops.test_hyper_capping import given_mask
 from polysketch import ops
@@ -27,10 +28,17 @@ def compare(inputs: list[Tensor], mask: Tensor | None = None, **options) -> None
         torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("capping", [None, (0.7, 1.5)])
-@pytest.mark.parametrize("sampling", ["uniform", "norm"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [9, 45, 64, 100])
+@pytest.mark.parametrize(
+    ("length", "causal", "sampling", "capping"),
+    pairs_always(
+        {
+            "length": (9, 45, 64, 100),
+            "causal": (False, True),
+            "sampling": ("uniform", "norm"),
+            "capping": (None, (0.7, 1.5)),
+        }
+    ),
+)
 def test_every_draw_and_bound_is_that_of_the_definition(length, causal, sampling, capping):
     compare(tensors(length, heads=4, key_heads=2), causal=causal, sampling=sampling, capping=capping)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import pairs_always
 from ops.window_cases import (
     LENGTHS,
     TOLERANCE,
@@ -28,10 +29,12 @@ def chunked(query: Tensor, key: Tensor, value: Tensor, chunk: int, causal: bool,
     return weighted(scores(query, key) ** 4, allowed[:, None], value, 1.0)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("chunk", [1, 16, 64, 300])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(
+    ("length", "chunk", "causal", "masked"),
+    pairs_always(
+        {"length": tuple(LENGTHS), "chunk": (1, 16, 64, 300), "causal": (True, False), "masked": (True, False)}
+    ),
+)
 def test_local_attention_is_its_definition(length, chunk, causal, masked):
     mask = padding(length) if masked else None
     assert_same_with_gradients(

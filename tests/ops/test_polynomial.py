@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from attention.covering import first_always
 from polysketch.ops.polynomial import (
     polynomial_attention,
     polynomial_attention_backend,
@@ -105,7 +106,7 @@ def test_blockwise_gives_the_references_output_and_gradients(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("degree", "length"), [(4, 1), (4, 63), (4, 65), (4, 1000), (8, 300)])
+@pytest.mark.parametrize(("degree", "length"), [(4, 1), (4, 63), (4, 65), (4, 520), (8, 300)])
 def test_blockwise_errs_at_most_twice_as_much_as_the_plain_formula(dtype, degree, length):
     inputs = [tensor.to(dtype) for tensor in tensors(length, heads=2, key_heads=1, head_dim=64, value_dim=64)]
     # A lone weight of 64^degree holds all of the mass and leaves no gradient but rounding: make that weight 1.
@@ -234,8 +235,10 @@ def test_gradients_flow_through_a_cache():
 # As an operator of PyTorch.
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("degree", [2, 4, 6])
+@pytest.mark.parametrize(
+    ("degree", "causal"),
+    first_always([(4, True), (6, False), (2, True), (2, False), (4, False), (6, True)], 3, several=True),
+)
 def test_the_hand_written_gradient_is_the_numerical_one(causal, degree):
     inputs = [tensor.requires_grad_() for tensor in tensors(9, heads=4, key_heads=2, head_dim=3, value_dim=2, batch=1)]
     key_mask = left_padding(9, [2])
@@ -253,7 +256,7 @@ def test_the_operators_denominator_is_differentiable_too():
     assert torch.autograd.gradcheck(lambda *tensors: operator(*tensors, None, 4, 0.9, 1.0, 0, 1), inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", first_always([torch.float32, torch.bfloat16]))
 def test_the_operators_pass_opcheck(dtype):
     query, key, value = (t.to(dtype).requires_grad_() for t in tensors(20, heads=4, value_dim=5))
     strided = query.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attention.covering import first_always
 from ops.linear_cases import relative_error
 from polysketch import ops
 from polysketch.ops.native import build, pairs, why_unavailable
@@ -214,8 +215,12 @@ def test_a_row_that_overflows_is_nan_and_no_other(degree):
     assert output[:, :, [*range(11), *range(12, 40)]].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("degree", [4, None])
+@pytest.mark.parametrize(
+    ("degree", "dtype"),
+    first_always(
+        [(4, torch.float32), (None, torch.bfloat16), (4, torch.bfloat16), (None, torch.float32)], 2, several=True
+    ),
+)
 def test_it_is_an_operator(degree, dtype):
     case = Case(length=40, degree=degree, masked=True, heads=4)
     tensors, mask = make(case)

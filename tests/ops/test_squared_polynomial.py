@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from attention.covering import pairs_always
 from polysketch.ops import (
     polynomial_attention,
     squared_polynomial_attention,
@@ -89,15 +90,19 @@ def test_a_single_term_is_polynomial_attention_of_twice_its_degree(coefficients,
 # Blockwise is the reference.
 
 
-@pytest.mark.parametrize("length", [1, 63, 257, 600])
-@pytest.mark.parametrize("causal", [False, True])
+SHAPES = (
+    ((1.0, 1.0), 2, 2, 8, True),
+    (MIXED, 6, 2, 5, False),
+    ((0.0, 0.0, 1.0), 4, 1, 11, True),
+    ((-3.0, 0.0, 2.0), 3, 3, 8, True),
+)
+
+
 @pytest.mark.parametrize(
-    ("coefficients", "heads", "key_heads", "value_dim", "masked"),
+    ("length", "causal", "coefficients", "heads", "key_heads", "value_dim", "masked"),
     [
-        ((1.0, 1.0), 2, 2, 8, True),
-        (MIXED, 6, 2, 5, False),
-        ((0.0, 0.0, 1.0), 4, 1, 11, True),
-        ((-3.0, 0.0, 2.0), 3, 3, 8, True),
+        pytest.param(*one.values[:2], *one.values[2], marks=one.marks)
+        for one in pairs_always({"length": (1, 63, 257, 600), "causal": (False, True), "shape": SHAPES})
     ],
 )
 def test_blockwise_gives_the_references_output_and_gradients(

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention.covering import pairs_always
 from ops.linear_cases import Case, arguments, empty_state, make, relative_error
 from polysketch import ops
 from polysketch.ops.linear import native
@@ -42,9 +43,15 @@ def pool_of(case: Case) -> ops.LinearAttentionState:
     return state
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("tokens", [1, 3, 6])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "name", "tokens"),
+    [
+        pytest.param(*each.values[0], *each.values[1:], marks=each.marks)
+        for each in pairs_always(
+            {"kind": ((torch.float32, 1e-5), (torch.float64, 1e-12)), "name": tuple(CASES), "tokens": (1, 3, 6)}
+        )
+    ],
+)
 def test_rows_of_a_pool_are_as_states_of_their_own(name, dtype, tolerance, tokens):
     case = replace(CASES[name], dtype=dtype)
     pool, wide = in_pages(pool_of(case)), pool_of(replace(case, dtype=torch.float64))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention.covering import pairs_always
 from ops.window_cases import (
     LENGTHS,
     TOLERANCE,
@@ -31,11 +32,13 @@ def windowed(query: Tensor, key: Tensor, value: Tensor, window: int, causal: boo
     return weighted((scores(query, key) * query.shape[3] ** -0.5).exp(), allowed, value, 0.0)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("window", [1, 2, 16, 70])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("backend", PLAIN)
+SIDES = {"causal": (True, False), "masked": (True, False), "backend": tuple(PLAIN)}
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "causal", "masked", "backend"),
+    pairs_always({"length": tuple(LENGTHS), "window": (1, 2, 16, 70), **SIDES}),
+)
 def test_a_sliding_window_is_masked_softmax(length, window, causal, masked, backend):
     mask = padding(length) if masked else None
     assert_same_with_gradients(
@@ -59,11 +62,10 @@ def with_one_more(query, key, value, logit, other, window, causal, mask) -> Tens
     return weights[..., :-1] @ value + weights[..., -1:] * other
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("window", [1, 16, 70])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("backend", PLAIN)
+@pytest.mark.parametrize(
+    ("length", "window", "causal", "masked", "backend"),
+    pairs_always({"length": tuple(LENGTHS), "window": (1, 16, 70), **SIDES}),
+)
 def test_a_key_beside_the_window_is_one_more_column_of_the_softmax(length, window, causal, masked, backend):
     mask = padding(length) if masked else None
     generator = torch.Generator().manual_seed(2)

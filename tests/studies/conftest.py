@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pictures import no_pixels, pixels  # noqa: F401  (fixtures)
 from polysketch.data import PreparedData, prepare
 from polysketch.training import trainer
 
@@ -84,8 +85,8 @@ def _pathfinder(folder: Path, generator: np.random.Generator) -> None:
     image = pytest.importorskip("PIL.Image")
     (folder / "metadata").mkdir(parents=True)
     (folder / "imgs" / "0").mkdir(parents=True)
-    pixels = generator.integers(0, 256, (80, 8, 8), np.uint8)
-    for number, picture in enumerate(pixels):
+    drawn = generator.integers(0, 256, (80, 8, 8), np.uint8)
+    for number, picture in enumerate(drawn):
         image.fromarray(picture).save(folder / "imgs" / "0" / f"sample_{number}.png")
-    lines = [f"imgs/0 sample_{number}.png {number} {number % 2}" for number in range(len(pixels))]
+    lines = [f"imgs/0 sample_{number}.png {number} {number % 2}" for number in range(len(drawn))]
     (folder / "metadata" / "0.npy").write_text("\n".join(lines) + "\n")

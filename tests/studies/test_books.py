@@ -16,6 +16,7 @@ BINS = {"bin_edges": [0, 1], "loss_by_bin": [3.0]}
 COMMAND = ["study", "books", "--threads", "1", "--only"]
 
 
+@pytest.mark.usefixtures("pixels")
 def test_every_row_leaves_a_record_of_training_and_evaluations(folder, books):
     assert main([*COMMAND, "softmax", PAPER, DEEPER]) == 0
     results = folder / "runs/studies/books-smoke/results"

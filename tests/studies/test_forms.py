@@ -18,6 +18,7 @@ ONLY = ("softmax", "codes")
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("pixels")
 def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder, monkeypatch):
     command = ["study", "forms", "--threads", "1", "--only", *ONLY]
     assert main(command) == 0

@@ -50,6 +50,7 @@ def measurements(row: str) -> list[dict]:
     return json.loads(record.read_text())["measurements"]
 
 
+@pytest.mark.usefixtures("pixels")
 def test_a_measurement_for_every_number_of_layers_with_a_record_a_table_and_a_plot(study, capsys):
     assert study() == 0
     lines, rows = capsys.readouterr().out.splitlines(), measurements("hyper")

@@ -29,10 +29,12 @@ FIRST = {study_called(name).asks: name for name in reversed(OF_TASKS)}
 SHORT_AND_LONG = [pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST.values())) for name in OF_TASKS]
 
 
+@pytest.mark.usefixtures("pixels")
 @pytest.mark.parametrize("name", SHORT_AND_LONG)
 def test_a_study_of_seconds_leaves_records_table_plot_and_one_line(name: str, folder: Path, capsys, arena):
     both_sides = study_called(name).asks not in ("next", "recovered")
-    rows = ["softmax", "focused" if name == "image-classification" else "linear" if both_sides else "polysketch"]
+    other = "focused" if name == "image-classification" else "linear" if both_sides else "polysketch"
+    rows = ["softmax", other] if name in ("reversal", "selective-copying") else [other]
     assert main(["study", name, "--only", *rows, "--threads", "1"]) == 0
     results = folder / f"runs/studies/{name}-smoke/results"
     study = study_called(name)

@@ -79,7 +79,7 @@ def test_a_killed_run_that_goes_on_keeps_the_same_best(speed_of_writing, scripte
     config = options()
     train(config, progress=False)
     count = len(disk.log)
-    for number in range(5, count, max(1, count // 4)):
+    for number in range(5, count, max(1, count // 2)):
         shutil.rmtree(config.out)
         disk.restart()
         disk.fail_at = number

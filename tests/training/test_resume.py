@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 
+from attention.covering import first_always
 from polysketch.feature_maps import PerformerFeatures
 from polysketch.models import TransformerLM
 from polysketch.training import load_model, train
@@ -16,14 +17,32 @@ from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.run_folder import RunFolder
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> dict:
+    """Folders of runs by their options."""
+    return {}
+
+
 @pytest.fixture
-def left_alone(make_config, tmp_path):
-    """A function that gives the folder of a run that nobody disturbs."""
+def left_alone(make_config, tmp_path_factory, undisturbed):
+    """A function that gives the folder of a run that nobody disturbs, made once and not to be changed."""
 
     def run(**changes):
-        return train(make_config(out=tmp_path / "left-alone", **changes), progress=False).folder
+        options = repr(sorted(changes.items()))
+        if options not in undisturbed:
+            out = tmp_path_factory.mktemp("alone") / "left-alone"
+            undisturbed[options] = train(make_config(out=out, **changes), progress=False).folder
+        return undisturbed[options]
 
     return run
+
+
+@pytest.fixture
+def one_step(left_alone, make_config, tmp_path):
+    """The options of a run of one step that has made it."""
+    config = make_config(steps=1)
+    shutil.copytree(left_alone(steps=1), config.out)
+    return config
 
 
 def kill_at(disk, config, number):
@@ -91,13 +110,15 @@ def test_killed_again_and_again_it_ends_the_same(disk, make_config, left_alone, 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"activation_checkpointing": True},
-        pytest.param({"accumulation": 2}, marks=pytest.mark.full),
-        {"dtype": "bfloat16"},
-        {"optimizer": "muon", "schedule": "cosine"},
-        pytest.param({"pack": "windows"}, marks=pytest.mark.full),
-    ],
+    first_always(
+        [
+            {"optimizer": "muon", "schedule": "cosine", "activation_checkpointing": True},
+            {"activation_checkpointing": True},
+            {"accumulation": 2},
+            {"dtype": "bfloat16"},
+            {"pack": "windows"},
+        ]
+    ),
 )
 def test_it_ends_the_same_under_other_ways_of_computing(changes, disk, make_config, left_alone, assert_same_outcome):
     expected = left_alone(**changes)
@@ -108,11 +129,11 @@ def test_it_ends_the_same_under_other_ways_of_computing(changes, disk, make_conf
 
 
 def test_it_ends_the_same_when_training_draws_random_numbers(
-    disk, make_config, left_alone, assert_same_outcome, monkeypatch
+    disk, make_config, tmp_path, assert_same_outcome, monkeypatch
 ):
     loss = TransformerLM.loss
     monkeypatch.setattr(TransformerLM, "loss", lambda self, *batch: loss(self, *batch) * (1 + torch.rand(())))
-    expected = left_alone()
+    expected = train(make_config(out=tmp_path / "left-alone"), progress=False).folder
     config = make_config(resume=True)
     assert kill_at(disk, config, 70)
     train(config, progress=False)
@@ -164,12 +185,12 @@ def test_it_ends_the_same_when_features_are_redrawn_between_and_after_checkpoint
     check_killed_runs(disk, make_config(**changes), expected, range(60, count, count // 3), assert_same_outcome)
 
 
-def test_resuming_a_finished_run_changes_nothing(make_config, left_alone, assert_same_outcome, tmp_path):
-    expected = left_alone()
-    shutil.copytree(expected, tmp_path / "copy")
-    result = train(make_config(out=expected, resume=True), progress=False)
+def test_resuming_a_finished_run_changes_nothing(make_config, left_alone, assert_same_outcome):
+    config = make_config(resume=True)
+    shutil.copytree(left_alone(), config.out)
+    result = train(config, progress=False)
     assert (result.step, result.stopped_by) == (6, "finished")
-    assert_same_outcome(expected, tmp_path / "copy")
+    assert_same_outcome(config.out, left_alone())
 
 
 def test_resuming_an_empty_folder_starts_a_new_run(make_config, left_alone, assert_same_outcome):
@@ -181,11 +202,11 @@ def test_resuming_an_empty_folder_starts_a_new_run(make_config, left_alone, asse
 
 
 def test_a_named_earlier_checkpoint_gives_the_same_end_and_deletes_nothing(
-    make_config, left_alone, assert_same_outcome, tmp_path
+    make_config, left_alone, assert_same_outcome
 ):
-    expected = left_alone()
+    expected = left_alone(keep=10)
     config = make_config(keep=10)
-    train(config, progress=False)
+    shutil.copytree(expected, config.out)
     train(dataclasses.replace(config, resume=True, checkpoint="step-00000002"), progress=False)
     assert_same_outcome(config.out, expected)
     assert (config.out / "checkpoints" / "set-aside-step-00000006" / "model.safetensors").is_file()
@@ -196,7 +217,7 @@ def test_a_damaged_checkpoint_is_refused_and_another_taken_only_when_named(
 ):
     expected = left_alone()
     config = make_config()
-    train(config, progress=False)
+    shutil.copytree(expected, config.out)
     path = config.out / "checkpoints" / "step-00000006" / "optimizer.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -271,7 +292,7 @@ def test_a_run_of_an_earlier_format_goes_on_as_it_was_trained(make_config, disk,
     assert [name for name, _ in load_model(config.out)[0].config.layers()] == ["polysketch-paper"]
 
 
-@pytest.mark.parametrize("attention", [None, "polysketch"])
+@pytest.mark.parametrize("attention", first_always([None, "polysketch"]))
 def test_a_run_with_the_sketches_of_format_2_goes_on_with_them(make_config, disk, left_alone, attention):
     """24 numbers were the default, and no option said so."""
     options = {"window": 8}
@@ -302,9 +323,8 @@ def test_a_run_with_the_sketches_of_format_2_goes_on_with_them(make_config, disk
         ({"betas": (0.9, 0.98)}, r"--betas was \[0\.9, 0\.95\] and is now \[0\.9, 0\.98\]"),
     ],
 )
-def test_a_changed_option_is_refused_by_name_with_both_values(make_config, changes, message):
-    config = make_config(steps=1)
-    train(config, progress=False)
+def test_a_changed_option_is_refused_by_name_with_both_values(one_step, changes, message):
+    config = one_step
     before = (config.out / "config.json").read_bytes()
     with pytest.raises(ValueError, match=message):
         train(dataclasses.replace(config, resume=True, **changes), progress=False)
@@ -323,16 +343,14 @@ def test_options_that_leave_the_computation_alone_may_change(make_config, disk, 
     assert RunFolder(config.out).read_config()["training"]["save_every"] == 3
 
 
-def test_an_option_that_changes_the_rounding_is_told(make_config, capsys):
-    config = make_config(steps=1)
-    train(config, progress=False)
+def test_an_option_that_changes_the_rounding_is_told(one_step, capsys):
+    config = one_step
     train(dataclasses.replace(config, resume=True, accumulation=2))
     assert "--accumulation was 1 and is now 2: the result agrees" in capsys.readouterr().err
 
 
-def test_other_data_is_refused_and_the_same_data_elsewhere_is_not(make_config, data_folder, tmp_path):
-    config = make_config(steps=1)
-    train(config, progress=False)
+def test_other_data_is_refused_and_the_same_data_elsewhere_is_not(one_step, data_folder, tmp_path):
+    config = one_step
     moved = shutil.copytree(data_folder, tmp_path / "moved")
     train(dataclasses.replace(config, resume=True, data=moved), progress=False)
     description = json.loads((moved / "description.json").read_text())
@@ -343,9 +361,8 @@ def test_other_data_is_refused_and_the_same_data_elsewhere_is_not(make_config, d
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_damaged_copy_of_the_data_is_refused(make_config, data_folder, tmp_path, split):
-    config = make_config(steps=1)
-    train(config, progress=False)
+def test_a_damaged_copy_of_the_data_is_refused(one_step, data_folder, tmp_path, split):
+    config = one_step
     moved = shutil.copytree(data_folder, tmp_path / "moved")
     content = bytearray((moved / f"{split}.bin").read_bytes())
     content[len(content) // 2] ^= 1
@@ -354,9 +371,8 @@ def test_a_damaged_copy_of_the_data_is_refused(make_config, data_folder, tmp_pat
         train(dataclasses.replace(config, resume=True, data=moved), progress=False)
 
 
-def test_a_change_of_versions_is_told(make_config, capsys):
-    config = make_config(steps=1)
-    train(config, progress=False)
+def test_a_change_of_versions_is_told(one_step, capsys):
+    config = one_step
     run = RunFolder(config.out)
     saved = run.read_config()
     saved["environment"]["torch"] = "1.0"
@@ -365,9 +381,8 @@ def test_a_change_of_versions_is_told(make_config, capsys):
     assert "note: torch was 1.0 when the run started" in capsys.readouterr().err
 
 
-def test_a_run_folder_without_resume_is_refused(make_config):
-    config = make_config(steps=1)
-    train(config, progress=False)
+def test_a_run_folder_without_resume_is_refused(one_step):
+    config = one_step
     with pytest.raises(ValueError, match=r"already holds a run: give --resume"):
         train(config, progress=False)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from attention.covering import first_always
 from polysketch import progress
 from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
@@ -143,7 +144,7 @@ def test_a_large_gradient_is_scaled_down_to_the_clip(make_config):
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first_always([signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_saves_and_stops(make_config, monkeypatch, number, tmp_path, assert_same_outcome):
     expected = train(make_config(out=tmp_path / "left-alone"), progress=False).folder
     config = make_config()

@@ -34,12 +34,17 @@ def counting(rows: int, length: int, generator: torch.Generator) -> torch.Tensor
     return (start + step * torch.arange(length)) % VOCABULARY
 
 
-def train_counting(kind: str, steps: int = 70) -> TransformerLM:
-    """A model in evaluation mode and float64 that has learned to count."""
+def untrained(kind: str) -> TransformerLM:
+    """A model as it was initialised."""
     torch.manual_seed(0)
     config = KINDS[kind]
     layers = 3 if isinstance(config["attention"], tuple) else 2
-    model = TransformerLM(ModelConfig(VOCABULARY, layers, hidden_size=48, num_heads=3, **config))
+    return TransformerLM(ModelConfig(VOCABULARY, layers, hidden_size=48, num_heads=3, **config))
+
+
+def train_counting(kind: str, steps: int = 70) -> TransformerLM:
+    """A model in evaluation mode and float64 that has learned to count."""
+    model = untrained(kind)
     generator = torch.Generator().manual_seed(1)
     model.calibrate(counting(8, 64, generator))
     optimizer = torch.optim.AdamW(model.parameters(), 5e-3)

@@ -13,7 +13,7 @@ from polysketch.integrations.huggingface import PolysketchCache
 
 LENGTHS = (5, CHUNK + 1, 2 * CHUNK + 1, 47)
 """Of prompts padded to the longest: by 42, 30, 14 and 0 tokens, so that rows reach the ends of chunks apart."""
-NEW = 30
+NEW = 22
 GROWING = {"softmax"}
 OTHERS = ("based", "performer")
 

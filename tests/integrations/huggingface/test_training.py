@@ -13,11 +13,11 @@ from polysketch.models import ModelConfig
 LENGTH = 40
 
 
-def fresh(kind: str, **changes) -> PolysketchForCausalLM:
+def fresh(kind: str, *, layers: int | None = None, **changes) -> PolysketchForCausalLM:
     """An untrained model, the same each time."""
     torch.manual_seed(0)
     config = KINDS[kind]
-    layers = 3 if isinstance(config["attention"], tuple) else 2
+    layers = layers or (3 if isinstance(config["attention"], tuple) else 2)
     model_config = ModelConfig(VOCABULARY, layers, hidden_size=32, num_heads=2, **config)
     return PolysketchForCausalLM(PolysketchConfig.from_model_config(model_config, **changes))
 
@@ -145,11 +145,11 @@ class TestCompile:
     """torch.compile of the forward pass, without a graph break."""
 
     @staticmethod
-    def check(kind: str, backend: str) -> None:
+    def check(kind: str, backend: str, layers: int | None = None) -> None:
         """Compare loss and gradients with those of the plain pass."""
         torch.compiler.reset()
         ids = counting(2, LENGTH, torch.Generator().manual_seed(0))
-        plain, model = fresh(kind).train(), fresh(kind).train()
+        plain, model = (fresh(kind, layers=layers).train() for _ in range(2))
         compiled = torch.compile(model, backend=backend, fullgraph=True)
         expected, found = plain(ids, labels=ids), compiled(input_ids=ids, labels=ids)
         torch.testing.assert_close(found.loss, expected.loss)
@@ -159,9 +159,10 @@ class TestCompile:
         for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-5, msg=name)
 
+    @pytest.mark.full  # tests/models compiles what is inside
     def test_with_its_graph_run_as_it_is(self):
         """One graph, forward and backward."""
-        self.check("polysketch-paper", "aot_eager")
+        self.check("polysketch-paper", "aot_eager", layers=1)
 
     @pytest.mark.full
     @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # inductor's own

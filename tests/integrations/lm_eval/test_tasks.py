@@ -1,5 +1,6 @@
 """Tasks on local files ask what lm_eval's own tasks ask, in the same words, and no example tells the answer."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -102,6 +103,7 @@ def requests(task, shots: int) -> list[tuple]:
     return [instance.args for instance in task.instances]
 
 
+@functools.cache
 def bundled(name: str):
     """lm_eval's own task, on documents in the Hub's layout, the training split of which has examples."""
     local = LOCAL_TASKS[name]

@@ -109,7 +109,7 @@ def logits(model: Any, ids: Tensor, mask: Tensor | None = None, **options: Any) 
         return model(ids, attention_mask=mask, **options).logits
 
 
-def generate(model: Any, ids: Tensor, mask: Tensor | None = None, *, tokens: int = 20, **options: Any) -> Any:
+def generate(model: Any, ids: Tensor, mask: Tensor | None = None, *, tokens: int = CHUNK + 4, **options: Any) -> Any:
     """So many tokens, with the logits that led to them; sampling from one seed."""
     torch.manual_seed(11)
     options = {"do_sample": False, "pad_token_id": 0, **options}

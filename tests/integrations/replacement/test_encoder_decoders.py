@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import polysketch
+from attention.covering import first_always
 from polysketch import load_replaced, replace_attention, restore_attention, save_replaced
 from polysketch.integrations.replacement import AttentionCall, observing_attention, replaced_mechanisms
 
@@ -96,7 +97,7 @@ def decoded(model: Any, given: dict[str, Tensor], cache: Any = None) -> Tensor:
     return torch.cat(found, 1)
 
 
-@pytest.mark.parametrize("part", [None, *PARTS])
+@pytest.mark.parametrize("part", first_always([None, *PARTS]))
 @pytest.mark.parametrize("name", MODELS)
 def test_softmax_in_the_place_of_softmax_changes_nothing(name, part):
     """With padding of the source, and in generation with beams, whose rows change places."""
