@@ -44,6 +44,7 @@ BASES: dict[str, list[str]] = {
     "study": ["reversal", "--out", "new", "--results", "new", "--only", "softmax"],
     "serve": ["run", "--port", "0"],
     "benchmark attention": ["--lengths", "32", "--mechanisms", "given", "--heads", "1", "--head-dim", "8", *_SMALL],
+    "benchmark hyper": ["--lengths", "32", "--heads", "1", "--min-length", "8", "--repeats", "1", "--threads", "1"],
     "benchmark training": ["--contexts", "32", "--preset", "tiny", *_SMALL],
     "benchmark decoding": ["--positions", "32", "--preset", "tiny", *_SMALL],
     "benchmark tune": ["--budget-seconds", "1"],

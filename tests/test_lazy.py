@@ -188,6 +188,7 @@ WRONG_NAMES = [
     ("train --data data --out new --context 64 --attention based,nope,short-convolution", MECHANISM),
     ("train --data data --out new --context 64 --preset nope", PRESET),
     ("convert model --data data --out new --context 64 --attention nope", MECHANISM),
+    ("benchmark hyper --out absent/record.json", "expected a folder absent for --out, found none"),
     ("benchmark attention --mechanisms nope", WAY),
     ("benchmark attention --mechanisms all performer:num_features=8 sdpa given learned nope", WAY),
     ("benchmark training --models nope", WAY),

@@ -215,6 +215,7 @@ PUBLIC_NAMES = {
     "benchmarking": [
         "AttentionSettings",
         "DecodingSettings",
+        "HyperSettings",
         "PicturesSettings",
         "ServingSettings",
         "TrainingSettings",
@@ -224,6 +225,7 @@ PUBLIC_NAMES = {
         "record",
         "time_attention",
         "time_decoding",
+        "time_hyper",
         "time_pictures",
         "time_training",
     ],

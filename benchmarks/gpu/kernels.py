@@ -4,7 +4,6 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import log2
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ _FEATURES = 256  # of power 1, beside flash-linear-attention's
 _DELTA = 48  # features of the delta rule, of two factors
 _DEGREE = 4  # of the low-rank sketch
 _ITEMSIZE = 2  # bfloat16
-_NEAR, _EXACT = 512, 4096  # of HyperAttention: keys of a query in a span, tokens up to which it is exact
 _BOTH = "forward+backward"
 BIDIRECTIONAL = ", bidirectional"
 """Behind the name of a series in which every token sees all others."""
@@ -43,12 +41,11 @@ def all_series() -> dict[str, Way]:
     power_one = partial(calls.linear, features=_FEATURES, power=1, offset=0.0, normalize=False)
     found[f"features m={_FEATURES}, power 1"] = Way("", power_one, _power_one_floor)
     found[f"delta rule, two factors, m={_DELTA}"] = Way("", partial(calls.delta, features=_DELTA), _delta_floor)
-    # Its window apart, which is a tenth of the operations.
-    found["polysketch"] = Way("", way("polysketch", Sizes()).prepare, _polysketch_floor)
+    found["polysketch"] = way("polysketch", Sizes())
     for name, backend in (("low-rank sketch", "auto"), ("low-rank sketch by PyTorch", "reference")):
         sketch = partial(calls.low_rank, features=_FEATURES, degree=_DEGREE, backend=backend)
         found[f"{name} m={_FEATURES}"] = Way("", sketch, _low_rank_floor)
-    found["hyper"] = Way("", way("hyper", Sizes()).prepare, _hyper_floor)
+    found["hyper"] = way("hyper", Sizes())
     for name in ("sdpa flash", "sdpa cudnn", "hyper"):
         found[f"{name}{BIDIRECTIONAL}"] = _bidirectional(found[name])
     return {**found, "polynomial degree=4": way("polynomial", Sizes())}
@@ -63,13 +60,6 @@ def _bidirectional(one: Way) -> Way:
     )
 
 
-def _hyper_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
-    """Causal: exact blocks, and for every doubling of them the keys that half of the queries meet."""
-    doublings = log2(max(1.0, shape.length / _EXACT))
-    seen = _EXACT / 2 + doublings * _NEAR / 2 if shape.causal else _NEAR if doublings else _EXACT
-    return floors.nearby_attention(shape, seen, backward=backward, itemsize=itemsize)
-
-
 def _power_one_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
     return floors.cumulative_sums(shape, _FEATURES, itemsize=itemsize).times(3 if backward else 1)
 
@@ -78,13 +68,6 @@ def _delta_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
     """Backward is the rule in reverse, and the gradients of sums, which are as much as two passes more."""
     row = (_DELTA + shape.head_dim + 1) * itemsize + 4 * shape.head_dim  # written in float32
     return Floor(shape.rows * _DELTA**2 * shape.head_dim, shape.rows * row).times(4 if backward else 1)
-
-
-def _polysketch_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:
-    """Writing and answering by two sketches of 32: three products with the sums, and seven backward."""
-    products = 2 * shape.rows * 32**2 * (shape.head_dim + 1)
-    row = 4 * shape.head_dim * itemsize
-    return Floor(3 * products, shape.rows * row).times(10 / 3 if backward else 1)
 
 
 def _low_rank_floor(shape: Shape, *, backward: bool, itemsize: int) -> Floor:

@@ -40,6 +40,7 @@ COMMANDS = {
     "task": ["reversal", "--set", "length=8", "--out", "new"],
     "study": ["reversal", "--out", "new", "--results", "new", "--only", "softmax"],
     "benchmark attention": ["--lengths", "32", "--mechanisms", "given", *SMALL],
+    "benchmark hyper": ["--lengths", "32", "--min-length", "8", "--heads", "1", "--head-dim", "8", "--repeats", "1"],
     "convert": ["exported", "--data", "data", "--out", "new", *CONVERSION],
 }
 ENDLESS = "2000000000"

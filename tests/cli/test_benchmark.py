@@ -17,6 +17,7 @@ from polysketch.ops.linear.backends import BACKENDS
 COMMON = ["--device", "cpu", "--repeats", "1"]
 SMALL = {
     "attention": ["--lengths", "64", "128", "--mechanisms", "given", "--heads", "2", "--local", "16"],
+    "hyper": ["--lengths", "64", "128", "--heads", "1", "--min-length", "16", "--backward"],
     "training": ["--preset", "tiny", "--models", "random", "--contexts", "48", "--local", "16"],
     "decoding": ["--preset", "tiny", "--positions", "40", "--local", "16"],
     "pictures": ["--preset", "tiny", "--models", "linear", "--image-sizes", "16", "--patch", "4", "--local", "16"],
@@ -113,6 +114,9 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_timed(
         (["attention", "--repeats", "0"], "expected --repeats of at least 1"),
         (["attention", "--threads", "0"], "expected --threads of at least 1"),
         (["attention", "--budget-seconds", "0"], "expected a budget of more than 0 seconds"),
+        (["hyper", "--budget-seconds", "0"], "expected a budget of more than 0 seconds"),
+        (["hyper", "--sample-size", "0"], "expected sample_size of at least 1"),
+        (["hyper", "--lengths", "4096", "0"], "expected lengths of at least 1"),
         (["attention", "--dtype", "float8"], "float8"),
     ],
 )

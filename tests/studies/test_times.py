@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from attention.covering import first_always
-from polysketch.benchmarking import Workbench
+from polysketch import ops
+from polysketch.benchmarking import Workbench, hyper_speed
 from polysketch.benchmarking.calls import sdpa_of
 from polysketch.benchmarking.timing import Clock, Rates
 from polysketch.cli import main
@@ -75,14 +76,23 @@ def test_every_row_is_one_that_can_be_asked_for():
 def test_hyperattention_is_compared_with_the_same_attention_and_agrees_where_it_is_exact(bench, row, monkeypatch):
     asked = []
 
-    def noted(tensors, *, causal):
-        asked.append(causal)
-        return sdpa_of(tensors, causal=causal)
+    def noted(tensors, *, causal, backward):
+        asked.append((causal, backward))
+        return {"sdpa": sdpa_of(tensors, causal=causal)}
 
-    monkeypatch.setattr(studies, "sdpa_of", noted)
+    monkeypatch.setattr(hyper_speed, "sdpa_programs", noted)
     found = studies.time_hyper(bench, row, studies.HeadSettings(lengths=(64,), heads=1, backward=True), 64)
-    assert asked == [row == "causal"]
+    assert asked == [(row == "causal", True)]
     assert [one["error"] < 1e-5 for one in found if one["series"] == row] == [True, True]
+
+
+def test_hyperattention_that_disagrees_with_its_definition_is_not_timed(bench, monkeypatch):
+    wrong = lambda query, *others, **options: intact(1.01 * query, *others, **options)  # noqa: E731
+    intact = ops.hyper_attention
+    monkeypatch.setattr(ops, "hyper_attention", wrong)
+    monkeypatch.setattr(Clock, "alternate", lambda *_, **__: pytest.fail("timed"))
+    with pytest.raises(ValueError, match="hyper, causal, with all keys, is wrong and is not timed"):
+        studies.time_hyper(bench, "causal", studies.HeadSettings(lengths=(64,), heads=1), 64)
 
 
 def test_steps_of_version_1_are_of_four_layers_at_32k(bench, monkeypatch):

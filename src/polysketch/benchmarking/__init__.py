@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from polysketch.benchmarking.settings import (
     AttentionSettings,
     DecodingSettings,
+    HyperSettings,
     PicturesSettings,
     ServingSettings,
     TrainingSettings,
@@ -18,6 +19,7 @@ from polysketch.lazy import on_demand
 
 if TYPE_CHECKING:
     from polysketch.benchmarking.attention_alone import time_attention
+    from polysketch.benchmarking.hyper_speed import time_hyper
     from polysketch.benchmarking.pictures import time_pictures
     from polysketch.benchmarking.serving import measure_serving
     from polysketch.benchmarking.token_steps import time_decoding
@@ -28,6 +30,7 @@ else:
         __name__,
         {
             "attention_alone": ["time_attention"],
+            "hyper_speed": ["time_hyper"],
             "pictures": ["time_pictures"],
             "serving": ["measure_serving"],
             "token_steps": ["time_decoding"],
@@ -39,6 +42,7 @@ else:
 __all__ = [
     "AttentionSettings",
     "DecodingSettings",
+    "HyperSettings",
     "PicturesSettings",
     "ServingSettings",
     "TrainingSettings",
@@ -48,6 +52,7 @@ __all__ = [
     "record",
     "time_attention",
     "time_decoding",
+    "time_hyper",
     "time_pictures",
     "time_training",
 ]

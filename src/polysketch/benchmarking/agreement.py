@@ -47,7 +47,14 @@ def checked_shape(local: int, heads: int, head_dim: int, batch: int = 1, *, caus
     return Shape(batch, 2 * local + local // 2 + 1, min(heads, _CHECKED_HEADS), head_dim, causal)
 
 
-def require_agreement(bench: Workbench, make: Callable[[], Call], what: str, *, backward: bool) -> None:
+def require_agreement(
+    bench: Workbench,
+    make: Callable[[], Call],
+    what: str,
+    *,
+    backward: bool,
+    reference: str = "the float64 reference",
+) -> None:
     """Refuse a computation that is wrong, and say how far off one is that is right.
 
     Args:
@@ -55,6 +62,7 @@ def require_agreement(bench: Workbench, make: Callable[[], Call], what: str, *, 
         make: gives the call; seeded here, so that a refusal can be repeated.
         what: names it in messages.
         backward: gradients too.
+        reference: what the definition is called in messages.
 
     Raises:
         ValueError: naming the measured error and the tolerance; or a dtype that has none.
@@ -68,10 +76,10 @@ def require_agreement(bench: Workbench, make: Callable[[], Call], what: str, *, 
         tolerance = TOLERANCES[bench.dtype] * (1 if name == _OUTPUT else _GRADIENTS)
         if not error <= tolerance:
             raise ValueError(
-                f"{what} is wrong and is not timed: its {name} is off by {error:.2g} of its size from the float64"
-                f" reference, expected at most {tolerance:g}"
+                f"{what} is wrong and is not timed: its {name} is off by {error:.2g} of its size from {reference},"
+                f" expected at most {tolerance:g}"
             )
-    bench.progress(f"{what} agrees with the reference: relative error {errors[_OUTPUT]:.1e}")
+    bench.progress(f"{what} agrees with {reference}: relative error {errors[_OUTPUT]:.1e}")
 
 
 def _results(call: Call, *, backward: bool) -> dict[str, Tensor]:

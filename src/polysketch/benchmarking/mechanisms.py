@@ -5,6 +5,7 @@ Causal where the shape is and a mechanism can be.
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polysketch import attention, ops
+from polysketch.attention.beside_window import sketched_width
 from polysketch.attention.linearized import LinearizedAttention
 from polysketch.benchmarking import floors
 from polysketch.benchmarking.calls import Call, exact, heads
@@ -115,37 +117,99 @@ def checked_options(name: str, options: dict[str, Any], local: int) -> dict[str,
         options: those that are asked for.
         local: tokens of a chunk or window at most.
     """
-    usual = _with_defaults(name, options)
+    usual = with_defaults(name, options)
     counted = {option: part for option, part in _NEARBY.items() if usual.get(option) is not None}
     options = {**options, **{option: min(usual[option], max(1, local // part)) for option, part in counted.items()}}
     gain = {"prefix_gain": _CHECKED_SHARE} if "prefix_gain" in usual and "local_chunk" in counted else {}
     return {**gain, **options}
 
 
-def _with_defaults(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Every option of the mechanism: as it is given, or its default."""
     parameters = inspect.signature(attention.mechanism_class(name)).parameters
-    return {option: one.default for option, one in parameters.items()} | options
+    return {option: parameters[option].default for option in attention.option_names(name)} | options
 
 
 def floor(name: str, options: dict[str, Any], shape: Shape, *, backward: bool, itemsize: int) -> Floor | None:
     """Operations and bytes it cannot do without; None where they are not counted."""
     counted = _FLOORS.get(name)
-    return counted and counted(shape, _with_defaults(name, options), backward=backward, itemsize=itemsize)
+    return counted and counted(shape, with_defaults(name, options), backward=backward, itemsize=itemsize)
 
 
 def _polysketch(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | None:
-    """Of degree 4 without a gate: other sketches have other networks."""
-    if sizes["degree"] != 4 or sizes["decay_gate"]:
+    """Of degree 4, without a gate or a Hadamard transform: other sketches have other networks."""
+    if sizes["degree"] != 4 or sizes.get("decay_gate") or sizes["projection"] != "gaussian":
         return None
     local = sizes["local_chunk"] or 1
-    return floors.polysketch(shape, sizes["sketch_size"], local, learned=sizes["learned"], **counted)
+    networks = {"expansion": sizes["sketch_expansion"], "depth": sizes["sketch_depth"]}
+    return floors.polysketch(shape, sizes["sketch_size"], local, learned=sizes["learned"], **networks, **counted)
+
+
+def _polysketch_heavy(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | None:
+    """As `polysketch-paper`, and heavy entries."""
+    sketched = _polysketch(shape, sizes, **counted)
+    named = {name: sizes[name] for name in ("sketch_size", "heavy_size", "hash_bits")}
+    heavy = floors.heavy_entries(shape, local=sizes["local_chunk"], backward=counted["backward"], **named)
+    return sketched and sketched + heavy
+
+
+def _polysketch_around_a_window(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
+    width = sketched_width(shape.head_dim, sizes["sketched"])
+    named = {name: sizes[name] for name in ("sketch_size", "window")}
+    return floors.delta_beside_window(shape, width=width, **named, **counted)
+
+
+def _squared_polynomial(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
+    """Exact attention; in the linear form sums of all powers up to the degree, or of sketches of those from 2 on."""
+    if not sizes["linear"]:
+        return floors.exact_attention(shape, **counted)
+    given, sketch_size, width = sizes["coefficients"], sizes["sketch_size"], shape.head_dim
+    degree = given if isinstance(given, int) else len(given) - 1
+    if sketch_size is None or degree == 1:
+        return floors.linearised(shape, floors.squares(math.comb(width + degree, degree)), mapped=0, **counted)
+    features = 1 + width + (degree - 1) * sketch_size
+    return floors.linearised(shape, floors.squares(features), mapped=degree * width * sketch_size, **counted)
+
+
+def _hyper(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor | None:
+    """Of uniform draws without bounds, as in the paper's experiments."""
+    if sizes["sampling"] != "uniform" or sizes["capping"] is not None:
+        return None
+    named = {name: sizes[name] for name in ("chunk_size", "sample_size", "min_length", "hash_bits")}
+    return floors.hyper_attention(shape, **named, **counted)
+
+
+def _llops(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
+    features = sizes["num_features"]
+    mapped = sizes["rank"] * sizes["degree"] * shape.head_dim * features
+    return floors.linearised(shape, features, mapped=mapped, normalized=sizes["normalize"], **counted)
+
+
+def _performer(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
+    features = sizes["num_features"]
+    local = sizes["local_chunk"] or 0
+    return floors.linearised(shape, features, mapped=shape.head_dim * features, local=local, **counted)
+
+
+def _based(shape: Shape, sizes: dict[str, Any], **counted: Any) -> Floor:
+    """One, a projection, and its products of two."""
+    width = sizes["feature_dim"]
+    return floors.linearised(shape, 1 + width + floors.squares(width), mapped=shape.head_dim * width, **counted)
 
 
 _FLOORS: dict[str, Callable[..., Floor | None]] = {
     "softmax": lambda shape, sizes, **counted: floors.exact_attention(shape, **counted),
     "polynomial": lambda shape, sizes, **counted: floors.exact_attention(shape, **counted),
+    "squared-polynomial": _squared_polynomial,
     "polysketch-paper": _polysketch,
+    "polysketch-heavy": _polysketch_heavy,
+    "polysketch": _polysketch_around_a_window,
+    "llops": _llops,
+    "hyper": _hyper,
     "local": lambda shape, sizes, **counted: floors.nearby_attention(shape, sizes["local_chunk"] / 2, **counted),
     "sliding-window": lambda shape, sizes, **counted: floors.nearby_attention(shape, sizes["window"], **counted),
+    "based": _based,
+    "linear": lambda shape, sizes, **counted: floors.linearised(shape, shape.head_dim, mapped=0, **counted),
+    "performer": _performer,
 }
 """How the products of a mechanism are counted, by name; one that is missing has no floor in tables and plots."""

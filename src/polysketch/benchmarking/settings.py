@@ -86,8 +86,7 @@ class AttentionSettings(_SketchSettings):
     def __post_init__(self) -> None:
         check_positive(lengths=self.lengths, heads=self.heads, head_dim=self.head_dim)
         super().__post_init__()
-        if self.budget_seconds is not None and not self.budget_seconds > 0:
-            raise ValueError(f"expected a budget of more than 0 seconds, found {self.budget_seconds}")
+        _check_budget(self.budget_seconds)
 
     def check_names(self) -> None:
         """As every settings' do."""
@@ -121,6 +120,53 @@ class AttentionSettings(_SketchSettings):
         from polysketch.benchmarking.floors import Shape
 
         return Shape(self.batch, length, self.heads, self.head_dim, not self.bidirectional)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperSettings(Settings):
+    """What is timed: HyperAttention of random queries, keys and values, by default at its paper's sizes."""
+
+    lengths: tuple[int, ...] = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
+    """tokens"""
+    heads: int = 12
+    """of queries, keys and values"""
+    head_dim: int = 64
+    """width of a head"""
+    batch: int = 1
+    """sequences at once"""
+    chunk_size: int = 256
+    """keys near a query, which it attends to exactly; for each span of a causal call"""
+    sample_size: int = 256
+    """keys that stand for the others; for each span of a causal call"""
+    min_length: int = 4_096
+    """up to how many tokens attention is exact"""
+    budget_seconds: float | None = None
+    """end a series before the length at which a call would take longer than this, by its growth so far"""
+    backward: bool = False
+    """time forward and backward together too"""
+    memory: bool = False
+    """measure peak memory beyond inputs and outputs too; on a CPU every case runs again in a process of its own"""
+
+    def __post_init__(self) -> None:
+        check_positive(lengths=self.lengths, heads=self.heads, head_dim=self.head_dim, batch=self.batch)
+        check_positive(**self.options)
+        _check_budget(self.budget_seconds)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of the mechanism `hyper`."""
+        return {"chunk_size": self.chunk_size, "sample_size": self.sample_size, "min_length": self.min_length}
+
+    @property
+    def way(self) -> str:
+        """As `ways.way` knows it."""
+        return "hyper:" + ",".join(f"{name}={size}" for name, size in self.options.items())
+
+    def shape(self, length: int, causal: bool) -> "Shape":
+        """The shape at a length."""
+        from polysketch.benchmarking.floors import Shape
+
+        return Shape(self.batch, length, self.heads, self.head_dim, causal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +319,11 @@ class ServingSettings(Settings):
 
 
 _SHORTEST_PROMPT = 8
+
+
+def _check_budget(seconds: float | None) -> None:
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"expected a budget of more than 0 seconds, found {seconds}")
 
 
 def check_positive(**counts: int | Sequence[int]) -> None:

@@ -1,10 +1,12 @@
 """The ways to attend that are timed, by the names of `way_names`."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from polysketch import attention
@@ -61,3 +63,30 @@ def way(name: str, sizes: Sizes) -> Way:
         lambda *where, backend="auto": mechanisms.prepared(mechanism, checked, *where).call(backend),
         mechanisms.is_over_features(kind),
     )
+
+
+def sdpa_programs(tensors: list[Tensor], *, causal: bool, backward: bool) -> dict[str, Call]:
+    """`scaled_dot_product_attention` by each of its fused kernels that computes the call, and makes it once; by name.
+
+    Off a GPU, and where no kernel does, by PyTorch's choice. With `backward` it computes the gradients too.
+    """
+    prepare = calls.forward_backward if backward else calls.forward
+    fused = {
+        name: calls.sdpa_of(tensors, causal=causal, backend=kernel)
+        for name, kernel in _KERNELS.items()
+        if tensors[0].device.type == "cuda"
+    }
+    able = {name: call for name, call in fused.items() if _computes(prepare, call)}
+    return able or {BASELINE: calls.sdpa_of(tensors, causal=causal)}
+
+
+def _computes(prepare: Callable[[Call], Callable[[], object]], call: Call) -> bool:
+    """Whether a kernel is not refused; it says why in warnings."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            prepare(call)()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""`polysketch benchmark attention|training|decoding|...`: how fast things are on this machine, and could be.
+"""`polysketch benchmark attention|hyper|training|decoding|...`: how fast things are on this machine, and could be.
 
 To add one, write a file beside these with a dataclass of flags and `run(flags) -> int`, and add a line to `BENCHMARKS`.
 """
@@ -10,12 +10,13 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from polysketch.cli.benchmark import serving, speeds, tune
+from polysketch.cli.benchmark import hyper, serving, speeds, tune
 
 __all__ = ["BENCHMARKS", "BenchmarkFlags", "run"]
 
 BENCHMARKS: dict[str, Callable[[Any], int]] = {
     "attention": speeds.run_attention,
+    "hyper": hyper.run,
     "training": speeds.run_training,
     "decoding": speeds.run_decoding,
     "pictures": speeds.run_pictures,

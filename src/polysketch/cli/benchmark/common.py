@@ -82,7 +82,8 @@ def run_benchmark(
         bench, time = _workbench(flags), measure or getattr(benchmarking, f"time_{name}")
         found = benchmarking.record(name, bench, asked, time(bench, asked))
     print_machine(found["environment"], found["dtype"], found["rates"], found["load_before"])
-    print_text(f"{found['measurements'][0]['direction']}: {_described(found['settings'])}")
+    directions = dict.fromkeys(one["direction"] for one in found["measurements"])
+    print_text(f"{'; '.join(directions)}: {_described(found['settings'])}")
     if note:
         print_text(note)
     print_table([row(one) for one in found["measurements"]])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from polysketch import attention
 from polysketch.benchmarking import AttentionSettings, TrainingSettings, floors, time_attention, time_training
-from polysketch.benchmarking.agreement import relative_error
-from polysketch.benchmarking.calls import Call, forward, forward_backward, heads, linear, sdpa, sdpa_of
+from polysketch.benchmarking.calls import forward, forward_backward, linear, sdpa
 from polysketch.benchmarking.floors import Shape
+from polysketch.benchmarking.hyper_calls import check_hyper
+from polysketch.benchmarking.hyper_speed import time_shape
 from polysketch.benchmarking.settings import check_positive
 from polysketch.benchmarking.workbench import Workbench
 from polysketch.studies.rows import parsed
@@ -102,24 +101,17 @@ def _time_sums_alone(bench: Workbench, row: str, settings: HeadSettings, length:
         row: linear(shape, bench.device, bench.dtype, features=32, **options),
     }
     floor = floors.linear_attention(shape, 32, 1, backward=settings.backward, itemsize=bench.dtype.itemsize)
-    return _alternated(bench, calls, shape, {row: floor}, backward=settings.backward)
-
-
-def _alternated(
-    bench: Workbench, calls: dict[str, Call], shape: Shape, floor_of: dict[str, Any], *, backward: bool, **more: Any
-) -> list[dict[str, Any]]:
-    prepare, direction = (forward_backward, "forward+backward") if backward else (forward, "forward")
-    say = bench.saying(f"{direction} at {shape.length:,}")
+    prepare, direction = (forward_backward, "forward+backward") if settings.backward else (forward, "forward")
+    say = bench.saying(f"{direction} at {length:,}")
     seconds = bench.clock.alternate(
         {name: prepare(call) for name, call in calls.items()}, repeats=bench.repeats, progress=say
     )
     return [
         {
             "direction": direction,
-            "length": shape.length,
+            "length": length,
             "series": name,
-            **bench.measurement(seconds, name, "sdpa", shape.tokens, floor_of.get(name)),
-            **(more if name != "sdpa" else {}),
+            **bench.measurement(seconds, name, "sdpa", shape.tokens, floor if name == row else None),
         }
         for name in calls
     ]
@@ -150,26 +142,15 @@ def time_hyper(bench: Workbench, row: str, settings: HeadSettings, length: int) 
 
     Returns:
         Measurements, and in those of the row `error`, |found - exact| / |exact| of the output.
+
+    Raises:
+        ValueError: a result that disagrees with its definition.
     """
-    torch.manual_seed(0)
     name, options = parsed(row)
-    shape, causal = settings.shape(length), name == "causal"
-    tensors = heads(shape, bench.device, bench.dtype)
     options = {**nearby_options("hyper", settings.nearby), **options}
-    built = attention.build("hyper", num_heads=shape.heads, head_dim=shape.head_dim, **options)
-    hyper = built.to(bench.device, bench.dtype).eval()
-
-    def attend() -> Tensor:
-        return hyper(*tensors, causal=causal)
-
-    calls = {"sdpa": sdpa_of(tensors, causal=causal), row: Call(attend, tensors)}
-    with torch.no_grad():
-        error = relative_error(attend(), calls["sdpa"].function())
-    return [
-        one
-        for backward in (False, True)[: 1 + settings.backward]
-        for one in _alternated(bench, calls, shape, {}, backward=backward, error=error)
-    ]
+    shape = replace(settings.shape(length), causal=name == "causal")
+    check_hyper(bench, shape, options, backward=settings.backward)
+    return time_shape(bench, shape, options, backward=settings.backward, series=row, progress=bench.progress)
 
 
 HYPER_SPEED = TimeStudy(
