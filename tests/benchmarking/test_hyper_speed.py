@@ -169,11 +169,12 @@ def test_memory_is_measured_of_the_calls_that_are_timed(bench, monkeypatch):
 
     def measured(_, name, shapes, sizes, *, backward):
         asked.append((name, [(shape.length, shape.causal) for shape in shapes], backward))
-        return [1_000 * shape.length + backward for shape in shapes]
+        return [1_000 * shape.length + 2 * backward + shape.causal for shape in shapes]
 
     monkeypatch.setattr(hyper_speed.memory, "attention", measured)
     found = time_hyper(bench, HyperSettings(**SMALL, lengths=(32, 64), backward=True, memory=True))
-    assert [one["peak_bytes"] for one in found] == [1_000 * one["length"] + one["backward"] for one in found]
+    expected = [1_000 * one["length"] + 2 * one["backward"] + one["causal"] for one in found]
+    assert [one["peak_bytes"] for one in found] == expected
     way = "hyper:chunk_size=8,sample_size=8,min_length=16"
     assert (way, [(32, True), (64, True)], False) in asked
     assert len(asked) == 8

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from polysketch.benchmarking.timing import Rates
 
 _ATTENTION_BACKWARD = 2.5
-_WITH_BACKWARD = 3  # times the products of a map: the gradients of what goes in, and of its weights
+_WITH_BACKWARD = 3  # times the products of a map: the gradient of what goes in, and of its weights or the map anew
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ def _with_peaks(bench: Workbench, settings: HyperSettings, found: Measurements) 
         shapes = [settings.shape(found[place]["length"], causal) for place in places]
         way = settings.way if series == HYPER else series
         peaks.update(zip(places, memory.attention(bench, way, shapes, Sizes(), backward=backward), strict=True))
+        bench.progress(f"memory of {series}, {'causal' if causal else 'not causal'}, is measured")
     return [{**one, "peak_bytes": peaks.get(place)} for place, one in enumerate(found)]
 
 

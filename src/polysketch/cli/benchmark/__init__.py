@@ -43,8 +43,8 @@ class BenchmarkFlags:
     """Time attention, training steps or decoding on this machine, against PyTorch's softmax attention.
 
     Speeds are ratios of alternating calls in one run; a result that disagrees with its definition is not timed. Beside
-    every time stands the floor: counted operations and bytes over the rates of this machine. `serving` puts a server
-    under load. `tune` chooses constants of the programs for a GPU.
+    every time stands the floor: counted operations and bytes over the rates of this machine. `hyper` is figure 4 of
+    HyperAttention's paper. `serving` puts a server under load. `tune` chooses constants of the programs for a GPU.
 
     Examples:
       polysketch benchmark training --contexts 2048 8192
