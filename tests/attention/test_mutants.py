@@ -75,6 +75,7 @@ from polysketch.ops.linear import blocks as linear_blocks
 from polysketch.ops.linear.piece import Piece
 from polysketch.ops.packed import PackedDocuments
 from polysketch.ops.polynomial import squared_reference
+from polysketch.ops.random_features import reference as random_features
 from polysketch.ops.window import api as window
 
 polysketch_window = attention.MECHANISMS["polysketch-window"]
@@ -287,7 +288,7 @@ MUTANTS = {
         (elementwise.test_elu_plus_one_stays_positive_where_adding_one_would_round_to_zero,),
     ),
     "performer: keys less their maximum over all positions": Mutant(
-        performer_map._softmax_features,
+        random_features._softmax_features,
         "exponent - key_constant",
         "exponent - exponent.amax()",
         (

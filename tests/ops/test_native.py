@@ -39,6 +39,7 @@ from polysketch.ops.low_rank_sketch import native as native_low_rank
 from polysketch.ops.native import build, library, why_unavailable
 from polysketch.ops.native.trusted import find_trusted
 from polysketch.ops.polynomial import native as native_polynomial
+from polysketch.ops.random_features import native as native_random
 from polysketch.ops.window import native as native_window
 
 SOURCE = Path(build.__file__).parent / "source"
@@ -47,6 +48,9 @@ WIDE = [
     Case(local_chunk=0, length=700, features=33, value_dim=70, decays=True, compute_chunk=None),
     Case(local_chunk=0, length=1300, features=7, value_dim=5, compute_chunk=None, batch=1),
     Case(power=1, local_chunk=0, length=300, features=600, value_dim=64, batch=1, key_heads=4),
+    Case(power=1, local_chunk=0, length=70, features=8, value_dim=64, batch=1, key_heads=2),
+    Case(power=1, local_chunk=0, length=70, features=4096, value_dim=5, batch=1, heads=2, key_heads=1),
+    Case(power=1, local_chunk=0, length=40, features=4096, value_dim=64, batch=1, heads=1, key_heads=1, decays=True),
     Case(power=1, local_chunk=0, length=96, features=32, value_dim=64),
     Case(power=1, local_chunk=0, length=200, features=64, value_dim=16, key_heads=4, compute_chunk=64, decays=True),
     Case(power=1, local_chunk=0, length=100, features=16, compute_chunk=64, block_size=5, padded=True),
@@ -491,6 +495,7 @@ STRUCTURES = {
     "linear_attention.h": ("LinearAttentionCall", native_attention._AttentionCall),
     "learned_sketch.h": ("LearnedSketchCall", native_sketch._Call),
     "low_rank_sketch.h": ("LowRankSketchCall", native_low_rank._Call),
+    "random_features.h": ("RandomFeaturesCall", native_random._Call),
     "polynomial_attention.h": ("PolynomialAttentionCall", native_polynomial._Call),
     "window_attention.h": ("WindowAttentionCall", native_window._Call),
     "tile_attention.h": ("TileAttentionCall", native_hyper._Call),

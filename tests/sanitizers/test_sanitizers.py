@@ -24,6 +24,7 @@ TESTS = [
         "test_window_native",
         "test_hyper_native",
         "test_low_rank_sketch",
+        "test_random_features",
         "test_delta",
         "test_state_rows",
         "test_parallel",

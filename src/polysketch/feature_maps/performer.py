@@ -1,6 +1,5 @@
 """FAVOR+: positive orthogonal random features (Choromanski and others, "Rethinking Attention with Performers")."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -9,11 +8,9 @@ from torch import Tensor
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.draws import begin_draw, seed_or_default
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.random_features import random_features
+from polysketch.ops.random_features.reference import KINDS, LARGEST_EXPONENT, projections
 
-_SOFTMAX_EPSILON = 1e-6
-_RELU_EPSILON = 1e-3
-# No key feature exceeds exp of this: sums of very many stay far below the largest float32, exp(88).
-_LARGEST_EXPONENT = 40.0
 # With more, 1e-6 exp(-c) and the features of typical keys would be below the smallest float32, exp(-87).
 _LARGEST_CONSTANT = 60.0
 
@@ -73,8 +70,8 @@ class PerformerFeatures(FeatureMap):
     ) -> None:
         super().__init__(head_dim, num_kv_heads=num_kv_heads)
         check_at_least_one(num_features=num_features)
-        if kind not in PERFORMER_KINDS:
-            raise ValueError(f"unknown kind {kind!r}; known kinds: {', '.join(PERFORMER_KINDS)}")
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind {kind!r}; known kinds: {', '.join(KINDS)}")
         self.kind = kind
         self.orthogonal = orthogonal
         self.feature_dim = num_features
@@ -115,7 +112,8 @@ class PerformerFeatures(FeatureMap):
         """
         if self.kind != "softmax":
             raise ValueError(f"log_scale needs kind='softmax': features of kind {self.kind!r} have no constants")
-        projected, scaled = self._project(query)
+        self.check_input(query)
+        projected, scaled = projections(query, self.weight)
         with torch.autocast(query.device.type, enabled=False):
             return projected.amax(-1) - scaled.square().sum(-1) / 2 + self.key_constant.to(projected.dtype)
 
@@ -124,25 +122,15 @@ class PerformerFeatures(FeatureMap):
         return f"{super().extra_repr()}, kind={self.kind!r}, orthogonal={self.orthogonal}"
 
     def _map(self, x: Tensor, constant: Tensor | None) -> Tensor:
-        projected, scaled = self._project(x)
-        with torch.autocast(x.device.type, enabled=False):
-            constant = None if constant is None else constant.to(projected.dtype)
-            return PERFORMER_KINDS[self.kind](projected, scaled, constant) * self.feature_dim**-0.5
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """u = W x' and x', in float32 or better."""
         self.check_input(x)
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            scaled = x.to(dtype) * self.head_dim**-0.25
-            return scaled @ self.weight.to(dtype).mT, scaled
+        return random_features(x, self.weight, constant, kind=self.kind)
 
     @torch.no_grad()
     def _draw(self, generator: torch.Generator) -> None:
         draw = orthogonal_rows if self.orthogonal else gaussian_rows
         weight = draw(self.feature_dim, self.head_dim, generator)
         self.weight.copy_(weight)
-        self.key_constant.copy_((weight.square().sum(-1).max() / 2 - _LARGEST_EXPONENT).clamp(0, _LARGEST_CONSTANT))
+        self.key_constant.copy_((weight.square().sum(-1).max() / 2 - LARGEST_EXPONENT).clamp(0, _LARGEST_CONSTANT))
 
 
 def gaussian_rows(rows: int, width: int, generator: torch.Generator) -> Tensor:
@@ -161,21 +149,3 @@ def orthogonal_rows(rows: int, width: int, generator: torch.Generator) -> Tensor
     orthogonal = orthogonal * triangle.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     norms = gaussian_rows(rows, width, generator).norm(dim=-1, keepdim=True)
     return orthogonal.mT.flatten(0, 1)[:rows] * norms
-
-
-def _softmax_features(projected: Tensor, scaled: Tensor, key_constant: Tensor | None) -> Tensor:
-    if key_constant is None:
-        # |x'|^2 / 2 is in all exponents of a query: it goes with their maximum.
-        return (projected - projected.amax(-1, keepdim=True)).exp() + _SOFTMAX_EPSILON
-    exponent = projected - scaled.square().sum(-1, keepdim=True) / 2
-    return (exponent - key_constant).clamp(max=_LARGEST_EXPONENT).exp() + _SOFTMAX_EPSILON * (-key_constant).exp()
-
-
-def _relu_features(projected: Tensor, scaled: Tensor, key_constant: Tensor | None) -> Tensor:
-    return projected.relu() + _RELU_EPSILON
-
-
-PERFORMER_KINDS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
-    "softmax": _softmax_features,
-    "relu": _relu_features,
-}
