@@ -17,7 +17,7 @@ from polysketch.ops.custom_op import nothing_looks_on
 if TYPE_CHECKING:
     from polysketch.attention.linearized import LinearizedAttention
 
-_NUMBERS = 2**21  # features of a span for each thread: 8 MB in float32
+_NUMBERS = 2**21  # features of a span for each thread, for two at least: 8 MB in float32
 _FEWEST_TOKENS = 1024  # of a span: below, what a call costs besides shows
 _FEWEST_FEATURES = 2**24  # of the whole sequence: 64 MB; fewer are as fast at once
 
@@ -42,7 +42,8 @@ def length_of_a_span(
     rows = batch * (heads + key.shape[1]) * mechanism.feature_map.feature_dim
     if rows * length < _FEWEST_FEATURES:
         return None
-    span = max(_FEWEST_TOKENS, torch.get_num_threads() * _NUMBERS // rows // _FEWEST_TOKENS * _FEWEST_TOKENS)
+    numbers = max(2, torch.get_num_threads()) * _NUMBERS
+    span = max(_FEWEST_TOKENS, numbers // rows // _FEWEST_TOKENS * _FEWEST_TOKENS)
     return span if length >= 2 * span else None
 
 

@@ -75,12 +75,13 @@ def _next_state(
     batch, key_heads, length = key.shape[:3]
     total = torch.full((batch,), length, device=key.device) if alignment is None else alignment.total()
     chunk = 0 if local_key is None else plan.chunk
-    if aligned.log_decay is None:
-        decay = key.new_zeros(batch, key_heads, length, dtype=dtype)
+    if aligned.log_decay is None:  # nothing of the length of the tokens is made then
+        decay = key.new_zeros((), dtype=dtype).expand(batch, key_heads, length)
+        log_total = decay.new_zeros(batch, key_heads)
     else:
         decay = aligned.log_decay.to(dtype)
-    folded = torch.arange(length, device=key.device) < (total - total % chunk if chunk else total)[:, None]
-    log_total = (decay * folded[:, None]).sum(-1)
+        folded = torch.arange(length, device=key.device) < (total - total % chunk if chunk else total)[:, None]
+        log_total = (decay * folded[:, None]).sum(-1)
     cut = partial(open_rows, total=total, chunk=chunk)
     seen = (
         torch.full((batch,), length, device="cpu") if alignment is None else (alignment.length - alignment.start).cpu()

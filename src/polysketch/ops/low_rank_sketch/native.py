@@ -92,8 +92,8 @@ def _whole(count: int) -> int:
 
 def _whole_vectors(factors: Tensor) -> Tensor:
     """In rows of whole vectors, zeros behind."""
-    factors = in_float32(factors)
-    return F.pad(factors, (0, _whole(factors.shape[-1]) - factors.shape[-1])).contiguous()
+    factors, missing = in_float32(factors), _whole(factors.shape[-1]) - factors.shape[-1]
+    return (F.pad(factors, (0, missing)) if missing else factors).contiguous()  # padding by nothing would be a copy
 
 
 def _in_rows(x: Tensor) -> Tensor:
