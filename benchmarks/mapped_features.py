@@ -3,10 +3,10 @@
     python -m benchmarks.mapped_features --before ../before/src
 
 The checkouts take turns, a process for each round, in which the mechanisms take turns. Milliseconds are of the
-process's own time, medians over its calls, then over the rounds. The floor of `performer` and `llops` is the products of
-their maps and 4 n m (h + 1) operations a head for the sums, with backward 2.5 times as many more for the sums, and for
-the maps once (`performer`) or three times (`llops`), over the rate of a product of two matrices of 1024 rows in the same
-process: operations alone, no bytes. Writes benchmarks/results/mapped-features-TIME.json.
+process's own time, medians over its calls, then over the rounds. The floor of `performer` and `llops` is the products
+of their maps and 4 n m (h + 1) operations a head for the sums, with backward 2.5 times as many more for the sums, and
+for the maps once (`performer`) or three times (`llops`), over the rate of a product of two matrices of 1024 rows in
+the same process: operations alone, no bytes. Writes benchmarks/results/mapped-features-TIME.json.
 """
 
 import argparse
