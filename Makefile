@@ -17,7 +17,7 @@
 #   make wheel      a wheel in dist, for this platform, with the native programs compiled
 #   make lock       the hashes of everything that constraints.txt pins, anew, in locks
 #   make bench      timings on this machine: attention, training, decoding, memory, threads, the first call; each target
-#                   reached or missed and why; under 25 minutes, quiet cores
+#                   reached or missed and why; half an hour, quiet cores
 #
 # A machine without a GPU can be spared PyTorch's CUDA packages, of several GB, which PyPI's build of torch brings:
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -1,6 +1,6 @@
 """The CPU figures: attention, training steps and decoding against softmax, memory; each beside this machine's floor.
 
-    python -m benchmarks                            everything; under 25 minutes on 2 cores, which must be quiet
+    python -m benchmarks                            everything; half an hour on 2 cores, which must be quiet
     python -m benchmarks --only forward decoding    some sections
     python -m benchmarks --quick                    tiny sizes: tries the script, says nothing about speed; most of its
                                                     minutes are the compiler's, of the section first-call
