@@ -21,6 +21,7 @@ _BFLOAT16 = (
     "without AMX products are made in float32, whose floor is 4.2; with it they are three to four times as fast, and "
     "the rest of a call decides"
 )
+_LLOPS = "it reaches 75 % of its floor; at the floor it would have 7.1"
 _SLOW_FOR_ALL = (
     "it is exact: as much work as SDPA's, and as fast within the noise of a run (squared-polynomial had 0.99 and 1.1)"
 )
@@ -43,7 +44,7 @@ SPEEDS = {
     ("decoding with tiny", "learned"): _least(NOT_FOUND_OUT, {8_192: 1.0, 32_768: 3.0}),
     ("decoding with mini", "learned"): _least(NOT_FOUND_OUT, {8_192: 1.0, 32_768: 3.0}),
     (f"forward{WHERE['mechanisms']}", "hyper"): _least(_BLOCKS_AT_16K, {16_384: 4.0}),
-    (f"forward{WHERE['mechanisms']}", "llops"): _least(NOT_FOUND_OUT, {16_384: 6.0}),
+    (f"forward{WHERE['mechanisms']}", "llops"): _least(_LLOPS, {16_384: 6.0}),
     (f"forward{WHERE['hyper']}", "hyper"): _least(_BLOCKS_AT_131K, {131_072: 20.0}),
     (f"forward{WHERE['bfloat16']}", "learned sketch"): _least(_BFLOAT16, {16_384: 6.0}),
 }
@@ -61,7 +62,7 @@ GIGABYTES = {
 """The same -> memory, of attention beyond inputs, outputs and gradients, of a step that of the whole process."""
 
 DOUBLING = Target(at_most=2.2, why=NOT_FOUND_OUT)
-HEAVY = Target(at_most=1.6, why="at the bound: three runs had 1.5, 1.56 and 1.7")
+HEAVY = Target(at_most=1.6, why="at the bound: other runs had 1.5, 1.56 and 1.7")
 STEADY = Target(at_least=0.9, at_most=1.1, why=NOT_FOUND_OUT)
 FOLD = Target(at_most=5.0, why=NOT_FOUND_OUT)
 SAME_STATE = Target(at_least=1, at_most=1, why=NOT_FOUND_OUT)
