@@ -23,7 +23,7 @@ def test_memory_files_and_threads_stay_as_they_are(tmp_path):
 @pytest.fixture
 def few_names(monkeypatch):
     """Two that are quickly computed and compiled, and of which autocast changes one."""
-    monkeypatch.setattr(endurance, "_NAMES", ("performer", "given features"))
+    monkeypatch.setattr(endurance, "_NAMES", ("hyper", "given features"))
 
 
 @pytest.mark.full

@@ -27,7 +27,7 @@ def package(tmp_path, monkeypatch) -> Path:
         path.chmod(0o644)
     monkeypatch.setattr(shipped, "_CODE", folder / "shipped.py")
     monkeypatch.setattr(shipped, "_PROCESSOR", tmp_path / "cpuinfo")
-    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 fma avx512f avx512bw avx512dq avx512vl\n")
+    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2 fma f16c avx512f avx512bw avx512dq avx512vl\n")
     return folder
 
 
@@ -57,7 +57,7 @@ def test_one_set_alone_is_the_file_that_a_wheel_has_of_it(package, tmp_path, ins
 @pytest.mark.skipif("AVX512" not in SETS, reason="this kind of processor has one set alone")
 def test_no_file_is_loaded_whose_instructions_the_processor_does_not_list(package, monkeypatch):
     """PyTorch is told what to use by ATEN_CPU_CAPABILITY, whatever there is."""
-    shipped._PROCESSOR.write_text("flags\t\t: fpu avx2 fma avx512f avx512bw avx512dq\n")  # no avx512vl
+    shipped._PROCESSOR.write_text("flags\t\t: fpu avx2 fma f16c avx512f avx512bw avx512dq\n")  # no avx512vl
     assert found(package, "AVX512") is None
     assert found(package, "AVX2") is not None
     shipped._PROCESSOR.write_text("flags\t\t: fpu avx2\n")  # no fma

@@ -218,7 +218,7 @@ class DecodingSettings(_ModelSettings):
     positions: tuple[int, ...] = (8_192, 32_768)
     """tokens before the first timed one, rounded down to a whole chunk"""
     state_dtype: Literal["float16", "bfloat16"] | None = None
-    """dtype of states; as models have it when None"""
+    """dtype of states; default: as models have it"""
 
     def __post_init__(self) -> None:
         check_positive(positions=self.positions)

@@ -32,7 +32,7 @@ class HyperFlags(CommonFlags, HyperSettings):
     131,072 tokens a call of exact attention takes minutes on a few cores: the second example is a minute on two.
 
     Examples:
-      polysketch benchmark hyper --backward --memory --plot hyper.png --out hyper.json
+      polysketch benchmark hyper --backward --plot hyper.png --out hyper.json
       polysketch benchmark hyper --lengths 4096 8192 16384 --heads 2 --repeats 2
     """
 
