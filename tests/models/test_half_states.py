@@ -5,7 +5,16 @@ import torch
 
 from polysketch import attention
 from polysketch.attention import MECHANISMS
-from polysketch.generation import Engine, Request, Sampler, Snapshots, bytes_of_request, generate
+from polysketch.generation import (
+    Engine,
+    Request,
+    Sampler,
+    Snapshots,
+    bytes_of_request,
+    generate,
+    load_conversation,
+    save_conversation,
+)
 from polysketch.models import ModelConfig, TransformerLM
 
 DTYPES = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
@@ -75,6 +84,21 @@ def test_a_server_has_room_for_twice_as_many_and_answers_each_as_if_alone():
             made.setdefault(event.ticket, []).extend([] if event.token is None else [event.token])
     alone = [generate(model, [prompt], max_new_tokens=12, temperature=0.0).tokens[0] for prompt in prompts]
     assert [made[ticket] for ticket in tickets] == alone
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_conversation_is_saved_as_it_is_kept(dtype, tmp_path):
+    model, ids = model_with(), torch.randint(48, (1, LENGTH))
+    model.keep_states_in(dtype)
+    _, state = read(model, ids, [LENGTH])
+    save_conversation(tmp_path / "text.safetensors", model, ids[0].tolist(), state)
+    tokens, loaded = load_conversation(tmp_path / "text.safetensors", model)
+    assert tokens == ids[0].tolist()
+    assert loaded.nbytes == state.nbytes
+    assert torch.equal(model.extend(ids[:, :1], loaded)[0], model.extend(ids[:, :1], state)[0])
+    model.keep_states_in(None)
+    with pytest.raises(ValueError, match=r"kept in another dtype \(keep_states_in\)"):
+        load_conversation(tmp_path / "text.safetensors", model)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

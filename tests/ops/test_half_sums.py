@@ -138,6 +138,8 @@ def test_a_state_of_half_the_size_is_kept_saved_and_reordered_as_it_is(dtype, tm
     assert state.sums.nbytes * 2 == empty_state(case).sums.nbytes
     state.save(tmp_path / "state.safetensors")
     loaded = ops.LinearAttentionState.load(tmp_path / "state.safetensors")
+    joined = ops.combine(state, replace(state.clone(), sums=torch.zeros_like(state.sums)))
+    assert torch.equal(joined.sums, state.sums)
     for other in (loaded, state.clone(), state.reorder(torch.tensor([0, 1]))):
         assert other.rounds_sums
         assert torch.equal(other.sums, state.sums)

@@ -72,7 +72,10 @@ def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int]
     state = state_of_one(model)
     tokens = tensors.pop(_TOKENS, torch.zeros(0, dtype=torch.int64)).tolist()
     if _shapes(_kept(state), len(tokens)) != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
-        raise ValueError(f"{path}: expected the tensors of a state of this model, found others: altered by hand?")
+        raise ValueError(
+            f"{path}: expected the tensors of a state of this model, found others: kept in another dtype "
+            "(keep_states_in), or altered by hand?"
+        )
     _require_positions(tensors, len(tokens), path)
     return tokens, _filled(state, tensors).clone()  # whose copies of positions on the device are made of these
 

@@ -363,7 +363,7 @@ def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> Linea
     decay = later.log_decay.exp()
     return replace(
         later.clone(),
-        sums=earlier.sums * decay[..., None, None] + later.sums,
+        sums=(earlier.sums * decay[..., None, None] + later.sums).to(later.sums.dtype),
         normalizer=earlier.normalizer * decay[..., None] + later.normalizer,
         log_decay=earlier.log_decay + later.log_decay,
         position=earlier.position + later.position,
