@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from attention.covering import first_always
 from polysketch.benchmarking.plot import plot_time_per_token
 
 TIMES = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -33,7 +32,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("path", first_always(RECORDS))
+@pytest.mark.parametrize("path", RECORDS)
 def test_a_record_of_times_is_drawn(path, tmp_path):
     pytest.importorskip("matplotlib")
     found = [one for one in measurements(path) if "direction" in one]
