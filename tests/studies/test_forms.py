@@ -80,13 +80,18 @@ def test_the_window_is_filled_in_wherever_a_form_leaves_it_open():
     assert FORMS["based"].attention_options(16) == {"sliding-window": {"window": 16}}
     assert FORMS["paper"].attention_options(16) == {"local_chunk": 16}
     last = {"sliding-window": {"window": 16}, "polysketch": {"window": 16, "sketch_size": 32}}
-    assert FORMS["polysketch-last"].attention_options(16) == last
+    assert FORMS["polysketch-every-2"].attention_options(16) == last
 
 
-def test_a_form_of_the_last_layer_alone_has_windows_before_it():
-    assert FORMS["softmax-last"].pattern(3) == ("sliding-window", "sliding-window", "softmax")
-    assert FORMS["softmax"].pattern(3) == "softmax"
-    assert FORMS["based"].pattern(3) == ("based", "sliding-window")
+def test_a_form_of_every_few_layers_has_windows_before_it():
+    assert FORMS["polysketch-every-3"].pattern == ("sliding-window", "sliding-window", "polysketch")
+    assert FORMS["softmax"].pattern == "softmax"
+    assert FORMS["based"].pattern == ("based", "sliding-window")
+
+
+def test_a_form_is_named_by_its_layers():
+    named = {name: int(name.split("-every-")[1].split("-")[0]) for name in FORMS if "-every-" in name}
+    assert named == {name: form.every for name, form in FORMS.items() if form.every > 1}
 
 
 @pytest.mark.parametrize(("softmax", "ours", "holds"), [(2.44, 2.449, True), (2.44, 2.451, False), (2.44, None, None)])

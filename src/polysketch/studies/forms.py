@@ -34,24 +34,25 @@ class Form:
         label: what tables and plots say.
         attention: name of the mechanism, or a pattern over the layers.
         options: of the mechanism; a pattern's by mechanism. The option that is `None` here takes the window.
-        last_alone: the mechanism is that of the last layer of each group alone, the others are windows.
+        every: the mechanism stands in the last of each so many layers, windows in the others.
     """
 
     label: str
     attention: str | tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
-    last_alone: bool = False
+    every: int = 1
 
-    def pattern(self, group: int) -> str | tuple[str, ...]:
-        """The attention of the model's layers; `group` layers make a group."""
-        if not self.last_alone:
+    @property
+    def pattern(self) -> str | tuple[str, ...]:
+        """The attention of the model's layers."""
+        if self.every == 1:
             return self.attention
-        return (*(group - 1) * (_WINDOWS,), str(self.attention))
+        return (*(self.every - 1) * (_WINDOWS,), str(self.attention))
 
     def attention_options(self, window: int) -> dict[str, Any]:
         """The options with the window filled in; plain JSON values."""
         return _filled(
-            {_WINDOWS: _WINDOW, str(self.attention): self.options} if self.last_alone else self.options, window
+            {_WINDOWS: _WINDOW, str(self.attention): self.options} if self.every > 1 else self.options, window
         )
 
 
@@ -81,9 +82,11 @@ FORMS = {
     "polysketch-both": Form(
         "the same, sketches of rotated vectors too", "polysketch", {**_SKETCHES, "sketched": "both"}
     ),
-    "polysketch-last": Form("windows, the last layer window + delta rule", "polysketch", _SKETCHES, last_alone=True),
-    "polysketch-last-64": Form("the same, 64 x 64", "polysketch", {**_WINDOW, "sketch_size": 64}, last_alone=True),
-    "softmax-last": Form("windows, the last layer softmax over all tokens", "softmax", last_alone=True),
+    "polysketch-every-2": Form("window + delta rule in every second layer", "polysketch", _SKETCHES, every=2),
+    "polysketch-every-2-64": Form("the same, 64 x 64", "polysketch", {**_WINDOW, "sketch_size": 64}, every=2),
+    "polysketch-every-3": Form("window + delta rule in every third layer", "polysketch", _SKETCHES, every=3),
+    "polysketch-every-4": Form("window + delta rule in every fourth layer", "polysketch", _SKETCHES, every=4),
+    "softmax-every-4": Form("softmax over all tokens in every fourth layer", "softmax", every=4),
     "codes": Form("window + products of codes", _SUMS, _CODES),
     "codes-closed": Form("the same, far part closed at first", _SUMS, {**_CODES, "far_bias": -5.0}),
     "codes-decay": Form("the same, with decay", _SUMS, {**_CODES, "decay_gate": True}),
@@ -97,7 +100,7 @@ FORMS = {
         {"polysketch": _WINDOW},
     ),
 }
-"""The rows. A pattern needs a number of layers that it divides."""
+"""The rows. A pattern needs a number of layers that it divides. The presets have `polysketch-every-2`."""
 
 TEXTS: Mapping[str, Callable[[str, Path, int | None], PreparedData]] = {
     _CODE: lambda tokenizer, place, files: source_code(tokenizer, place, files=files),
@@ -119,7 +122,6 @@ class FormsSettings:
         files: take only so many files of the standard library, or so many books of each split; None takes all.
         data: a prepared folder to read in place of that text.
         preset, layers: of the model.
-        group: layers of a group, of which the last has the mechanism in the rows named so; divides the layers.
         context: tokens of a training window.
         window: tokens with exact weights, in every form that has such a part.
         batch_size, steps, learning_rate, optimizer: of training, on windows of the text.
@@ -137,7 +139,6 @@ class FormsSettings:
     data: str | None = None
     preset: str = "tiny"
     layers: int = 4
-    group: int = 4
     context: int = 1024
     window: int = 64
     batch_size: int = 4
@@ -192,7 +193,6 @@ class FormsStudy(Study):
         ),
         "quick": FormsSettings(
             layers=3,
-            group=3,
             context=512,
             window=32,
             batch_size=8,
@@ -232,10 +232,9 @@ class FormsStudy(Study):
         form = FORMS[row]
         options = form.attention_options(settings.window)
         told = dataclasses.asdict(settings)
-        del told["group"]  # the pattern says it
         if settings.text == _CODE:
             del told["text"]  # newer than some records, which are of source code and do not say so
-        return {**told, "attention": form.pattern(settings.group), "attention_options": options, "seed": seed}
+        return {**told, "attention": form.pattern, "attention_options": options, "seed": seed}
 
     def make(self, row: str, seed: int, settings: FormsSettings, folder: Path) -> dict[str, Any]:
         """Train, and measure."""
@@ -307,7 +306,7 @@ def _training(form: Form, seed: int, settings: FormsSettings, data: PreparedData
         resume=True,
         preset=settings.preset,
         layers=settings.layers,
-        attention=form.pattern(settings.group),
+        attention=form.pattern,
         attention_options=form.attention_options(settings.window),
         projection_convolution=settings.projection_convolution,
         query_key_norm=settings.query_key_norm,
