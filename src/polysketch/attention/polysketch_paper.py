@@ -42,7 +42,7 @@ class PolysketchPaperAttention(LinearizedAttention):
         share: "layer", one sketch for all heads, or "head", one for each key/value head.
         prefix_gain: None is the paper; else the share of the attention mass, or one share per key/value head, that
             `calibrate` gives the sketched weights through a learnable gain. It makes a model learn recall from
-            far away sooner, and short-range text worse (docs/results.md).
+            far away sooner, and short-range text worse (docs/results-tried.md).
         decay_gate: decay the sketched weights by a gate on the layer's input (`DecayGate`); needs `hidden_size`. With a
             local part it brings gains spread over the heads.
         hidden_size: width of the layer's input, for the gate.

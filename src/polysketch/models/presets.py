@@ -25,7 +25,7 @@ _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 _AROUND = {"projection_convolution": 4, "query_key_norm": True, "input_positions": False}
 
 # Every second layer looks beyond its window: it predicts and recalls nearly as well as all of them, in less
-# time, with a smaller state (docs/results.md, "Every second layer"). A mechanism that is asked for by name stands in
+# time, with a smaller state (docs/results.md). A mechanism that is asked for by name stands in
 # every layer.
 _OURS = {**_AROUND, EVERY: 2}
 

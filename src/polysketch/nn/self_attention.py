@@ -47,7 +47,7 @@ class SelfAttention(TokenMixer):
     With a convolution the layer starts with induction in every second head: a token's key there equals the query of the
     token before it, so that a query finds what followed earlier tokens like itself. In the other heads the key equals
     the query of the same token. Where several query heads share a key head, the first of them is meant. Without these
-    weights a model must find induction by itself, which takes a large part of a short training (docs/results.md).
+    weights a model must find induction by itself, which takes a large part of a short training (docs/results-tried.md).
 
     Args:
         hidden_size: width of input and output.
