@@ -1,6 +1,6 @@
 """What `make bench` wants on a CPU, each with the reason that is printed where it is missed.
 
-Reasons are those of docs/performance.md. Where it has none, the reason is that nobody found out.
+Reasons are those of docs/performance.md and performance-gpu.md. Where it has none, the reason is that nobody found out.
 """
 
 from benchmarks.figures import NOT_FOUND_OUT, Target
