@@ -55,7 +55,9 @@ def test_a_target_is_reached_within_both_bounds(value, reached):
 
 
 def test_numbers_in_reasons_stand_in_the_pages_that_tell_them():
-    pages = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "performance-gpu.md", "choosing.md"))
+    pages = "".join(
+        (ROOT / "docs" / name).read_text() for name in ("performance.md", "performance-gpu.md", "choosing.md")
+    )
     told, reasons = set(re.findall(r"\d[\d.,]*\d|\d", pages)), {target.why for target in of_tables()}
     assert len(reasons) > 8
     for reason in reasons:
