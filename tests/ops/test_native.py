@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from attention.covering import first_always
+from attention.test_one_token import CASES as ONE_TOKEN
+from attention.test_one_token import assert_exact as assert_one_token_is_exact
 from ops.linear_cases import (
     Case,
     arguments,
@@ -31,6 +33,7 @@ from ops.test_window_native import assert_all_agree
 from polysketch import ops
 from polysketch.feature_maps import LearnedSketch
 from polysketch.ops.delta import native as native_delta
+from polysketch.ops.delta import one_token
 from polysketch.ops.hyper import native as native_hyper
 from polysketch.ops.learned_sketch import learned_sketch, learned_sketch_backend
 from polysketch.ops.learned_sketch import native as native_sketch
@@ -311,13 +314,15 @@ def test_every_compiler_and_width_of_vectors_gives_the_same_result(compiler, cap
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     made = ctypes.CDLL(str(build.compiled(SOURCE, tmp_path)))
-    for module in (native_attention, native_sketch, native_window, native_polynomial):
+    for module in (native_attention, native_sketch, native_window, native_polynomial, one_token):
         monkeypatch.setattr(module, "library", lambda: made)
     for case in (*PAIRWISE, *WIDE):
         assert_native_agrees(case)
     assert_all_agree(WINDOWS)
     for case in POLYNOMIALS:
         assert_polynomial_agrees(case)
+    for options in ONE_TOKEN.values():
+        assert_one_token_is_exact(options)
     test_learned_sketch_agrees_with_the_formula_in_float64(8, "head", (2, 4, 33, 24), 10)
 
 

@@ -295,6 +295,10 @@ class BesideWindow(RedrawnFeatures):
             unrotated: as for `forward`.
         """
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
+        if value.shape[2] == 1 and block_size is None and key_mask is None:
+            output = self._extend_by_program(query, key, value, state, hidden, unrotated)
+            if output is not None:
+                return output, state
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
         blocks = self._blocks_after(state, block_size)
         self._check_state(query, value, state, hidden)
@@ -318,6 +322,22 @@ class BesideWindow(RedrawnFeatures):
             **blocks,
         )
         return near.to(value.dtype), state
+
+    def _extend_by_program(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: WindowState,
+        hidden: Tensor | None,
+        unrotated: tuple[Tensor, Tensor] | None,
+    ) -> Tensor | None:
+        """The output of one real token of every row, and `state` moved on; None where there is no program for it all.
+
+        Args:
+            query, key, value, state, hidden, unrotated: as for `extend`.
+        """
+        return None
 
     def init_span(
         self,

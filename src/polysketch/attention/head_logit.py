@@ -55,13 +55,22 @@ class HeadLogit(nn.Module):
         dtype = torch.promote_types(self.bias.dtype, torch.float32)
         if self.weight is None:
             return self.bias.to(dtype)[None, :, None]
+        hidden = self.checked(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
+
+    def checked(self, hidden: Tensor | None) -> Tensor:
+        """The layer's input, where it is read.
+
+        Raises:
+            ValueError: there is none, or it has another width.
+        """
         if hidden is None or hidden.shape[-1] != self.hidden_size:
             found = "nothing" if hidden is None else f"{tuple(hidden.shape)}"
             raise ValueError(
                 f"the logit around {self.name} needs hidden=(batch, length, {self.hidden_size}), got {found}"
             )
-        with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
+        return hidden
 
     def extra_repr(self) -> str:
         """Sizes."""

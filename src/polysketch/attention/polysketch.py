@@ -8,13 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.beside_window import BesideWindow, sketched_width
+from polysketch.attention.beside_window import BesideWindow, WindowState, sketched_width
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import widened
 from polysketch.attention.masked import without_masked
 from polysketch.attention.span_state import Following
 from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.custom_op import refuse_tangents
+from polysketch.ops.delta import one_token
 
 _CONFIDENCE = 3.0
 
@@ -126,6 +128,40 @@ class PolysketchAttention(BesideWindow):
         kept = torch.cat([key_features, strength], -1)
         # Features of a masked key, which is zeros, are zeros; its gradient ends here, for at zero it would be huge.
         return query_features.to(dtype), without_masked(kept, key_mask).to(dtype)
+
+    def _extend_by_program(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: WindowState,
+        hidden: Tensor | None,
+        unrotated: tuple[Tensor, Tensor] | None,
+    ) -> Tensor | None:
+        """As `BesideWindow._extend_by_program`, on a CPU."""
+        held = state.recent.held
+        if held is None or not isinstance(self.feature_map, SketchProducts):
+            return None
+        self._check_state(query, value, state, hidden)
+        given = self.far_logit.checked(hidden) if self.reads_hidden else query[:, 0, :, :0]
+        token = one_token.Token(query, key, value, *self._sketched(query, key, unrotated, None), given)
+        ring = one_token.Ring(*held, state.recent.position, state.recent.rows)
+        weights = one_token.Weights(
+            self.feature_map.weight,
+            self.strength_logit.weight,
+            self.strength_logit.bias,
+            self.far_logit.weight,
+            self.far_logit.bias,
+            self.confidence_scale,
+            self.unit_scale.log_scale,
+        )
+        if not one_token.takes(token, weights, ring, state.far):
+            return None
+        refuse_tangents("extend", *token)
+        removed, normed = self.prefix_removed, self.unit_scale.normed
+        output = one_token.extend_one_(token, weights, ring, state.far, normed=normed, removed=removed)
+        state.recent.count_one()
+        return output
 
     def _recall(
         self,

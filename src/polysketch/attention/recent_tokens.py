@@ -65,6 +65,17 @@ class RecentTokens:
         buffers = (self.position, self._key, self._value, self._real)
         return sum(buffer.numel() * buffer.element_size() for buffer in buffers if buffer is not None)
 
+    @property
+    def held(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The buffers, as `buffers` has them; None before the first token."""
+        if self._key is None or self._value is None or self._real is None:
+            return None
+        return self._key, self._value, self._real
+
+    def count_one(self) -> None:
+        """Somebody else has put one real token of every row into its slot of the buffers (`held`)."""
+        self.position = self.position + 1
+
     def slots(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The keys and values of every row, by slot; a copy where the rows are some of another's.
 

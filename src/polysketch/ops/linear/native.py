@@ -29,10 +29,10 @@ _GRADIENTS = tuple(f"{name}_gradient" for name in ("query", "key", "value", "loc
 _STEP_SIZES = ("heads", "key_heads", "features", "value_width", "local_width")
 _STEP_OPTIONS = ("power", "factors", "normalize", "degree", "chunk", "expanded", "kind")
 _STATE = ("sums", "normalizer", "log_decay", "open_features", "open_value", "open_key", "open_log_decay")
-_KINDS = (torch.float32, torch.bfloat16, torch.float16)
+SUM_KINDS = (torch.float32, torch.bfloat16, torch.float16)
 """What the sums of a step may be kept in, by the number that the program has for it."""
 # Fewer sums than this are read by one thread: waking another costs more.
-_SUMS_WORTH_A_THREAD = 2**20
+SUMS_WORTH_A_THREAD = 2**20
 
 
 class _AttentionCall(ctypes.Structure):
@@ -124,7 +124,7 @@ def backward(inputs: Inputs, plan: Plan, outputs: Outputs, upstream: Outputs) ->
 
 def can_extend(query: Tensor, state: LinearAttentionState | StateRows) -> bool:
     """Whether the program can take this call: on a CPU, not float64, each head of a state in one piece, a compiler."""
-    if why_no_program(query) is not None or state.pool.sums.dtype not in _KINDS:
+    if why_no_program(query) is not None or state.pool.sums.dtype not in SUM_KINDS:
         return False
     return all(tensor[0, 0].is_contiguous() for tensor in _kept(state) if 0 not in tensor.shape)
 
@@ -155,7 +155,7 @@ def extend_one_(
     expanded = own[0].shape[2]
     call = _ExtendCall(
         *(heads, key_heads, features, width, local_width),
-        *(state.power, state.factors, plan.normalize, plan.degree, chunk, expanded, _KINDS.index(own[0].dtype)),
+        *(state.power, state.factors, plan.normalize, plan.degree, chunk, expanded, SUM_KINDS.index(own[0].dtype)),
         plan.offset,
         *(TensorPointer() if tensor is None else TensorPointer.of(tensor) for tensor in kept),
         *(TensorPointer.of_heads(tensor) for tensor in own),
@@ -163,7 +163,7 @@ def extend_one_(
         None if state.rows is None else state.rows.data_ptr(),
     )
     program, units = library().linear_attention_extend, batch * key_heads
-    if units * expanded * width < _SUMS_WORTH_A_THREAD:
+    if units * expanded * width < SUMS_WORTH_A_THREAD:
         run_program(program, call, range(units))
     else:
         run_in_threads(program, call, units, [*kept, *own, state.position, state.rows])

@@ -12,3 +12,6 @@ struct WindowAttentionCall : PairsCall {
   Tensor output_gradient;
   Tensor query_gradient, key_gradient, value_gradient, beside_logit_gradient, beside_value_gradient;
 };
+
+// As `window_attention_forward`, for calls of one query and one span.
+extern "C" int window_attention_one(const WindowAttentionCall* call, int64_t first, int64_t last);

@@ -82,7 +82,6 @@ class One {
 
 }  // namespace
 
-// As `window_attention_forward`, for calls of one query and one span.
 extern "C" int window_attention_one(const WindowAttentionCall* call, int64_t first, int64_t last) {
   try {
     for (int64_t unit = first; unit < last; unit++) One(*call, unit).run();

@@ -1,0 +1,180 @@
+// Decoding with a window and sums under the delta rule: one token of every row, from projections to the output.
+//
+// The token takes the slot of the oldest one of its row's ring. That one is written into the sums, which then answer the
+// queries, and the answer stands beside the window as one more key. Plain PyTorch has more than a hundred operations for
+// it, each of which takes longer to begin than to do.
+#include "linear_attention_extend.h"
+#include "window_attention.h"
+
+#include <limits>
+
+// u . hidden + b of each key head; without weights b alone.
+struct HeadLogit {
+  const float *weight, *bias;
+  float of(const float* hidden, int64_t hidden_size, int64_t head) const {
+    return bias[head] + (weight ? dot(weight + head * hidden_size, hidden, hidden_size) : 0.0f);
+  }
+};
+
+// Mirrored in polysketch/ops/delta/one_token.py. In a slot of ring_key lie a key, its two sketches and the strength with
+// which it is to be written.
+struct PolysketchOneCall {
+  int64_t heads, key_heads, width, sketched_width, sketch_size, value_width, window, hidden_size;
+  int64_t normed, removed;  // whether queries and keys get a norm; whether nothing stands beside the window
+  int64_t kind;             // of the sums, as in ExtendCall
+  Tensor query, key, value, sketched_query, sketched_key, hidden, output;
+  const float* sketches;  // (key_heads, sketched_width, 2 sketch_size)
+  HeadLogit strength, far;
+  const float *confidence_scale, *log_scale;  // (key_heads,)
+  Tensor ring_key, ring_value;
+  uint8_t* real;  // (rows, window), not zero in a slot that holds a real token, with this stride of rows
+  int64_t real_row;
+  Tensor sums, normalizer, log_decay_total;
+  const int64_t *position, *ring_rows, *sums_rows;  // (batch,): tokens before; the rows of ring and sums, or null
+};
+
+namespace {
+
+constexpr float kEpsilon = 1e-6f;     // of unit_scale.py and sketch_products.py
+constexpr float kShortest = 1e-12f;   // of torch.nn.functional.normalize
+constexpr int64_t kNumberSizes[] = {4, 2, 2};  // of ExtendCall::kind
+
+float over_root_mean_square(const float* x, int64_t width) {
+  return 1.0f / std::sqrt(dot(x, x, width) / static_cast<float>(width) + kEpsilon);
+}
+
+// One row of heads, each `width` numbers behind the other; which head or token is asked for does not matter elsewhere.
+Tensor heads_of(float* data, int64_t width) { return {data, 0, width, width}; }
+
+// What a ring or a state has of one key head of a row.
+Tensor part_of(const Tensor& x, int64_t row, int64_t head, int64_t number_size = sizeof(float)) {
+  char* data = reinterpret_cast<char*>(x.data) + (row * x.batch + head * x.head) * number_size;
+  return {reinterpret_cast<float*>(data), 0, 0, x.token};
+}
+
+// One key head of one row of the batch, with the queries that share it.
+class OneToken {
+ public:
+  OneToken(const PolysketchOneCall& call, int64_t unit)
+      : call_(call), batch_(unit / call.key_heads), head_(unit % call.key_heads),
+        ring_row_(call.ring_rows ? call.ring_rows[batch_] : batch_), shared_(call.heads / call.key_heads),
+        features_(2 * call.sketch_size), answer_width_(call.value_width + 1), slot_(call.position[batch_] % call.window),
+        queries_(shared_ * call.width), query_features_(shared_ * features_), left_(features_ + 1),
+        leaving_(answer_width_), answers_(shared_ * answer_width_), logits_(shared_), spare_(2 * shared_) {}
+
+  bool run() {
+    take_slot();
+    for (int64_t query = 0; query < shared_; query++) read_query(query);
+    if (!recall()) return false;
+    for (int64_t query = 0; query < shared_; query++) logits_[query] = logit_of(answers_ + query * answer_width_);
+    return attend();
+  }
+
+ private:
+  // What leaves the window is kept apart, and the token stands in its place.
+  void take_slot() {
+    float* key = call_.ring_key.at(ring_row_, head_, slot_);
+    float* value = call_.ring_value.at(ring_row_, head_, slot_);
+    const float *given = call_.key.at(batch_, head_, 0), *hidden = call_.hidden.at(batch_, 0, 0);
+    std::copy(key + call_.width, key + call_.width + features_ + 1, left_ + 0);
+    std::copy(value, value + call_.value_width, leaving_ + 0);
+    leaving_[call_.value_width] = 1.0f;
+    const float by = call_.normed ? over_root_mean_square(given, call_.width) : 1.0f;
+    for (int64_t i = 0; i < call_.width; i++) key[i] = given[i] * by;
+    sketch(call_.sketched_key.at(batch_, head_, 0), key + call_.width);
+    key[call_.width + features_] = 1.0f / (1.0f + std::exp(-call_.strength.of(hidden, call_.hidden_size, head_)));
+    std::copy_n(call_.value.at(batch_, head_, 0), call_.value_width, value);
+    // Threads of other heads write the same.
+    __atomic_store_n(call_.real + ring_row_ * call_.real_row + slot_, uint8_t{1}, __ATOMIC_RELAXED);
+  }
+
+  void read_query(int64_t query) {
+    const int64_t head = head_ * shared_ + query;
+    const float* given = call_.query.at(batch_, head, 0);
+    const float by = std::exp(call_.log_scale[head_]) * (call_.normed ? over_root_mean_square(given, call_.width) : 1.0f);
+    for (int64_t i = 0; i < call_.width; i++) queries_[query * call_.width + i] = given[i] * by;
+    sketch(call_.sketched_query.at(batch_, head, 0), query_features_ + query * features_);
+  }
+
+  // Two sketches of unit length, of a vector with a root mean square of one.
+  void sketch(const float* x, float* to) const {
+    const int64_t width = call_.sketched_width, size = call_.sketch_size;
+    const float* weight = call_.sketches + head_ * width * features_;
+    const float by = over_root_mean_square(x, width) / std::sqrt(static_cast<float>(width));
+    zero(to, features_);
+    for (int64_t i = 0; i < width; i++) add_scaled(x[i] * by, weight + i * features_, to, features_);
+    for (float* half : {to, to + size}) {
+      const float length = std::sqrt(dot(half, half, size));
+      for (int64_t i = 0; i < size; i++) half[i] /= std::max(length, kShortest);
+    }
+  }
+
+  // What left the window is written; then every query is answered, and how sure the answer is stands behind it.
+  bool recall() {
+    const int64_t row = call_.sums_rows ? call_.sums_rows[batch_] : batch_;
+    ExtendCall call{};
+    call.heads = shared_;
+    call.key_heads = call.power = 1;
+    call.factors = 2;
+    call.features = features_;
+    call.value_width = answer_width_;
+    call.expanded = call_.sketch_size * call_.sketch_size;
+    call.kind = call_.kind;
+    call.query = heads_of(query_features_, features_);
+    call.key = heads_of(left_, features_);
+    call.value = heads_of(leaving_, answer_width_);
+    call.strength = heads_of(left_ + features_, 1);
+    call.output = heads_of(answers_, answer_width_);
+    call.denominator = heads_of(spare_, 1);
+    call.sums = part_of(call_.sums, row, head_, kNumberSizes[call_.kind]);
+    call.normalizer = part_of(call_.normalizer, row, head_);
+    call.log_decay_total = part_of(call_.log_decay_total, row, head_);
+    return linear_attention_extend(&call, 0, 1) == 0;
+  }
+
+  // Of the key beside the window; nothing where nothing was written.
+  float logit_of(const float* answer) const {
+    const float confidence = answer[call_.value_width];
+    if (confidence == 0.0f || call_.removed) return -std::numeric_limits<float>::infinity();
+    const float own = call_.far.of(call_.hidden.at(batch_, 0, 0), call_.hidden_size, head_);
+    return call_.confidence_scale[head_] * confidence + own;
+  }
+
+  bool attend() {
+    WindowAttentionCall call{};
+    call.heads = shared_;
+    call.key_heads = call.queries = call.spans = 1;
+    call.keys = call_.window;
+    call.behind = call_.window - 1;
+    call.width = call_.width;
+    call.value_width = call_.value_width;
+    call.scale = 1.0f / std::sqrt(static_cast<float>(call_.width));
+    call.query = heads_of(queries_, call_.width);
+    call.key = part_of(call_.ring_key, ring_row_, head_);
+    call.value = part_of(call_.ring_value, ring_row_, head_);
+    call.key_mask = call_.real + ring_row_ * call_.real_row;
+    call.beside_logit = heads_of(logits_, 1);
+    call.beside_value = heads_of(answers_, answer_width_);
+    call.output = {call_.output.at(batch_, head_ * shared_, 0), 0, call_.output.head, call_.output.token};
+    call.peak = heads_of(spare_, 1);
+    call.mass = heads_of(spare_ + shared_, 1);
+    return window_attention_one(&call, 0, 1) == 0;
+  }
+
+  const PolysketchOneCall& call_;
+  int64_t batch_, head_, ring_row_, shared_, features_, answer_width_, slot_;
+  Buffer queries_, query_features_, left_, leaving_, answers_, logits_, spare_;
+};
+
+}  // namespace
+
+// The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
+extern "C" int polysketch_one(const PolysketchOneCall* call, int64_t first, int64_t last) {
+  try {
+    for (int64_t unit = first; unit < last; unit++)
+      if (!OneToken(*call, unit).run()) return 1;
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
