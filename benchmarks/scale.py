@@ -15,6 +15,7 @@ Settings = (
 
 _EXACT_TOO = ("given", "learned", "random", "polynomial")  # where exact polynomial attention does not take minutes
 _LEARNED = ("learned",)
+_DECODED = ("learned", "polysketch/2")  # the second as presets have it
 _HYPER: dict[str, Any] = {"mechanisms": ("hyper",), "heads": 1}  # 16k tokens of 4 heads are in "mechanisms"
 
 
@@ -47,7 +48,10 @@ FULL = Scale(
             AttentionSettings(lengths=(16_384,), backward=True, memory=True),
         ),
         "training": (TrainingSettings(contexts=(2_048,), models=("random",)), TrainingSettings(memory=True)),
-        "decoding": (DecodingSettings(preset="tiny"), DecodingSettings(positions=(1_024, 8_192, 32_768))),
+        "decoding": (
+            DecodingSettings(preset="tiny", models=_DECODED),
+            DecodingSettings(positions=(1_024, 8_192, 32_768), models=_DECODED),
+        ),
         "mechanisms": (AttentionSettings(lengths=(16_384,), mechanisms=("all",), heads=FEW_HEADS, memory=True),),
         "hyper": (
             AttentionSettings(lengths=(131_072,), **_HYPER),
