@@ -167,21 +167,29 @@ def test_rows_of_a_pool_move_on_where_they_lie(calls):
     assert state.position.tolist() == state.far.position.tolist() == [20, 20]
 
 
+@pytest.mark.parametrize("window", ["wide", "in half"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sums_of_half_the_size(dtype, calls, monkeypatch):
+def test_sums_and_windows_of_half_the_size(dtype, window, calls):
+    """What stands in the state is rounded once a token, and everything is computed in float32."""
     mechanism = made()
     mechanism.keep_sums_in(dtype)
     given = tokens(mechanism, 20)
-    found, state = in_steps(mechanism, given, before=12)
+    start = {"dtype": dtype} if window == "in half" else {}
+    found, state = in_steps(mechanism, given, before=12, state=mechanism.init_state(3, **start))
     assert len(calls) == 8
-    assert state.far.sums.dtype == dtype
-    monkeypatch.setattr(one_token, "takes", lambda *_: False)
-    expected, plain = in_steps(mechanism, given, before=12)
-    assert len(calls) == 8
+    held = tensors_of(state)
+    assert held["far sums"].dtype == dtype
+    assert held["key"].dtype == held["value"].dtype == (dtype if window == "in half" else torch.float32)
+    # Rounded by half a place each; a value is written after it was rounded, and answers are of rounded sums.
+    exact = copy.deepcopy(mechanism).double()
+    exact.keep_sums_in(None)
+    expected, wide = in_steps(exact, tokens(exact, 20, torch.float64), before=12)
     rounding = torch.finfo(dtype).eps
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=rounding, atol=rounding)
-    torch.testing.assert_close(state.far.sums, plain.far.sums, rtol=2 * rounding, atol=rounding)
+        torch.testing.assert_close(one.double(), other, rtol=4 * rounding, atol=4 * rounding)
+    for name, tensor in tensors_of(wide).items():
+        if name != "far normalizer":
+            torch.testing.assert_close(held[name].to(tensor.dtype), tensor, rtol=4 * rounding, atol=4 * rounding)
 
 
 def test_what_it_cannot_take_goes_the_plain_way(calls):
@@ -217,24 +225,25 @@ MUTANTS = {
     "sketches of another head": ("call_.sketches + head_ * width", "call_.sketches + 0 * width"),
     "sketches of any length": ("half[i] /= std::max(length, kShortest)", "half[i] /= 1.0f"),
     "queries without their scale": ("std::exp(call_.log_scale[head_])", "1.0f"),
-    "keys without a norm": ("key[i] = given[i] * by", "key[i] = given[i]"),
+    "keys without a norm": ("new_key_[i] = given[i] * by", "new_key_[i] = given[i]"),
     "the token itself is written into the sums": (
-        "std::copy(value, value + call_.value_width, leaving_ + 0);",
-        "std::copy_n(call_.value.at(batch_, head_, 0), call_.value_width, leaving_ + 0);",
+        "convert(value, leaving_ + 0, call_.value_width);",
+        "convert(call_.value.at(batch_, head_, 0), leaving_ + 0, call_.value_width);",
     ),
     "confidence forgotten": ("call_.confidence_scale[head_] * confidence + own", "own"),
     "the logit from the layer's input forgotten": ("* confidence + own", "* confidence"),
     "the strength of another head": (
-        "call_.strength.of(hidden, call_.hidden_size, head_)",
-        "call_.strength.of(hidden, call_.hidden_size, 0)",
+        "strength.of(hidden, call_.hidden_size, head_)",
+        "strength.of(hidden, call_.hidden_size, 0)",
     ),
+    "a copy of the first slot alone": ("convert(slot_of(ring, slot), copy", "convert(slot_of(ring, 0), copy"),
     "a prefix that was removed": ("confidence == 0.0f || call_.removed", "confidence == 0.0f"),
     "an empty state has an answer": ("confidence == 0.0f || call_.removed", "call_.removed"),
     "the slot stays unreal": ("slot_, uint8_t{1}", "slot_, uint8_t{0}"),
     "the first slot alone": ("call.position[batch_] % call.window", "0 * call.window"),
     "rows of the pool confused": ("call_.sums_rows ? call_.sums_rows[batch_] : batch_", "batch_"),
     "the ring's rows confused": ("call.ring_rows ? call.ring_rows[batch_] : batch_", "batch_"),
-    "half numbers as wide as whole ones": ("kNumberSizes[] = {4, 2, 2}", "kNumberSizes[] = {4, 4, 4}"),
+    "half numbers taken for bytes": ("kNumberSizes[] = {4, 2, 2}", "kNumberSizes[] = {4, 1, 1}"),
 }
 
 
@@ -249,8 +258,8 @@ def test_a_broken_program_is_caught(name, monkeypatch, tmp_path):
             assert_exact(options)
         assert_exact({}, removed=True)
         test_rows_of_a_pool_move_on_where_they_lie([0] * 22)
-        with pytest.MonkeyPatch.context() as patch:
-            test_sums_of_half_the_size(torch.float16, [0] * 8, patch)
+        for window in ("wide", "in half"):
+            test_sums_and_windows_of_half_the_size(torch.float16, window, [0] * 8)
 
     with pytest.raises(AssertionError):
         all_checks()

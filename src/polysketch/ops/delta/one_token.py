@@ -61,7 +61,7 @@ class Ring(NamedTuple):
 
     Attributes:
         key: (rows, key_heads, window, head_dim + 2 sketch_size + 1): keys, their sketches, and strengths of writing.
-        value: (rows, key_heads, window, value_dim).
+        value: (rows, key_heads, window, value_dim), in the dtype of the keys, float32 or half precision.
         real: (rows, window) bool, whether a slot holds a real token.
         position: (batch,) int64 in host memory, tokens before this one.
         rows: (batch,) int64, the row of each row of the batch; None for its own.
@@ -83,7 +83,7 @@ class _Call(ctypes.Structure):
     """`PolysketchOneCall` of polysketch_one.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in (*_SIZES, "normed", "removed", "kind")),
+        *((name, ctypes.c_int64) for name in (*_SIZES, "normed", "removed", "kind", "ring_kind")),
         *((name, TensorPointer) for name in _ROWS),
         *((name, ctypes.c_void_p) for name in Weights._fields),
         *((name, TensorPointer) for name in ("ring_key", "ring_value")),
@@ -95,11 +95,13 @@ class _Call(ctypes.Structure):
 
 
 def takes(token: Token, weights: Weights, ring: Ring, sums: LinearAttentionState | StateRows) -> bool:
-    """Whether the program can take this: float32 on a CPU with a compiler, and nobody traces; sums in half too."""
+    """Whether the program can take this: float32 on a CPU with a compiler, and nobody traces; a state in half too."""
     if torch.compiler.is_compiling() or token.query.device.type != "cpu":
         return False
-    given = (tensor for tensor in chain(token, weights, ring[:2]) if tensor is not None)
-    if any(tensor.dtype != torch.float32 for tensor in given) or sums.pool.sums.dtype not in SUM_KINDS:
+    given = (tensor for tensor in chain(token, weights) if tensor is not None)
+    if any(tensor.dtype != torch.float32 for tensor in given):
+        return False
+    if not {ring.key.dtype, ring.value.dtype, sums.pool.sums.dtype} <= set(SUM_KINDS):
         return False
     kept = (*ring[:2], *(getattr(sums.pool, name) for name in _SUMS))
     whole = all(tensor[0, 0].is_contiguous() for tensor in kept if 0 not in tensor.shape)
@@ -135,7 +137,7 @@ def extend_one_(
     own = [getattr(sums.pool, name) for name in _SUMS]
     call = _Call(
         *(heads, key_heads, width, sketched_width, size, output.shape[3], ring.key.shape[2], hidden.shape[3]),
-        *(normed, removed, SUM_KINDS.index(own[0].dtype)),
+        *(normed, removed, SUM_KINDS.index(own[0].dtype), SUM_KINDS.index(ring.key.dtype)),
         *map(TensorPointer.of, rows),
         *map(_address, parameters),
         *(TensorPointer.of(ring.key), TensorPointer.of(ring.value), ring.real.data_ptr(), ring.real.stride(0)),

@@ -3,10 +3,12 @@
 // The token takes the slot of the oldest one of its row's ring. That one is written into the sums, which then answer the
 // queries, and the answer stands beside the window as one more key. Plain PyTorch has more than a hundred operations for
 // it, each of which takes longer to begin than to do.
+#include "half.h"
 #include "linear_attention_extend.h"
 #include "window_attention.h"
 
 #include <limits>
+#include <type_traits>
 
 // u . hidden + b of each key head; without weights b alone.
 struct HeadLogit {
@@ -21,7 +23,7 @@ struct HeadLogit {
 struct PolysketchOneCall {
   int64_t heads, key_heads, width, sketched_width, sketch_size, value_width, window, hidden_size;
   int64_t normed, removed;  // whether queries and keys get a norm; whether nothing stands beside the window
-  int64_t kind;             // of the sums, as in ExtendCall
+  int64_t kind, ring_kind;  // of the numbers of the sums and of the ring, as in ExtendCall
   Tensor query, key, value, sketched_query, sketched_key, hidden, output;
   const float* sketches;  // (key_heads, sketched_width, 2 sketch_size)
   HeadLogit strength, far;
@@ -52,7 +54,8 @@ Tensor part_of(const Tensor& x, int64_t row, int64_t head, int64_t number_size =
   return {reinterpret_cast<float*>(data), 0, 0, x.token};
 }
 
-// One key head of one row of the batch, with the queries that share it.
+// One key head of one row of the batch, with the queries that share it; its ring is kept as `Kept`.
+template <class Kept>
 class OneToken {
  public:
   OneToken(const PolysketchOneCall& call, int64_t unit)
@@ -60,7 +63,8 @@ class OneToken {
         ring_row_(call.ring_rows ? call.ring_rows[batch_] : batch_), shared_(call.heads / call.key_heads),
         features_(2 * call.sketch_size), answer_width_(call.value_width + 1), slot_(call.position[batch_] % call.window),
         queries_(shared_ * call.width), query_features_(shared_ * features_), left_(features_ + 1),
-        leaving_(answer_width_), answers_(shared_ * answer_width_), logits_(shared_), spare_(2 * shared_) {}
+        leaving_(answer_width_), answers_(shared_ * answer_width_), logits_(shared_), spare_(2 * shared_),
+        new_key_(call.width + features_ + 1) {}
 
   bool run() {
     take_slot();
@@ -73,17 +77,18 @@ class OneToken {
  private:
   // What leaves the window is kept apart, and the token stands in its place.
   void take_slot() {
-    float* key = call_.ring_key.at(ring_row_, head_, slot_);
-    float* value = call_.ring_value.at(ring_row_, head_, slot_);
+    Kept *key = slot_of(call_.ring_key, slot_), *value = slot_of(call_.ring_value, slot_);
     const float *given = call_.key.at(batch_, head_, 0), *hidden = call_.hidden.at(batch_, 0, 0);
-    std::copy(key + call_.width, key + call_.width + features_ + 1, left_ + 0);
-    std::copy(value, value + call_.value_width, leaving_ + 0);
+    convert(key + call_.width, left_ + 0, features_ + 1);
+    convert(value, leaving_ + 0, call_.value_width);
     leaving_[call_.value_width] = 1.0f;
     const float by = call_.normed ? over_root_mean_square(given, call_.width) : 1.0f;
-    for (int64_t i = 0; i < call_.width; i++) key[i] = given[i] * by;
-    sketch(call_.sketched_key.at(batch_, head_, 0), key + call_.width);
-    key[call_.width + features_] = 1.0f / (1.0f + std::exp(-call_.strength.of(hidden, call_.hidden_size, head_)));
-    std::copy_n(call_.value.at(batch_, head_, 0), call_.value_width, value);
+    for (int64_t i = 0; i < call_.width; i++) new_key_[i] = given[i] * by;
+    sketch(call_.sketched_key.at(batch_, head_, 0), new_key_ + call_.width);
+    const float logit = call_.strength.of(hidden, call_.hidden_size, head_);
+    new_key_[call_.width + features_] = 1.0f / (1.0f + std::exp(-logit));
+    convert(new_key_ + 0, key, call_.width + features_ + 1);
+    convert(call_.value.at(batch_, head_, 0), value, call_.value_width);
     // Threads of other heads write the same.
     __atomic_store_n(call_.real + ring_row_ * call_.real_row + slot_, uint8_t{1}, __ATOMIC_RELAXED);
   }
@@ -150,8 +155,8 @@ class OneToken {
     call.value_width = call_.value_width;
     call.scale = 1.0f / std::sqrt(static_cast<float>(call_.width));
     call.query = heads_of(queries_, call_.width);
-    call.key = part_of(call_.ring_key, ring_row_, head_);
-    call.value = part_of(call_.ring_value, ring_row_, head_);
+    call.key = in_float32(call_.ring_key, call_.width, keys_);
+    call.value = in_float32(call_.ring_value, call_.value_width, values_);
     call.key_mask = call_.real + ring_row_ * call_.real_row;
     call.beside_logit = heads_of(logits_, 1);
     call.beside_value = heads_of(answers_, answer_width_);
@@ -161,19 +166,39 @@ class OneToken {
     return window_attention_one(&call, 0, 1) == 0;
   }
 
+  // The first `width` numbers of every slot: where they lie, or in `copy`.
+  Tensor in_float32(const Tensor& ring, int64_t width, Buffer& copy) const {
+    if constexpr (std::is_same_v<Kept, float>) return part_of(ring, ring_row_, head_);
+    copy = Buffer(call_.window * width);
+    for (int64_t slot = 0; slot < call_.window; slot++) convert(slot_of(ring, slot), copy + slot * width, width);
+    return {copy, 0, 0, width};
+  }
+
+  // Strides count numbers, of whatever size.
+  Kept* slot_of(const Tensor& ring, int64_t slot) const {
+    return reinterpret_cast<Kept*>(ring.data) + ring_row_ * ring.batch + head_ * ring.head + slot * ring.token;
+  }
+
   const PolysketchOneCall& call_;
   int64_t batch_, head_, ring_row_, shared_, features_, answer_width_, slot_;
-  Buffer queries_, query_features_, left_, leaving_, answers_, logits_, spare_;
+  Buffer queries_, query_features_, left_, leaving_, answers_, logits_, spare_, new_key_, keys_, values_;
 };
+
+template <class Kept>
+int for_units(const PolysketchOneCall& call, int64_t first, int64_t last) {
+  for (int64_t unit = first; unit < last; unit++)
+    if (!OneToken<Kept>(call, unit).run()) return 1;
+  return 0;
+}
 
 }  // namespace
 
 // The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
 extern "C" int polysketch_one(const PolysketchOneCall* call, int64_t first, int64_t last) {
   try {
-    for (int64_t unit = first; unit < last; unit++)
-      if (!OneToken(*call, unit).run()) return 1;
-    return 0;
+    if (call->ring_kind == 0) return for_units<float>(*call, first, last);
+    if (call->ring_kind == 1) return for_units<Bfloat16>(*call, first, last);
+    return for_units<Float16>(*call, first, last);
   } catch (const std::bad_alloc&) {
     return 1;
   }
