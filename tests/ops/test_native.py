@@ -505,6 +505,8 @@ STRUCTURES = {
     "window_attention.h": ("WindowAttentionCall", native_window._Call),
     "tile_attention.h": ("TileAttentionCall", native_hyper._Call),
     "delta_rule.h": ("DeltaRuleCall", native_delta._Call),
+    "linear_attention_extend.h": ("ExtendCall", native_attention._ExtendCall),
+    "polysketch_one.h": ("PolysketchOneCall", one_token._Call),
 }
 
 

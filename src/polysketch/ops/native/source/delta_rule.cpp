@@ -1,13 +1,16 @@
 // The delta rule: each value less what the sums before its token say of it, and what the sums answer to queries.
 #include "delta_rule.h"
 
+#include <type_traits>
+
 namespace {
 
+// `Before` is what stands for the tokens before a block: sums over them, or they themselves.
+template <class Before>
 class DeltaRule {
  public:
-  DeltaRule(const DeltaRuleCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, 1, call.factors), sums_(expansion_, head_.width),
-        key_(call.features * kBlock), query_(call.features * kBlock), weights_(2 * kPairs), errors_(kBlock * head_.row),
+  DeltaRule(const DeltaRuleCall& call, const Expansion& expansion, int64_t unit)
+      : head_(call, unit), expansion_(expansion), sums_(expansion, head_.width), key_(call.features * kBlock), query_(call.features * kBlock), weights_(2 * kPairs), errors_(kBlock * head_.row),
         written_(kBlock * head_.row), output_(kBlock * head_.row), answer_(head_.row) {}
 
   void run() {
@@ -25,6 +28,10 @@ class DeltaRule {
 
  private:
   void start() {
+    if constexpr (std::is_same_v<Before, Sums>) read_sums();
+  }
+
+  void read_sums() {
     if (!head_.call.sums_in) return;
     const int64_t all = head_.call.value_width;
     const float* from = head_.call.sums_in + head_.unit * expansion_.size * all;
@@ -91,18 +98,26 @@ class DeltaRule {
   }
 
   DeltaHead head_;
-  Expansion expansion_;
-  Sums sums_;
+  const Expansion& expansion_;
+  Before sums_;
   Buffer key_, query_, weights_, errors_, written_, output_, answer_;
   float error_masses_[kBlock], masses_[kBlock], read_masses_[kBlock];
 };
+
+template <class Before>
+void for_units(const DeltaRuleCall& call, const Expansion& expansion, int64_t first, int64_t last) {
+  for (int64_t unit = first; unit < last; unit++) DeltaRule<Before>(call, expansion, unit).run();
+}
 
 }  // namespace
 
 // The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
 extern "C" int delta_rule(const DeltaRuleCall* call, int64_t first, int64_t last) {
   try {
-    for (int64_t unit = first; unit < last; unit++) DeltaRule(*call, unit).run();
+    const Expansion expansion(call->features, 1, call->factors);
+    // Keys and queries read, and tokens are folded. Half of the tokens stand before a block, on average.
+    if (are_few(*call, expansion, 3, 1, 1)) for_units<KeptTokens>(*call, expansion, first, last);
+    else for_units<Sums>(*call, expansion, first, last);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;

@@ -1,6 +1,7 @@
 // One call of the delta rule, and what forward and backward share. Mirrored in polysketch/ops/delta/native.py.
 //
-// 32 tokens at a time ask the sums of all tokens before them; among themselves they are taken one after another.
+// 32 tokens at a time ask the sums of all tokens before them, or these tokens themselves, where they are few; among
+// themselves they are taken one after another.
 #pragma once
 
 #include "sums.h"
@@ -68,4 +69,83 @@ static inline void keep_later(float* pairs, bool strictly) {
 
 static inline void multiply(const float* x, const float* y, float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(x + i) * load(y + i));
+}
+
+// Tokens themselves in the place of sums over them: the same answers, by products with every token. What they cost
+// grows with the tokens, and not with the size of the expansion.
+class KeptTokens {
+ public:
+  KeptTokens(const Expansion& expansion, int64_t width)
+      : features_(expansion.features), factors_(expansion.is_identity() ? 1 : 2), part_(features_ / factors_),
+        width_(width), row_(padded(width)), weights_(2 * kPairs), of_weight_(kPairs), product_(kPairs) {}
+
+  bool empty() const { return blocks_.empty(); }
+
+  // As Sums::fold, of at most kBlock tokens.
+  void fold(const float* x, int64_t, int64_t count, const float* values, const float* masses, float) {
+    Block block{Buffer(features_ * kBlock), Buffer(kBlock * row_), Buffer(kBlock)};
+    std::copy(x, x + features_ * kBlock, block.features + 0);
+    std::copy(values, values + count * row_, block.values + 0);
+    zero(block.values + count * row_, (kBlock - count) * row_);
+    std::copy(masses, masses + kBlock, block.masses + 0);
+    blocks_.push_back(std::move(block));
+  }
+
+  // As Sums::read.
+  void read(const float* x, float, float* output, float* mass) {
+    zero(mass, kBlock);
+    for (const Block& block : blocks_) {
+      const float* joint = weigh(block, x);
+      product(kBlock, row_, kBlock, {joint, 1, kBlock}, {block.values, row_}, {output, row_}, &block != &blocks_[0]);
+      for (int64_t key = 0; key < kBlock; key++) add_scaled(block.masses[key], joint + key * kBlock, mass, kBlock);
+    }
+  }
+
+  // As Sums::read_backward.
+  void read_backward(const float* x, float, const float* output_gradient, const float* mass_gradient, float* dx) {
+    for (const Block& block : blocks_) {
+      weigh(block, x);
+      product(kBlock, kBlock, width_, {block.values, row_, 1}, {output_gradient, kBlock}, {of_weight_, kBlock}, false);
+      for (int64_t key = 0; key < kBlock; key++)
+        add_scaled(block.masses[key], mass_gradient, of_weight_ + key * kBlock, kBlock);
+      for (int64_t f = 0; f < factors_; f++) {
+        const int64_t at = f * part_ * kBlock;
+        const float* gradient = of_weight_;
+        if (factors_ == 2) {
+          multiply(of_weight_, weights_ + (1 - f) * kPairs, product_, kPairs);
+          gradient = product_;
+        }
+        product(part_, kBlock, kBlock, {block.features + at, kBlock, 1}, {gradient, kBlock}, {dx + at, kBlock}, true);
+      }
+    }
+  }
+
+ private:
+  struct Block {
+    Buffer features, values, masses;  // [feature][token], [token][row], [token]
+  };
+
+  // Weights between a block's keys and kBlock queries x[features][kBlock], [key][query]; each factor's in `weights_`.
+  const float* weigh(const Block& block, const float* x) {
+    for (int64_t f = 0; f < factors_; f++) {
+      const int64_t at = f * part_ * kBlock;
+      product(kBlock, kBlock, part_, {block.features + at, 1, kBlock}, {x + at, kBlock}, {weights_ + f * kPairs, kBlock},
+              false);
+    }
+    if (factors_ == 1) return weights_;
+    multiply(weights_, weights_ + kPairs, product_, kPairs);
+    return product_;
+  }
+
+  int64_t features_, factors_, part_, width_, row_;
+  Buffer weights_, of_weight_, product_;
+  std::vector<Block> blocks_;
+};
+
+// Operations of a token, a multiply-add as one: `reads` of the sums over an expansion, or of `tokens` tokens of which
+// each read makes weights and products with values.
+static inline bool are_few(const DeltaRuleCall& call, const Expansion& expansion, int64_t by_sums, int64_t of_features,
+                           int64_t of_values) {
+  const int64_t by_pairs = call.tokens * (of_features * call.features + of_values * call.value_width);
+  return !call.sums_in && by_pairs < by_sums * expansion.size * call.value_width;
 }

@@ -10,24 +10,26 @@
 
 namespace {
 
+// `Tokens` is what stands for the tokens before or behind a block: sums over them, or they themselves.
+template <class Tokens>
 class DeltaRuleBackward {
  public:
-  DeltaRuleBackward(const DeltaRuleCall& call, int64_t unit)
-      : head_(call, unit), expansion_(call.features, 1, call.factors), key_(call.features * kBlock),
+  DeltaRuleBackward(const DeltaRuleCall& call, const Expansion& expansion, int64_t unit)
+      : head_(call, unit), expansion_(expansion), key_(call.features * kBlock),
         query_(call.features * kBlock), key_gradient_(call.features * kBlock), query_gradient_(call.features * kBlock),
         written_columns_(call.value_width * kBlock), columns_(call.value_width * kBlock), rows_(kBlock * head_.row),
         given_(kBlock * head_.row), of_error_(kBlock * head_.row), answer_(head_.row),
         weights_(2 * kPairs), joint_(kPairs), of_weight_(kPairs), product_(kPairs), turned_(kPairs) {}
 
   void run() {
-    Sums later(expansion_, head_.width), earlier(expansion_, head_.width);
+    Tokens later(expansion_, head_.width), earlier(expansion_, head_.width);
     const int64_t blocks = (head_.call.tokens + kBlock - 1) / kBlock;
     for (int64_t block = blocks - 1; block >= 0; block--) backwards(later, block * kBlock);
     for (int64_t block = 0; block < blocks; block++) forwards(earlier, block * kBlock);
   }
 
  private:
-  void backwards(Sums& later, int64_t first) {
+  void backwards(Tokens& later, int64_t first) {
     const int64_t count = head_.count(first);
     read_keys(first, count);
     zero(key_gradient_, head_.call.features * kBlock);
@@ -44,7 +46,7 @@ class DeltaRuleBackward {
     if (first > 0) later.fold(key_, kBlock, count, negative(rows_), negative_masses(), 1.0f);
   }
 
-  void forwards(Sums& earlier, int64_t first) {
+  void forwards(Tokens& earlier, int64_t first) {
     const int64_t count = head_.count(first);
     read_keys(first, count);
     if (!earlier.empty()) {
@@ -84,7 +86,7 @@ class DeltaRuleBackward {
   }
 
   // What the queries of one head give to the writes of the block, and to all weights between the two.
-  void from_answers(Sums& later, int64_t shared, int64_t first, int64_t count) {
+  void from_answers(Tokens& later, int64_t shared, int64_t first, int64_t count) {
     read_query(shared, first, count);
     head_.read_values(head_.of_query(head_.call.output_gradient, shared, first), count, given_, given_masses_);
     weigh(query_);
@@ -202,19 +204,28 @@ class DeltaRuleBackward {
   const float* column_masses() const { return last_of(columns_); }
 
   DeltaHead head_;
-  Expansion expansion_;
+  const Expansion& expansion_;
   Buffer key_, query_, key_gradient_, query_gradient_, written_columns_, columns_, rows_, given_, of_error_, answer_,
       weights_, joint_, of_weight_, product_, turned_;
   float masses_[kBlock], given_masses_[kBlock], row_masses_[kBlock];
   const float zeros_[kBlock] = {};
 };
 
+template <class Tokens>
+void for_units(const DeltaRuleCall& call, const Expansion& expansion, int64_t first, int64_t last) {
+  for (int64_t unit = first; unit < last; unit++) DeltaRuleBackward<Tokens>(call, expansion, unit).run();
+}
+
 }  // namespace
 
 // The key heads first..last, counted over the batch. Returns 0, or 1 where memory ran out.
 extern "C" int delta_rule_backward(const DeltaRuleCall* call, int64_t first, int64_t last) {
   try {
-    for (int64_t unit = first; unit < last; unit++) DeltaRuleBackward(*call, unit).run();
+    const Expansion expansion(call->features, 1, call->factors);
+    // Of later tokens there are two for each: its query and its key. Their answers and gradients are read, and those of
+    // earlier tokens twice.
+    if (are_few(*call, expansion, 7, 5, 3)) for_units<KeptTokens>(*call, expansion, first, last);
+    else for_units<Sums>(*call, expansion, first, last);
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
