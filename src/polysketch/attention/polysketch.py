@@ -59,9 +59,10 @@ class PolysketchAttention(BesideWindow):
         ValueError: an option out of range.
 
     Cost, a token and head: 2 (head_dim + value_dim) (window + 31) operations in the window by the native program and
-    more by others, and for the sums 6 r^2 (value_dim + 1) by the native program, 8 by others. Tokens are written in
-    order: only heads and rows of the batch are independent. The state is r^2 (value_dim + 1) numbers a key/value head,
-    and window (head_dim + value_dim + 2 r + 1) of the window. It is causal only.
+    more by others, and for the sums 6 r^2 (value_dim + 1) by the native program, less in short sequences
+    (`ops.delta_attention`), 8 r^2 (value_dim + 1) by others. Tokens are written in order: only heads and rows of the
+    batch are independent. The state is r^2 (value_dim + 1) numbers a key/value head, and window (head_dim + value_dim +
+    2 r + 1) of the window. It is causal only.
     """
 
     is_bidirectional = False

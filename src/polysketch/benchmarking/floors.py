@@ -189,12 +189,15 @@ def delta_beside_window(
     """`polysketch`: softmax in a window, and sums of r^2 products written by the delta rule.
 
     For every token beyond the window the sums are asked for a key, written, and asked for a query: r^2 (head_dim + 1)
-    multiply-adds each, and seven times that backward, where they are made again in reverse. The two sketches of a query
-    or key are 2 r numbers of `width`. Logits by the layer's input are left out: they are below a hundredth.
+    multiply-adds each, and seven times that backward, where they are made again in reverse. In short sequences the
+    tokens themselves are asked, which takes fewer (`ops.delta_attention`). The two sketches of a query or key are 2 r
+    numbers of `width`. Logits by the layer's input are left out: they are below a hundredth.
     """
-    beyond = shape.batch * shape.heads * max(0, shape.length - window)
-    product = 2 * beyond * sketch_size**2 * (shape.head_dim + 1)
-    sums = Floor(product * (3 + 7 * backward), 0)
+    beyond, columns, features = max(0, shape.length - window), shape.head_dim + 1, 2 * sketch_size
+    products = min(3 * sketch_size**2 * columns, beyond * (features + columns))
+    if backward:
+        products += min(7 * sketch_size**2 * columns, beyond * (5 * features + 3 * columns))
+    sums = Floor(2 * shape.batch * shape.heads * beyond * products, 0)
     near = nearby_attention(shape, window, backward=backward, itemsize=itemsize)
     return near + sums + _maps(shape, 2 * width * sketch_size, backward=backward)
 

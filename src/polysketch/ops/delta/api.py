@@ -142,7 +142,8 @@ def delta_attention(
         ValueError, TypeError, RuntimeError: as `delta_writes` and `linear_attention` do.
 
     Cost, a token and head: 6 e value_dim operations by the native backend and 8 by others, e = r or (r / 2)^2; the
-    backward pass 14 by the native one and 24 by others.
+    backward pass 14 by the native one and 24 by others. Where that is less, the native backend reads the tokens
+    themselves, and not sums over them: 2 length (r + value_dim), and 2 length (5 r + 3 value_dim) backward.
     """
     inputs = _inputs(key_features, value, strength, factors, None)
     _require_floating(query_features=query_features)
