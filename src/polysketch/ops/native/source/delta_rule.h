@@ -142,8 +142,9 @@ class KeptTokens {
   std::vector<Block> blocks_;
 };
 
-// Operations of a token, a multiply-add as one: `reads` of the sums over an expansion, or of `tokens` tokens of which
-// each read makes weights and products with values.
+// Whether it takes fewer operations to read tokens themselves than sums over them. A token takes `by_sums` multiply-adds
+// for every number of the sums; or, of every token of the sequence, `of_features` for every feature and `of_values` for
+// every column of the values.
 static inline bool are_few(const DeltaRuleCall& call, const Expansion& expansion, int64_t by_sums, int64_t of_features,
                            int64_t of_values) {
   const int64_t by_pairs = call.tokens * (of_features * call.features + of_values * call.value_width);
