@@ -202,6 +202,11 @@ def test_what_it_cannot_take_goes_the_plain_way(calls):
     assert masked.position.tolist() == [6, 3, 6]
     in_steps(mechanism.double(), tokens(mechanism, 6, torch.float64))
     in_steps(mechanism.bfloat16(), tokens(mechanism, 6, torch.bfloat16))
+    mixed = made()
+    _, state = in_steps(mixed, part(given, 0, 1))
+    assert state.recent.held is not None
+    state.recent._value = state.recent.held[1].half()  # keys and values of two dtypes: nothing makes them so by itself
+    mixed.extend(**part(given, 1, 2), state=state)
     assert not calls
     with pytest.raises(ValueError, match="the logit around far_bias needs hidden"):
         in_steps(made(), {**given, "hidden": given["hidden"][..., 1:]})

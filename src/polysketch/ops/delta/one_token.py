@@ -80,7 +80,7 @@ _SUMS = ("sums", "normalizer", "log_decay")
 
 
 class _Call(ctypes.Structure):
-    """`PolysketchOneCall` of polysketch_one.cpp."""
+    """`PolysketchOneCall` of polysketch_one.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in (*_SIZES, "normed", "removed", "kind", "ring_kind")),
@@ -101,7 +101,7 @@ def takes(token: Token, weights: Weights, ring: Ring, sums: LinearAttentionState
     given = (tensor for tensor in chain(token, weights) if tensor is not None)
     if any(tensor.dtype != torch.float32 for tensor in given):
         return False
-    if not {ring.key.dtype, ring.value.dtype, sums.pool.sums.dtype} <= set(SUM_KINDS):
+    if ring.key.dtype != ring.value.dtype or not {ring.key.dtype, sums.pool.sums.dtype} <= set(SUM_KINDS):
         return False
     kept = (*ring[:2], *(getattr(sums.pool, name) for name in _SUMS))
     whole = all(tensor[0, 0].is_contiguous() for tensor in kept if 0 not in tensor.shape)
