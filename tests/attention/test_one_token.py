@@ -202,14 +202,23 @@ def test_what_it_cannot_take_goes_the_plain_way(calls):
     assert masked.position.tolist() == [6, 3, 6]
     in_steps(mechanism.double(), tokens(mechanism, 6, torch.float64))
     in_steps(mechanism.bfloat16(), tokens(mechanism, 6, torch.bfloat16))
-    mixed = made()
-    _, state = in_steps(mixed, part(given, 0, 1))
-    assert state.recent.held is not None
-    state.recent._value = state.recent.held[1].half()  # keys and values of two dtypes: nothing makes them so by itself
-    mixed.extend(**part(given, 1, 2), state=state)
     assert not calls
     with pytest.raises(ValueError, match="the logit around far_bias needs hidden"):
         in_steps(made(), {**given, "hidden": given["hidden"][..., 1:]})
+
+
+def test_keys_and_values_of_two_dtypes_are_not_taken():
+    """Nothing makes a ring so by itself; the program would read values as numbers of the keys' kind."""
+    mechanism = made()
+    given = tokens(mechanism, 1)
+    _, state = in_steps(mechanism, given)
+    assert state.recent.held is not None
+    key, value, real = state.recent.held
+    token = one_token.Token(given["query"], given["key"], given["value"], *given["unrotated"], given["hidden"])
+    weights = one_token.Weights(*[torch.zeros(4)] * 7)
+    for kept, taken in ((value, True), (value.half(), False)):
+        ring = one_token.Ring(key, kept, real, state.position, None)
+        assert one_token.takes(token, weights, ring, state.far) is taken
 
 
 def test_a_state_that_does_not_fit_is_refused_and_stays_as_it_was():
