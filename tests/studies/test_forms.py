@@ -53,6 +53,12 @@ def test_books_are_read_in_the_place_of_source_code_and_records_of_code_are_as_b
     assert FORMS_STUDY.depends_on("softmax", 0, dataclasses.replace(smoke, text="books"))["text"] == "books"
 
 
+def test_a_schedule_is_told_where_it_is_not_the_linear_one() -> None:
+    smoke = FORMS_STUDY.sizes["smoke"]
+    assert "schedule" not in FORMS_STUDY.depends_on("softmax", 0, smoke)
+    assert FORMS_STUDY.depends_on("softmax", 0, dataclasses.replace(smoke, schedule="wsd"))["schedule"] == "wsd"
+
+
 def test_the_losses_of_ranges_of_positions_are_their_means():
     losses = np.arange(3)[:, None] + np.arange(40.0) ** 2
     found = by_position(losses)

@@ -23,6 +23,7 @@ from polysketch.training.environment import resolve_device
 
 _CURVE_POINTS, _EVALUATIONS, _CHECKPOINTS = 200, 10, 20
 _CODE: Literal["code"] = "code"
+_LINEAR = "linear"
 _BEHIND = 0.01  # nats: what a few seeds can tell
 
 
@@ -108,6 +109,9 @@ TEXTS: Mapping[str, Callable[[str, Path, int | None], PreparedData]] = {
 }
 """(tokenizer, place, files) -> text, by name."""
 
+_NEWER = {"text": _CODE, "schedule": _LINEAR}
+"""Settings that are newer than some records, which do not say them, and what these records have."""
+
 LABELS = {**{name: form.label for name, form in FORMS.items()}, "memory": "window + sparse memory"}
 """What tables say of each row, and of one that is in records alone: the library had it up to commit d14371e."""
 
@@ -124,7 +128,7 @@ class FormsSettings:
         preset, layers: of the model.
         context: tokens of a training window.
         window: tokens with exact weights, in every form that has such a part.
-        batch_size, steps, learning_rate, optimizer: of training, on windows of the text.
+        batch_size, steps, learning_rate, optimizer, schedule: of training, on windows of the text.
         projection_convolution, query_key_norm, head_gate: what stands around every mechanism.
         input_positions: whether sinusoidal positions are added to embedded tokens.
         validation_tokens: tokens of each evaluation during training.
@@ -145,6 +149,7 @@ class FormsSettings:
     steps: int = 2500
     learning_rate: float = 1e-2  # for Muon; 3e-3 was far too low in trials
     optimizer: str = "muon"
+    schedule: str = _LINEAR
     projection_convolution: int = 4
     query_key_norm: bool = True
     head_gate: bool = False
@@ -232,8 +237,9 @@ class FormsStudy(Study):
         form = FORMS[row]
         options = form.attention_options(settings.window)
         told = dataclasses.asdict(settings)
-        if settings.text == _CODE:
-            del told["text"]  # newer than some records, which are of source code and do not say so
+        for name, before in _NEWER.items():
+            if told[name] == before:
+                del told[name]
         return {**told, "attention": form.pattern, "attention_options": options, "seed": seed}
 
     def make(self, row: str, seed: int, settings: FormsSettings, folder: Path) -> dict[str, Any]:
@@ -318,6 +324,7 @@ def _training(form: Form, seed: int, settings: FormsSettings, data: PreparedData
         steps=settings.steps,
         learning_rate=settings.learning_rate,
         optimizer=settings.optimizer,  # type: ignore[arg-type]
+        schedule=settings.schedule,  # type: ignore[arg-type]
         seed=seed,
         device="auto",
         log_every=max(1, settings.steps // _CURVE_POINTS),
