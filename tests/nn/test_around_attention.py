@@ -131,6 +131,27 @@ def test_with_a_convolution_keys_start_as_queries_of_the_token_before_in_every_s
     torch.testing.assert_close(key[:, 1], query[:, 2])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "of_layers"),
+    [
+        (("polysketch",), [(True, False)] * 2),
+        (("sliding-window", "polysketch"), [(True, False), (True, True)]),
+        (("sliding-window", "softmax"), [(True, False)] * 2),
+        (("polysketch", "softmax"), [(True, False)] * 2),
+    ],
+)
+def test_beside_layers_of_windows_all_heads_of_polysketch_start_with_induction(pattern, of_layers):
+    """Its sums serve heads that ask what followed a token, and windows find what is near."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 7, "num_layers": 2, "hidden_size": HIDDEN, "num_heads": 2, "head_dim": HEAD_DIM}
+    lm = TransformerLM(ModelConfig(**sizes, attention=pattern, projection_convolution=TAPS)).double()
+    for block, expected in zip(lm.blocks, of_layers, strict=True):
+        query, key, _, _ = block.attention.project(tokens())
+        for head, before in enumerate(expected):
+            assert torch.allclose(key[:, head, 1:], query[:, head, :-1]) == before
+            assert torch.allclose(key[:, head], query[:, head]) != before
+
+
 @pytest.mark.parametrize("name", ["softmax", "polysketch"])
 def test_a_fresh_layer_with_a_convolution_finds_what_followed_the_same_token(name: str):
     """Induction: of 60 tokens the last repeats an earlier one, whose successor has the largest weight in head 0."""

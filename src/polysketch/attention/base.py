@@ -42,6 +42,8 @@ class Mechanism(nn.Module):
         examples: options to test it with, `hidden_size` left out: in a sequence of 37 tokens and heads of 8 each part
             must carry weight, and where `has_prefix`, the prefix a third to two thirds of the mass.
         after_softmax: options, unless others are asked for, in a model that was trained with softmax.
+        recalls_by_pairs: whether all its heads start with induction (`SelfAttention`) where other layers have windows:
+            its sums tell what followed a token, and to a head that asks for the token itself they tell little.
         sums_dtype: of sums over tokens in new states, see `keep_sums_in`; None for float32 or better.
     """
 
@@ -50,6 +52,7 @@ class Mechanism(nn.Module):
     is_blockwise = False
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     after_softmax: ClassVar[Mapping[str, Any]] = {}
+    recalls_by_pairs = False
     sums_dtype: torch.dtype | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:

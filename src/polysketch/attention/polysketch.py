@@ -66,6 +66,7 @@ class PolysketchAttention(BesideWindow):
     """
 
     is_bidirectional = False
+    recalls_by_pairs = True
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"window": 8, "sketch_size": 4, "far_bias": 1.3},
         {"window": 8, "sketch_size": 4, "far_bias": 1.3, "normed": False, "sketched": "both"},

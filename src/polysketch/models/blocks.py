@@ -3,6 +3,7 @@
 from typing import Any
 
 from polysketch.models.config import ModelConfig
+from polysketch.models.layers import WINDOWS
 from polysketch.nn import TransformerBlock, build_mixer
 
 
@@ -18,6 +19,7 @@ def build_block(config: ModelConfig, name: str, options: dict[str, Any]) -> Tran
         projection_convolution=config.projection_convolution,
         query_key_norm=config.query_key_norm,
         head_gate=config.head_gate,
+        among_windows=any(layer == WINDOWS for layer, _ in config.layers()),
     )
     return TransformerBlock(
         config.hidden_size,

@@ -9,7 +9,7 @@ from polysketch.nn import check_mixer, mixer_class
 WINDOW_BETWEEN = 256
 """Tokens of a window between layers whose mechanism says nothing of one: as many as `polysketch` has by default."""
 
-_WINDOWS = "sliding-window"
+WINDOWS = "sliding-window"
 
 
 def layer_names(given: str | Sequence[str], num_layers: int) -> list[str]:
@@ -60,7 +60,7 @@ def windows_between(layers: Sequence[tuple[str, dict[str, Any]]], every: int) ->
     return [
         (name, options)
         if (len(layers) - 1 - place) % every == 0
-        else (_WINDOWS, {"window": options.get("window", WINDOW_BETWEEN)})
+        else (WINDOWS, {"window": options.get("window", WINDOW_BETWEEN)})
         for place, (name, options) in enumerate(layers)
     ]
 

@@ -51,6 +51,7 @@ def build_mixer(
     projection_convolution: int = 0,
     query_key_norm: bool = False,
     head_gate: bool = False,
+    among_windows: bool = False,
 ) -> TokenMixer:
     """Make the layer called `name`: attention with its projections, or a short convolution.
 
@@ -65,6 +66,8 @@ def build_mixer(
         num_heads, head_dim, num_kv_heads: as for `attention.build`; a short convolution has no heads.
         projection_convolution, query_key_norm, head_gate: what stands around a mechanism, as for `SelfAttention`;
             nothing around a short convolution.
+        among_windows: whether other layers of the model have windows. Then all heads of a mechanism that
+            `recalls_by_pairs` start with induction, for the windows find what is near.
 
     Raises:
         ValueError: an unknown name or option (the message lists those that exist), or sizes that do not fit.
@@ -83,6 +86,7 @@ def build_mixer(
         projection_convolution=projection_convolution,
         query_key_norm=query_key_norm,
         head_gate=head_gate,
+        induction_every=1 if among_windows and mechanism.recalls_by_pairs else 2,
     )
 
 

@@ -44,10 +44,11 @@ class SelfAttention(TokenMixer):
     before its own layer norms of queries and keys, if it has any. Norm and gates start as the identity. Drawing the
     weights takes the same random numbers with any of the three as without.
 
-    With a convolution the layer starts with induction in every second head: a token's key there equals the query of the
-    token before it, so that a query finds what followed earlier tokens like itself. In the other heads the key equals
-    the query of the same token. Where several query heads share a key head, the first of them is meant. Without these
-    weights a model must find induction by itself, which takes a large part of a short training (docs/results-tried.md).
+    With a convolution the layer starts with induction in every second head, or in all of them (`induction_every`): a
+    token's key there equals the query of the token before it, so that a query finds what followed earlier tokens like
+    itself. In the other heads the key equals the query of the same token. Where several query heads share a key head,
+    the first of them is meant. Without these weights a model must find induction by itself, which takes a large part of
+    a short training (docs/results-tried.md).
 
     Args:
         hidden_size: width of input and output.
@@ -56,6 +57,7 @@ class SelfAttention(TokenMixer):
             0 for none.
         query_key_norm: norm queries and keys (`QueryKeyNorm`).
         head_gate: gate the output of every head by the layer's input (`HeadGate`).
+        induction_every: the first of so many key heads starts with induction, where there is a convolution: 1 for all.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class SelfAttention(TokenMixer):
         projection_convolution: int = 0,
         query_key_norm: bool = False,
         head_gate: bool = False,
+        induction_every: int = 2,
     ) -> None:
         super().__init__()
+        self.induction_every = induction_every
         query_width = mechanism.num_heads * mechanism.head_dim
         key_width = mechanism.num_kv_heads * mechanism.head_dim
         self.query_key_value = JoinedLinear(hidden_size, (query_width, key_width, key_width), bias=False)
@@ -274,12 +278,12 @@ class SelfAttention(TokenMixer):
 
     @torch.no_grad()
     def _start_with_induction(self, convolution: ProjectionConvolution) -> None:
-        """Keys are queries of the same head: of the token before in every second head, of the same token in others."""
+        """Keys are queries of the same head: the token before's where it has induction, its own in others."""
         num_heads, num_kv_heads = self.mechanism.num_heads, self.mechanism.num_kv_heads
         heads = self.query_key_value.weight.unflatten(0, (-1, self.mechanism.head_dim))
         heads[num_heads : num_heads + num_kv_heads] = heads[: num_heads : num_heads // num_kv_heads]
         filters = convolution.filter[0].unflatten(0, (-1, self.mechanism.head_dim))
-        shifted = filters[num_heads : num_heads + num_kv_heads : 2]
+        shifted = filters[num_heads : num_heads + num_kv_heads : self.induction_every]
         shifted.copy_(shifted.roll(-1, dims=-1))
 
     def finish(self, attended: Tensor, hidden: Tensor) -> Tensor:
