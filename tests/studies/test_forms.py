@@ -11,8 +11,8 @@ import pytest
 from polysketch.cli import main
 from polysketch.studies import forms
 from polysketch.studies.forms import FORMS, FORMS_STUDY, TEXTS
-from polysketch.studies.held_out import by_position
-from polysketch.studies.repeats import Repeat, repeats
+from polysketch.studies.held_out import by_distance, by_position
+from polysketch.studies.repeats import Repeat, distances, repeats
 
 ONLY = ("softmax", "codes")
 
@@ -35,8 +35,10 @@ def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder
         assert np.mean(record["loss_by_position"]) == pytest.approx(record["loss"], rel=1e-6)
         assert list(record["lengths"]) == ["48", "192"]
         assert list(record["needle"]) == ["none", "0", "0.5"]
+        assert record["distances"] == [1, 2, 4, 8, 16, 32, 64]
+        assert record["loss_by_distance"][-1] > 0
     assert len((results / "table.md").read_text().splitlines()) == 2 + len(ONLY) + 2
-    names = ("validation", "loss-by-position", "loss-by-length", "gain-by-depth")
+    names = ("validation", "loss-by-position", "loss-by-length", "loss-by-distance", "gain-by-depth")
     assert all((results / f"{name}.png").stat().st_size > 1_000 for name in names)
 
 
@@ -79,6 +81,15 @@ def test_a_pair_is_near_far_or_new_by_where_it_occurred_last():
         *(Repeat.FAR, Repeat.FAR, Repeat.FAR),  # 23, 31, 12: seven tokens back
     ]
     assert repeats(window, 4).tolist() == [[int(one) for one in expected]]
+    assert distances(window).tolist() == [[0, 0, 0, 3, 0, 0, 1, 0, 7, 7, 7]]
+
+
+def test_losses_by_distance_are_of_pairs_up_to_it_and_beyond_the_one_before():
+    window = np.array([[1, 2, 3, 1, 2, 9, 9, 9, 2, 3, 1, 2]])
+    losses = 2.0 ** np.arange(11)[None]
+    expected = {"distances": [1, 2, 4, 8], "loss_by_distance": [2**6, None, 2**3, (2**8 + 2**9 + 2**10) / 3]}
+    assert by_distance(losses, window) == expected
+    assert by_distance(losses[:, :2], window[:, :3]) == {"distances": [1], "loss_by_distance": [None]}
 
 
 def test_the_window_is_filled_in_wherever_a_form_leaves_it_open():

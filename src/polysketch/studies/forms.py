@@ -270,7 +270,7 @@ class FormsStudy(Study):
         return [*heading, "s"], [_row(label, found, lengths, depths) for label, found in _by_form(records).items()]
 
     def draw(self, records: Sequence[Record], folder: Path) -> None:
-        """Validation loss by step; loss by position, by length, and what a needle gained, where they were measured."""
+        """Validation loss by step; where measured, loss by position, by length, by distance, and a needle's gain."""
         forms = _by_form(records)
         each = [(label, one) for label, found in forms.items() for one in found]
         curves = [_by_step(label, one) for label, one in each]
@@ -282,6 +282,7 @@ class FormsStudy(Study):
         gain = "loss of the words, less than without it (nats a token)"
         plot_lines(folder / "gain-by-depth.png", gains, xlabel="depth of the needle", ylabel=gain)
         _draw_lengths(forms, folder / "loss-by-length.png")
+        _draw_distances(forms, folder / "loss-by-distance.png")
 
     def judge(self, records: Sequence[Record]) -> Verdict:
         """By means over seeds, softmax and the window beside polysketch."""
@@ -390,3 +391,14 @@ def _draw_lengths(forms: Mapping[str, Sequence[Record]], path: Path) -> None:
     xlabel = f"tokens of context (trained at {settings['context']:,})"
     ylabel = f"loss of the last {settings['predicted']:,} tokens (nats)"
     plot_seeds(path, rows, lengths, xlabel=xlabel, ylabel=ylabel)
+
+
+def _draw_distances(forms: Mapping[str, Sequence[Record]], path: Path) -> None:
+    read = {label: [one for one in found if any(one.get("loss_by_distance", ()))] for label, found in forms.items()}
+    records = [one for found in read.values() for one in found]
+    if not records:
+        return
+    ends = max((one["distances"] for one in records), key=len)
+    rows = {label: [one["loss_by_distance"] for one in found] for label, found in read.items() if found}
+    xlabel = "tokens since the pair that a token ends occurred last, at most"
+    plot_seeds(path, rows, ends, xlabel=xlabel, ylabel="loss of these tokens (nats)")

@@ -7,7 +7,7 @@ import torch
 
 from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
-from polysketch.studies.repeats import Repeat, repeats
+from polysketch.studies.repeats import Repeat, distances, repeats
 
 _AT_ONCE = 8
 _RANGES = 16
@@ -48,10 +48,11 @@ def measures(model: TransformerLM, windows: np.ndarray, window: int) -> dict[str
         `loss` of all predictions, `new`, `near` and `far` of those beyond the first two windows by `Repeat` (near is
         within two windows), `counts` of them, `chunk_start`: how much worse the first four tokens of aligned chunks of
         the window's size are than all tokens; `shares` by layer and head, and `far_without` and `loss_without`;
-        `position_edges` and `loss_by_position`, see `by_position`.
+        `position_edges` and `loss_by_position`, see `by_position`; `distances` and `loss_by_distance`, see
+        `by_distance`.
     """
     every = losses(model, windows)
-    found = {**_told_apart(every, windows, window), **by_position(every)}
+    found = {**_told_apart(every, windows, window), **by_position(every), **by_distance(every, windows)}
     if not model.prefix_shares(_ids(windows[:1, :-1], model)):
         return found
     some = _ids(windows[:4, :-1], model)
@@ -74,6 +75,24 @@ def by_position(found: np.ndarray) -> dict[str, list[float]]:
     edges = np.linspace(0, length, min(_RANGES, length) + 1).astype(np.int64)
     sums = np.add.reduceat(found.mean(axis=0, dtype=np.float64), edges[:-1])
     return {"position_edges": edges.tolist(), "loss_by_position": (sums / np.diff(edges)).tolist()}
+
+
+def by_distance(found: np.ndarray, windows: np.ndarray) -> dict[str, list[Any]]:
+    """Mean losses of tokens that end a pair which occurred before, by how long before.
+
+    Args:
+        found: (rows, length) losses.
+        windows: (rows, length + 1) tokens.
+
+    Returns:
+        `distances` of 1, 2, 4, ... tokens, the last not shorter than any that occurs; and `loss_by_distance` of tokens
+        that far or less from the same pair, and further than the distance before. None where there are none.
+    """
+    ago = distances(windows)
+    ends = 2 ** np.arange(1 + int(np.ceil(np.log2(max(1, ago.max())))))
+    masks = [(ago > end // 2) & (ago <= end) for end in ends]
+    means = [float(found[mask].mean()) if mask.any() else None for mask in masks]
+    return {"distances": ends.tolist(), "loss_by_distance": means}
 
 
 def _told_apart(found: np.ndarray, windows: np.ndarray, window: int) -> dict[str, Any]:

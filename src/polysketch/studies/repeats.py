@@ -1,6 +1,7 @@
 """Which tokens could be read off the text before them, and how far back: where a far field is worth something."""
 
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,6 +12,24 @@ class Repeat(IntEnum):
     NEW = 0
     NEAR = 1
     FAR = 2
+
+
+def distances(windows: np.ndarray) -> np.ndarray:
+    """How many tokens ago the pair of each predicted token and the one before it occurred last; 0 where it is new.
+
+    Args:
+        windows: (rows, length + 1) token ids.
+
+    Returns:
+        (rows, length) int64, for the predictions of tokens 1 to length.
+    """
+    found = np.zeros((len(windows), windows.shape[1] - 1), dtype=np.int64)
+    for row, tokens in zip(found, windows.tolist(), strict=True):
+        last: dict[tuple[int, int], int] = {}
+        for place, pair in enumerate(pairwise(tokens)):
+            row[place] = place - last.get(pair, place)
+            last[pair] = place
+    return found
 
 
 def repeats(windows: np.ndarray, reach: int) -> np.ndarray:
@@ -25,12 +44,5 @@ def repeats(windows: np.ndarray, reach: int) -> np.ndarray:
     Returns:
         (rows, length) of `Repeat`, for the predictions of tokens 1 to length.
     """
-    found = np.full((len(windows), windows.shape[1] - 1), Repeat.NEW, dtype=np.int8)
-    for row, tokens in zip(found, windows.tolist(), strict=True):
-        last: dict[tuple[int, int], int] = {}
-        for place in range(1, len(tokens)):
-            pair = (tokens[place - 1], tokens[place])
-            if pair in last:
-                row[place - 1] = Repeat.NEAR if place - last[pair] <= reach else Repeat.FAR
-            last[pair] = place
-    return found
+    ago = distances(windows)
+    return np.select([ago == 0, ago <= reach], [Repeat.NEW, Repeat.NEAR], Repeat.FAR).astype(np.int8)
