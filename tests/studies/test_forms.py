@@ -114,7 +114,7 @@ def test_a_form_is_named_by_its_layers():
 @pytest.mark.parametrize(("softmax", "ours", "holds"), [(2.44, 2.449, True), (2.44, 2.451, False), (2.44, None, None)])
 def test_the_claim_is_judged_by_means_over_seeds(softmax, ours, holds):
     records = [{"row": "softmax", "loss": softmax + change} for change in (-0.1, 0.1)]
-    records += [] if ours is None else [{"row": "polysketch", "loss": ours}]
+    records += [] if ours is None else [{"row": "polysketch-every-2", "loss": ours}]
     verdict = FORMS_STUDY.judge(records)
     assert verdict.holds is holds
     assert verdict.ours.startswith("softmax 2.440 nats")
