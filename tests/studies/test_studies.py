@@ -325,7 +325,9 @@ def test_the_list_tells_the_state_of_every_study(folder: Path, capsys):
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     told = " ".join(shown.split())
-    assert told.count("no record in studies") == sum(bool(entry.study) for entry in ENTRIES)
+    studied = [entry.study for entry in ENTRIES if entry.study]
+    assert told.count("no record in studies") == len(set(studied))
+    assert told.count(": as above") == len(studied) - len(set(studied))
     assert all(entry.claim in told for entry in ENTRIES)
 
 
@@ -334,9 +336,11 @@ def test_the_list_counts_a_studys_own_rows_and_tells_sizes_and_those_of_papers(f
     write_summary(folder / "studies/recall-short+steps=3", size="short+steps=3", runs=1, rows=1, own_rows=1, holds=None)
     told = " ".join(listed(Path("studies")).split())
     assert (
-        "recall: short (pairs 4): 2 of 18 rows and 1 more, 4 runs; x; holds | short+steps=3 (pairs 4): 1 of 18" in told
+        "recall: short (pairs 4): 2 of 18 rows and 1 more, 4 runs; x; holds short+steps=3 (pairs 4): 1 of 18 rows"
+        in told
     )
-    assert "rows, 1 run; x; open | paper (pairs 64): no record" in told
+    assert "rows, 1 run; x; open paper (pairs 64): no record" in told
+    assert told.count("short (pairs 4)") == 1
     write_summary(folder / "studies/recall-paper", size="paper", told="pairs 64", why_open="no y", holds=None)
     told = " ".join(listed(Path("studies")).split())
     assert "paper (pairs 64): 2 of 18 rows and 1 more, 4 runs; x; open (no y)" in told

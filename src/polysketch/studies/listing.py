@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,13 @@ from polysketch.studies.catalogue import ENTRIES, Entry
 from polysketch.studies.summaries import SUMMARY_FILE, read_summary, state_of
 
 _COLUMNS = 80  # of a terminal
+_INDENT = "    "
 
 
 def listed(results: Path) -> str:
-    """A line or two for each table or figure: where it is from, its claim, and the state of its study.
+    """The claim of each table or figure, where it is from, and below it the state of its study.
+
+    A study that several tables share tells its state at the first of them.
 
     Args:
         results: where studies keep their records.
@@ -22,9 +25,12 @@ def listed(results: Path) -> str:
     Raises:
         ValueError: a file that is no summary.
     """
-    return "\n".join(
-        _filled(f"{one.source}: {one.claim}", "") + "\n" + _filled(_state(one, results), "    ") for one in ENTRIES
-    )
+    told: set[str] = set()
+    lines = []
+    for one in ENTRIES:
+        lines += [_filled(f"{one.source}: {one.claim}", ""), *(_filled(*line) for line in _states(one, results, told))]
+        told.add(one.study)
+    return "\n".join(lines)
 
 
 def _filled(text: str, indent: str) -> str:
@@ -32,13 +38,16 @@ def _filled(text: str, indent: str) -> str:
     return textwrap.fill(text, _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
-def _state(entry: Entry, results: Path) -> str:
-    """By size, how many rows have records and what they say; or why there is no study."""
+def _states(entry: Entry, results: Path, told: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Lines and their indents: by size, how many rows have records and what they say; or why there is no study."""
     if not entry.study:
-        return entry.why_not
-    found = [read_summary(folder / SUMMARY_FILE) for folder in with_records(entry.study, results)]
-    told = " | ".join(_told(found)) if found else f"no record in {results}"
-    return f"{entry.study}: {told}"
+        yield entry.why_not, _INDENT
+    elif entry.study in told:
+        yield f"{entry.study}: as above", _INDENT
+    else:
+        found = [read_summary(folder / SUMMARY_FILE) for folder in with_records(entry.study, results)]
+        yield f"{entry.study}:" if found else f"{entry.study}: no record in {results}", _INDENT
+        yield from ((line, 2 * _INDENT) for line in _sizes(found))
 
 
 def with_records(name: str, results: Path) -> list[Path]:
@@ -51,12 +60,13 @@ def with_records(name: str, results: Path) -> list[Path]:
     return [file.parent for file in files if read_summary(file)["study"] == name]
 
 
-def _told(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A part for each size with records, then one for each of the paper's own without any."""
+def _sizes(summaries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each size with records, then one for each of the paper's own without any."""
     for one in summaries:
         yield f"{_size(one['size'], one['told'])}: {_counted(one)}; {one['ours']}; {state_of(one)}"
     made = {one["size"] for one in summaries}
-    yield from (f"{_size(*size)}: no record" for size in summaries[-1]["papers"].items() if size[0] not in made)
+    papers = summaries[-1]["papers"] if summaries else {}
+    yield from (f"{_size(*size)}: no record" for size in papers.items() if size[0] not in made)
 
 
 def _size(size: str, told: str) -> str:
