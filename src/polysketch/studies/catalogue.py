@@ -19,12 +19,14 @@ class Entry:
         claim: what it says, with its figure.
         study: name of the study that tests it; several entries may have one.
         why_not: why there is none.
+        reads: published files that the study reads from the folder of data, as docs/tasks.md says.
     """
 
     source: str
     claim: str
     study: str = ""
     why_not: str = ""
+    reads: str = ""
 
 
 STUDIES = {
@@ -90,9 +92,24 @@ ENTRIES = (
     Entry("LLOPS, table 1: ListOps", "softmax 48.49 %, LLOPS 48.29 %", "listops"),
     Entry("LLOPS, table 1: Text", "IMDB by bytes: softmax 82.96 %, LLOPS 73.94 %", "reviews"),
     Entry("LLOPS, section 4.1; Amos et al.", "models pre-trained on a task's own inputs", "listops-pretrained"),
-    Entry("LLOPS, table 1: Retrieval", "pairs of papers: softmax 83.23 %, Nystrom 83.90 %", "retrieval"),
-    Entry("LLOPS, table 1: Pathfinder", "softmax 70.45 %, Hedgehog 74.16 %", "pathfinder"),
-    Entry("LLOPS, table 1: Image", "CIFAR-10 by pixels: softmax 64.36 %, Nystrom 58.66 %", "image"),
+    Entry(
+        "LLOPS, table 1: Retrieval",
+        "pairs of papers: softmax 83.23 %, Nystrom 83.90 %",
+        "retrieval",
+        reads="aan/new_aan_pairs.train.tsv, .eval.tsv and .test.tsv",
+    ),
+    Entry(
+        "LLOPS, table 1: Pathfinder",
+        "softmax 70.45 %, Hedgehog 74.16 %",
+        "pathfinder",
+        reads="pathfinder32/curv_contour_length_14",
+    ),
+    Entry(
+        "LLOPS, table 1: Image",
+        "CIFAR-10 by pixels: softmax 64.36 %, Nystrom 58.66 %",
+        "image",
+        reads="cifar-10-batches-bin",
+    ),
     Entry("FLatten, PolaFormer: ImageNet", "PVT-T 75.1 %, focused 77.8 %, polarity 78.8 %", "image-classification"),
     Entry(
         "PolySketchFormer, figure 2, table 2",

@@ -46,7 +46,8 @@ def _states(entry: Entry, results: Path, told: Collection[str]) -> Iterator[tupl
         yield f"{entry.study}: as above", _INDENT
     else:
         found = [read_summary(folder / SUMMARY_FILE) for folder in with_records(entry.study, results)]
-        yield f"{entry.study}:" if found else f"{entry.study}: no record in {results}", _INDENT
+        reads = f"; it reads {entry.reads} in $POLYSKETCH_DATA" if entry.reads else ""
+        yield f"{entry.study}:" if found else f"{entry.study}: no record in {results}{reads}", _INDENT
         yield from ((line, 2 * _INDENT) for line in _sizes(found))
 
 
