@@ -22,15 +22,16 @@ def _run(stand_in_run):
 class ScriptedModel(TransformerLM):
     """Says a given text byte by byte, whatever it is asked, and then the end of text."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="softmax"))
+    def __init__(self, text: str, vocab_size: int = 257) -> None:
+        super().__init__(ModelConfig(vocab_size, num_layers=1, hidden_size=64, num_heads=1, attention="softmax"))
         self._script = [*text.encode(), 256]
         self._said = 0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         token = self._script[self._said]
         self._said += 1
-        return torch.nn.functional.one_hot(torch.tensor(token), 257).float().expand(*hidden.shape[:-1], 257) * 1000
+        logits = 1000.0 * torch.nn.functional.one_hot(torch.tensor(token), self.config.vocab_size)
+        return logits.expand(*hidden.shape[:-1], -1)
 
 
 def last_json(output: str) -> dict:
@@ -189,14 +190,36 @@ def test_prompts_of_a_file_show_how_many_are_done_and_the_time_left(tmp_path, ca
 
 @pytest.mark.parametrize("kept", [0, 1, 30, 250, 400, 10**6])
 def test_a_killed_file_of_prompts_goes_on_and_ends_the_same(tmp_path, kept):
-    """From any number of bytes; equal prompts in a batch have different continuations, and keep them."""
+    """From any number of bytes; equal prompts have different continuations, and keep them."""
     (tmp_path / "prompts.jsonl").write_text('"a"\n' * 3 + '"b"\n' * 2)
     files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--batch-size", "2", "--max-new-tokens", "9"]
+    files += ["--temperature", "3"]
     assert main(["generate", "run", *files, "--out", str(tmp_path / "whole.jsonl")]) == 0
     whole = (tmp_path / "whole.jsonl").read_bytes()
     (tmp_path / "cut.jsonl").write_bytes(whole[:kept])
     assert main(["generate", "run", *files, "--out", str(tmp_path / "cut.jsonl")]) == 0
     assert (tmp_path / "cut.jsonl").read_bytes() == whole
+    assert len({line for line in whole.splitlines() if b'"prompt": "a"' in line}) == 3  # in two batches
+
+
+@pytest.mark.parametrize("text", ['{"important": 1}', '"a"', "x", '{"prompt": "b'])
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path, capsys, text):
+    """Without a line break at its end it could be taken for a line that a kill has cut off."""
+    (tmp_path / "prompts.jsonl").write_text('"a"\n')
+    (tmp_path / "out.json").write_text(text)
+    files = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out.json")]
+    assert main(["generate", "run", *files, "--max-new-tokens", "3"]) == 1
+    assert "found other text: nothing was changed" in capsys.readouterr().err
+    assert (tmp_path / "out.json").read_text() == text
+
+
+def test_ids_beyond_the_tokenizer_are_no_text(stand_in_run, capsys):
+    """Of a model whose vocabulary is padded."""
+    model = ScriptedModel("ab", vocab_size=300)
+    model._script.insert(1, 260)
+    stand_in_run(model)
+    assert main(["generate", "run", "--prompt", "", "--max-new-tokens", "9"]) == 0
+    assert capsys.readouterr().out == "ab\n"
 
 
 def test_continuations_by_other_settings_are_not_mixed(tmp_path, capsys):

@@ -170,3 +170,28 @@ def test_what_contradicts_beams_and_guesses_is_refused(folders, tmp_path, capsys
         error = capsys.readouterr().err
         assert named in error
         assert "Traceback" not in error
+
+
+def test_positions_that_a_model_has_not_learned_are_refused_before_anything_is_written(folders, tmp_path, capsys):
+    """On a GPU an index beyond the table ends the process' use of it."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shutil.copytree(folders / "llama", tmp_path / "gpt2")
+    (tmp_path / "gpt2" / "model.safetensors").unlink()
+    config = GPT2Config(vocab_size=280, n_embd=32, n_layer=1, n_head=2, n_positions=24)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps("a") + "\n" + json.dumps("a long one, " * 9) + "\n")
+    command = ["generate", str(tmp_path / "gpt2"), "--prompts", str(tmp_path / "prompts.jsonl")]
+    capsys.readouterr()
+    assert main([*command, "--out", str(tmp_path / "out.jsonl"), "--max-new-tokens", "8"]) == 1
+    assert "expected prompts and new tokens of at most 24 together" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+    model, tokenizer = load_to_continue(tmp_path / "gpt2")
+    assert load_to_continue(folders / "llama")[0].most_tokens is None
+    prompt = tokenizer.encode("a" * 5)
+    whole = generate(model, [prompt], max_new_tokens=25 - len(prompt), temperature=0)
+    assert len(whole.tokens[0]) == 25 - len(prompt)
+    with pytest.raises(ValueError, match=r"at most 24 tokens in a row, .* found 25"):
+        generate(model, [prompt], max_new_tokens=26 - len(prompt), temperature=0)
+    with pytest.raises(ValueError, match=r"at most 24 tokens in a row, .* found 30"):
+        model.hidden_states(torch.zeros(1, 30, dtype=torch.int64))

@@ -77,6 +77,17 @@ def test_text_without_line_ends_is_cut_too_and_no_character_is(write_files, size
     assert " " not in line or all(piece.endswith(" ") for piece in pieces)
 
 
+@pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5", "utf-8", "latin-1"])
+def test_no_character_of_another_encoding_is_cut(write_files, encoding):
+    """Lines without an end or a space, of characters of one and of two bytes."""
+    letters = {"latin-1": "aé", "shift_jis": "aア日本"}.get(encoding, "a日本")
+    text = "".join(letters[number * number % 7 % len(letters)] for number in range(30_000))
+    folder = write_files({"a.txt": text.encode(encoding)})
+    pieces = texts_of(folder, options=ReadOptions(cut_text=101, encoding=encoding))
+    assert "".join(pieces) == text
+    assert len(pieces) > 3
+
+
 @pytest.mark.parametrize(("files", "cut"), [(1, 100), (79, 790), (80, LONGEST_DOCUMENT)])
 def test_few_files_are_cut_so_that_no_split_is_empty(write_files, files, cut):
     # 5 % of fewer than 80 files are fewer than 4; 5 % of the text in 20 documents of a split

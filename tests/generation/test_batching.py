@@ -181,17 +181,17 @@ def test_a_snapshot_of_the_whole_prompt_leaves_its_last_token_to_read(model):
 
 def test_snapshots_stay_within_their_bytes_and_the_least_recently_used_goes(model):
     row = bytes_of_request(model)
-    snapshots = Snapshots(2 * row)
+    snapshots = Snapshots(2 * row + 8 * 8)  # of 3 and 5 tokens, of 8 bytes each
     states = [model.extend(torch.tensor([PROMPTS[1][:n]]), model.init_state(1))[1] for n in (3, 4, 5)]
     snapshots.keep(PROMPTS[1][:3], states[0])
     snapshots.keep(PROMPTS[1][:4], states[1])
     assert snapshots.longest(PROMPTS[1][:3])[0] == 3  # used again
     snapshots.keep(PROMPTS[1][:5], states[2])
-    assert snapshots.nbytes == 2 * row
+    assert snapshots.nbytes == 2 * row + 8 * 8
     assert [len(tokens) for tokens, _ in snapshots] == [3, 5]
     assert snapshots.longest(PROMPTS[1][:4])[0] == 3
     assert snapshots.longest([*PROMPTS[1][:2], 39 - PROMPTS[1][2]]) is None
-    small = Snapshots(row - 1)
+    small = Snapshots(row + 8 * 3 - 1)
     small.keep(PROMPTS[1][:3], states[0])
     assert (len(small), small.nbytes) == (0, 0)
 
@@ -541,3 +541,46 @@ def test_a_snapshot_of_other_tokens_gives_wrong_tokens(model, monkeypatch):
     found = served(engine, asked, 0)
     assert found[0] == alone(model, asked[0])
     assert found[1] != alone(model, asked[1])
+
+
+@pytest.mark.parametrize("last", [4, 5])
+def test_what_a_step_found_before_it_failed_is_told_with_the_failures(model, monkeypatch, last):
+    """Reading a prompt fails in the very step in which another request gets a token: its last one, or not."""
+    engine = Engine(model, slots=2)
+    request = Request(PROMPTS[3], last, GREEDY)
+    first = engine.add(request)
+    made = [event for _ in range(3) for event in engine.step()]
+    monkeypatch.setattr(engine, "_read_span", lambda sequence, length: 1 / 0)
+    second = engine.add(Request(PROMPTS[4], 3, GREEDY))
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    told = engine.abandon("full")
+    made += [event for event in told if event.ticket == first and event.token is not None]
+    assert [event.token for event in made] == alone(model, request)[:4]
+    ends = {event.ticket: event.finish for event in told if event.finish is not None}
+    assert ends == {first: "length" if last == 4 else "error", second: "error"}
+    assert len(told) == (2 if last == 4 else 3)
+    assert engine.is_idle
+    assert engine.abandon("again") == []
+
+
+def test_a_request_whose_snapshot_fails_at_its_end_ends_once(model, monkeypatch):
+    engine = Engine(model, slots=1, snapshots=Snapshots(1 << 24))
+    ticket = engine.add(Request(PROMPTS[3], 2, GREEDY))
+    engine.step()
+    monkeypatch.setattr(engine.snapshots, "keep", lambda tokens, state: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    assert [(event.ticket, event.finish) for event in engine.abandon("full")] == [(ticket, "length")]
+
+
+def test_ids_and_stops_of_any_kind_are_those_of_generate(model):
+    """Tensors, and one id that ends a text, given as a number."""
+    prompt = torch.tensor(PROMPTS[4])
+    whole = generate(model, [prompt], max_new_tokens=30, seed=2).tokens[0]
+    stop = whole[11]
+    engine = Engine(model, slots=1)
+    engine.add(Request(prompt, 30, seed=2, stop_ids=stop))
+    expected = generate(model, [PROMPTS[4]], max_new_tokens=30, seed=2, stop=stop).tokens[0]
+    assert drain(engine) == {1: expected}
+    assert len(expected) < 30

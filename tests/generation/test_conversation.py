@@ -38,6 +38,8 @@ def test_a_conversation_goes_on_where_it_was_written(attention, tmp_path):
     save_conversation(tmp_path / "talk.safetensors", model, PROMPT[:20], read(model, PROMPT[:20]))
     tokens, state = load_conversation(tmp_path / "talk.safetensors", model)
     assert tokens == PROMPT[:20]
+    with torch.no_grad():
+        model.extend(torch.tensor([[5]]), load_conversation(tmp_path / "talk.safetensors", model)[1])  # in any mode
     snapshots = Snapshots(1 << 24)
     snapshots.keep(tokens, state)
     engine = Engine(model, slots=1, snapshots=snapshots)

@@ -1,5 +1,6 @@
 """Generation: what is drawn for a prompt is the prompt's own affair, and the state is carried faithfully."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -224,3 +225,48 @@ def test_prompts_may_be_tensors(model):
     expected = generate(model, [PROMPTS[2]], max_new_tokens=5).tokens
     assert generate(model, torch.tensor([PROMPTS[2]]), max_new_tokens=5).tokens == expected
     assert generate(model, [torch.tensor(PROMPTS[2])], max_new_tokens=5).tokens == expected
+
+
+def test_rows_of_a_given_state_that_end_apart_are_refused(model):
+    """A row that has ended would read what nobody is told; alone it reads nothing after its end."""
+    two, settings = PROMPTS[:2], {"max_new_tokens": 12, "temperature": 0}
+    with pytest.raises(ValueError, match="give each row a state of its own"):
+        generate(model, two, **settings, stop=0, state=model.init_state(2))
+    with pytest.raises(ValueError, match="give each row a state of its own"):
+        generate(model, two, **settings, on_token=lambda row, token: row == 1, state=model.init_state(2))
+    stop = generate(model, two[1:], **settings).tokens[0][6]
+    state = model.init_state(1)
+    found = generate(model, two[1:], **settings, stop=stop, state=state)
+    assert found.stopped == [True]
+    assert state.position.tolist() == [len(two[1]) + len(found.tokens[0])]
+    together = model.init_state(2)
+    generate(model, two, **settings, on_token=lambda row, token: True, state=together)
+    assert together.position.tolist() == list(map(len, two))
+
+
+def test_a_state_that_generate_moved_on_is_read_outside_of_inference_mode(model):
+    state = model.init_state(1)
+    generate(model, [PROMPTS[1]], max_new_tokens=3, state=state)
+    with torch.no_grad():
+        model.extend(torch.tensor([[5]]), state)
+    assert state.position.tolist() == [len(PROMPTS[1]) + 3]
+
+
+def test_numbers_of_any_kind_draw_the_same(model):
+    """Of NumPy, of PyTorch: what counts is which numbers they are."""
+    expected = generate(model, [PROMPTS[1]], max_new_tokens=12, seed=4).tokens
+    kinds = (np.array(PROMPTS[1]), torch.tensor(PROMPTS[1]), list(torch.tensor(PROMPTS[1])), list(np.array(PROMPTS[1])))
+    for prompt in kinds:
+        assert generate(model, [prompt], max_new_tokens=12, seed=np.int64(4)).tokens == expected
+    with pytest.raises(TypeError, match="expected token ids, which are whole numbers"):
+        generate(model, [[1.5]], max_new_tokens=1)
+
+
+def test_samples_say_which_draws_of_a_prompt_they_are(model):
+    """So a batch may be cut anywhere."""
+    whole = generate(model, [PROMPTS[1]] * 3, max_new_tokens=12).tokens
+    rest = generate(model, [PROMPTS[1]] * 2, max_new_tokens=12, samples=[2, 0]).tokens
+    assert rest == [whole[2], whole[0]]
+    assert len(set(map(tuple, whole))) == 3
+    with pytest.raises(ValueError, match="sample number for each of 1 prompts, found 2"):
+        generate(model, [PROMPTS[1]], max_new_tokens=1, samples=[0, 1])

@@ -56,3 +56,9 @@ def test_half_a_character_at_the_end_is_replaced():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="at least one character"):
         TextStream(bytes, ("",))
+
+
+def test_one_string_in_place_of_several_is_refused():
+    """It would be taken letter by letter."""
+    with pytest.raises(TypeError, match="expected a sequence of stop strings, found the string 'END'"):
+        TextStream(bytes, "END")

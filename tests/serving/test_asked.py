@@ -123,3 +123,9 @@ def test_a_chat_that_is_none_is_refused(messages, message):
 def test_limits_that_admit_nothing_are_refused(changes):
     with pytest.raises(ValueError, match="expected"):
         Limits(**changes)
+
+
+def test_zero_is_not_false():
+    with pytest.raises(ApiError, match="logprobs is not served here"):
+        asked_completion({"prompt": "x", "logprobs": 0}, "small", LIMITS)
+    assert asked_completion({"prompt": "x", "logprobs": False, "presence_penalty": 0.0}, "small", LIMITS).samples == 1

@@ -41,6 +41,8 @@ def ask(address: str, method: str, path: str, body: bytes | str | None = None, h
         ("POST", "/v1/completions", b"\xff", JSON, 400, "expected JSON"),
         ("POST", "/v1/completions", "[" * 100_000, JSON, 400, "expected JSON"),
         ("POST", "/v1/completions", '{"prompt": "\\ud800"}', JSON, 400, "half a surrogate pair"),
+        ("POST", "/v1/completions", '{"prompt": "x", "\\ud800": 0}', JSON, 400, "\\ud800 is not served here"),
+        ("POST", "/v1/completions", json.dumps({"prompt": "x", "n": 10**15}), JSON, 400, "continuations in a request"),
         ("POST", "/v1/completions", json.dumps({"prompt": "x" * 5000}), JSON, 400, "at most 4000 tokens, found 5000"),
         ("POST", "/v1/completions", b" " * 200_001, JSON, 413, "at most 200000 bytes"),
         ("GET", "/v1/models", None, {"Host": "evil.example"}, 403, "by its own name"),

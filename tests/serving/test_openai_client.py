@@ -88,6 +88,23 @@ def test_several_prompts_and_samples_in_one_request(client, server):
     assert client.completions.create(**{**asked, "seed": 8}).choices[0].text != found.choices[0].text
 
 
+def test_equal_prompts_of_a_request_get_different_samples(client):
+    """As those that `n` asks for."""
+    asked = {"model": "small", "max_tokens": 10, "seed": 7}
+    equal = client.completions.create(**asked, prompt=[PROMPTS[0]] * 3)
+    samples = client.completions.create(**asked, prompt=PROMPTS[0], n=3)
+    assert [choice.text for choice in equal.choices] == [choice.text for choice in samples.choices]
+    assert len({choice.text for choice in equal.choices}) == 3
+
+
+def test_what_was_read_before_is_counted_of_every_prompt(client):
+    texts = [f"A text number {number} that is read once. " * 5 for number in range(2)]
+    for text in texts:
+        client.completions.create(model="small", prompt=text, max_tokens=2)
+    again = client.completions.create(model="small", prompt=texts, max_tokens=2, n=2)
+    assert again.usage.prompt_tokens_details.cached_tokens == sum((len(text) - 1) // 64 * 64 for text in texts)
+
+
 def test_a_stop_string_ends_the_text_before_it(client, server):
     whole = server.greedy(PROMPTS[1], 30)
     stop = whole[11:14]

@@ -223,10 +223,12 @@ def _continue_file(
     flags: GenerateFlags, model: TransformerLM, tokenizer: TokenizerLike, chat: Chat | None, prompts: Sequence[str]
 ) -> None:
     from polysketch.data.prompt_files import Continuations
+    from polysketch.generation.randomness import earlier_equals
 
     assert flags.out is not None
     described = _described(flags, model, tokenizer, chat)
     continuations = Continuations(flags.out, prompts, described, flags.batch_size)
+    samples = earlier_equals(prompts)  # in the whole file, so that equal prompts of two batches differ
     with Progress(total=len(prompts), unit="prompts", done=continuations.done) as progress:
         tokens_made = 0
 
@@ -239,7 +241,8 @@ def _continue_file(
             tell()
 
         def continued(batch: Sequence[str]) -> list[Mapping[str, Any]]:
-            result, texts = _continued(flags, model, tokenizer, chat, batch, shown=False, on_each=count)
+            ours = samples[continuations.done :][: len(batch)]
+            result, texts = _continued(flags, model, tokenizer, chat, batch, shown=False, samples=ours, on_each=count)
             return [
                 {"text": text, "tokens": len(tokens), "stopped": stopped}
                 for text, tokens, stopped in zip(texts, result.tokens, result.stopped, strict=True)
@@ -278,12 +281,13 @@ def _continued(
     prompts: Sequence[str],
     *,
     shown: bool,
+    samples: Sequence[int] | None = None,
     on_each: Callable[[], None] = lambda: None,
 ) -> tuple[GenerationResult, list[str]]:
     """Continue prompts together; the text of the only one is shown as it comes, `on_each` called for every token."""
     from polysketch.generation import TextStream
 
-    streams = [TextStream(tokenizer.decode_bytes, flags.stop) for _ in prompts]
+    streams = [TextStream(tokenizer.known_bytes, flags.stop) for _ in prompts]
     texts = ["" for _ in prompts]
 
     def on_token(row: int, token: int) -> bool:
@@ -299,7 +303,7 @@ def _continued(
 
     ids = [_encode(tokenizer, chat, text) for text in prompts]
     result = generated(
-        _way(flags), model, ids, _ends(tokenizer, chat), on_token, {**_settings(flags), "seed": flags.seed}
+        _way(flags), model, ids, _ends(tokenizer, chat), on_token, {**_settings(flags), "seed": flags.seed}, samples
     )
     for row, stream in enumerate(streams):
         take(row, stream.finish())

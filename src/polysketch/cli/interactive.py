@@ -99,7 +99,7 @@ class Conversation:
             tokens = self.turns.ask(line)
             if tokens[: len(read)] != read:
                 state, read = self.model.init_state(1), []
-            stream = TextStream(self.tokenizer.decode_bytes, self.stop)
+            stream = TextStream(self.tokenizer.known_bytes, self.stop)
             pieces: list[str] = []
             with _interruptible() as interrupted:
 

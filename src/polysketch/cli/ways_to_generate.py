@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,6 +59,7 @@ def generated(
     ends: Collection[int],
     on_token: OnToken,
     settings: dict[str, Any],
+    samples: Sequence[int] | None = None,
 ) -> GenerationResult:
     """Continue prompts.
 
@@ -70,14 +70,30 @@ def generated(
         ends: ids that end a text.
         on_token: told every token of what is found.
         settings: for `generation.generate`: how many tokens, and how they are drawn.
+        samples: which sample of its prompt each row is. Default: how many equal prompts stand before it.
+
+    Raises:
+        ValueError: more tokens than a model of learned positions has.
     """
+    _require_positions(model, prompts, settings["max_new_tokens"])
     if way.beams is not None:
         return _by_beams(model, prompts, ends, on_token, settings["max_new_tokens"], way.beams)
     if way.lookup is not None or way.assistant is not None:
-        return _with_drafts(model, prompts, _drafter(way, model), ends, on_token, settings)
+        return _with_drafts(model, prompts, _drafter(way, model), ends, on_token, settings, samples)
     from polysketch.generation import generate
 
-    return generate(model, prompts, stop=ends, on_token=on_token, **settings)
+    return generate(model, prompts, stop=ends, on_token=on_token, samples=samples, **settings)
+
+
+def _require_positions(model: TransformerLM, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    """Refuse before anything is written what a model of learned positions has no room for."""
+    most = getattr(model, "most_tokens", None)
+    longest = max(map(len, prompts))
+    if most is not None and longest + new_tokens - 1 > most:
+        raise ValueError(
+            f"expected prompts and new tokens of at most {most} together, for the model has learned so many positions; "
+            f"found a prompt of {longest} and --max-new-tokens {new_tokens}"
+        )
 
 
 def _by_beams(
@@ -113,20 +129,20 @@ def _with_drafts(
     ends: Collection[int],
     on_token: OnToken,
     settings: dict[str, Any],
+    samples: Sequence[int] | None,
 ) -> GenerationResult:
     """One prompt after the other, for guesses are right to different lengths."""
     from polysketch.generation import GenerationResult, generate_with_drafts
+    from polysketch.generation.randomness import earlier_equals
 
-    earlier: Counter[tuple[int, ...]] = Counter()
     results = []
     started = time.perf_counter()
-    for row, prompt in enumerate(map(tuple, prompts)):
+    numbers = earlier_equals(prompts) if samples is None else samples
+    for row, (prompt, sample) in enumerate(zip(prompts, numbers, strict=True)):
         told = _of_row(on_token, row)
-        sample = earlier[prompt]
         results.append(
             generate_with_drafts(model, prompt, drafter, sample=sample, stop=ends, on_token=told, **settings)
         )
-        earlier[prompt] += 1
     prefill_seconds = sum(result.prefill_seconds for result in results)
     num_tokens = sum(len(result.tokens[0]) for result in results)
     return GenerationResult(

@@ -87,14 +87,25 @@ class Continuations:
         """How many are done; a batch that was written in part is dropped."""
         if not self._path.exists():
             return 0
-        lines = self._path.read_bytes().split(b"\n")[:-1]
+        *lines, torn = self._path.read_bytes().split(b"\n")
         for number, (line, prompt) in enumerate(zip(lines, [*self._prompts, None], strict=False), start=1):
             self._require_same(line, prompt, f"{self._path}:{number}")
-        if len(lines) > len(self._prompts):
-            raise ValueError(f"expected at most {len(self._prompts)} lines in {self._path}, found {len(lines)}")
+        if len(lines) + bool(torn) > len(self._prompts):
+            raise ValueError(f"expected at most {len(self._prompts)} lines in {self._path}, found more")
+        if torn and len(lines) < len(self._prompts):
+            self._require_torn(torn, self._prompts[len(lines)])
         whole = len(lines) if len(lines) == len(self._prompts) else len(lines) // self._batch_size * self._batch_size
         disk.replace_file(self._path, b"".join(line + b"\n" for line in lines[:whole]))
         return whole
+
+    def _require_torn(self, torn: bytes, prompt: str) -> None:
+        """Refuse a last line without its end that does not begin as ours: it is not for us to drop."""
+        begins = strict_json.encoded({"prompt": prompt}).rstrip(b"}\n")
+        if not (torn.startswith(begins) or begins.startswith(torn)):
+            raise ValueError(
+                f"expected the beginning of a continuation at the end of {self._path}, found other text: nothing was "
+                "changed; give another --out"
+            )
 
     def _require_same(self, line: bytes, prompt: str | None, place: str) -> None:
         try:

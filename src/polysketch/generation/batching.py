@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polysketch.generation.prompts import require_stop
+from polysketch.generation.prompts import as_ids, require_stop
 from polysketch.generation.randomness import PromptUniforms
 from polysketch.generation.requests import Event, Finish, Request
+from polysketch.generation.rows import ids_of
 from polysketch.generation.sampling import Sampler, tokens_seen
 from polysketch.generation.slots import Slots, reserve
 from polysketch.generation.snapshots import Snapshots
@@ -80,6 +81,7 @@ class Engine:
         self._waiting: deque[_Sequence] = deque()
         self._reading: _Sequence | None = None
         self._running: list[_Sequence] = []  # in the order of their slots
+        self._untold: list[Event] = []  # of a step that has not ended
 
     @property
     def num_waiting(self) -> int:
@@ -146,21 +148,30 @@ class Engine:
 
         Args:
             error: what failed, in one line.
+
+        Returns:
+            What the step that failed had found before, then the failures.
         """
         sequences = [*self._running, *([self._reading] if self._reading else []), *self._waiting]
+        known, self._untold = self._untold, []
+        ended = {event.ticket for event in known if event.finish is not None}
         self._running, self._reading = [], None
         self._waiting.clear()
         self.slots.clear()
-        return [each.failed(error) for each in sequences]
+        return [*known, *(each.failed(error) for each in sequences if each.ticket not in ended)]
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """One token for every request in a slot, then a chunk of prompts; what became known, in this order."""
-        return [*self._decode(), *self._read()]
+        self._decode()
+        for event in self._read():
+            self._untold.append(event)
+        told, self._untold = self._untold, []
+        return told
 
-    def _decode(self) -> list[Event]:
+    def _decode(self) -> None:
         if not self._running:
-            return []
+            return
         ids = torch.tensor([[each.next_fed] for each in self._running], device=self._device)
         logits, _ = self._model.extend(ids, self.slots.state)
         for slot, each in enumerate(self._running):
@@ -168,10 +179,10 @@ class Engine:
             self._keep(each, partial(self.slots.copy, slot))
         read = [slot for slot, each in enumerate(self._running) if each.is_read]
         events = _chosen(logits[read, -1], [self._running[slot] for slot in read])
+        self._untold += events
         for slot, event in reversed(list(zip(read, events, strict=True))):
             if event.finish is not None:
                 self._end(slot, event.finish)
-        return events
 
     def _read(self) -> Iterator[Event]:
         budget = self._chunk
@@ -182,14 +193,12 @@ class Engine:
             assert sequence is not None
             if self._is_fed_by_steps(sequence):
                 budget -= min(sequence.left, budget)
-                self._reading = None
                 self._take_slot(sequence)
                 continue
             length = sequence.next_span(self._chunk, budget)
             logits = self._read_span(sequence, length)
             budget -= length
             if sequence.is_read:
-                self._reading = None
                 yield self._first_token(sequence, logits)
 
     def _is_fed_by_steps(self, sequence: "_Sequence") -> bool:
@@ -241,6 +250,7 @@ class Engine:
         self.slots.put(sequence.state)
         sequence.state = None
         self._running.append(sequence)
+        self._reading = None
 
     def _first_token(self, sequence: "_Sequence", logits: Tensor) -> Event:
         (event,) = _chosen(logits, [sequence])
@@ -281,7 +291,8 @@ class _Sequence:
 
     def __init__(self, ticket: int, request: Request) -> None:
         self.ticket = ticket
-        self.prompt = list(request.prompt)
+        self.prompt = as_ids(request.prompt)
+        self._stop_ids = ids_of(request.stop_ids)
         self.most_tokens = _tokens_of(request)
         self.position = 0
         self.reused = 0
@@ -335,7 +346,7 @@ class _Sequence:
         self._made.append(token)
         if self._seen is not None:
             self._seen[0, token] = True
-        if token in self._request.stop_ids:
+        if token in self._stop_ids:
             return self._event(None, "stop")
         if self._request.until is not None and self._request.until(token):
             return self._event(token, "stop")

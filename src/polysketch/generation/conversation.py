@@ -49,7 +49,7 @@ def save_conversation(path: str | Path, model: TransformerLM, tokens: Sequence[i
     disk.replace_file(Path(path), contents)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int], ModelState]:
     """Read what `save_conversation` wrote, every byte verified; nothing is unpickled.
 
@@ -69,7 +69,8 @@ def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int]
             f"{path}: expected a conversation of this model ({expected[:12]}), found one of "
             f"{metadata.get(_MODEL, 'no model')[:12]}: a state means nothing to other weights"
         )
-    state = state_of_one(model)
+    with torch.inference_mode():  # as its states of one row are
+        state = state_of_one(model)
     tokens = tensors.pop(_TOKENS, torch.zeros(0, dtype=torch.int64)).tolist()
     if _shapes(_kept(state), len(tokens)) != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
         raise ValueError(
@@ -77,7 +78,9 @@ def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int]
             "(keep_states_in), or altered by hand?"
         )
     _require_positions(tensors, len(tokens), path)
-    return tokens, _filled(state, tensors).clone()  # whose copies of positions on the device are made of these
+    with torch.inference_mode():
+        filled = _filled(state, tensors)
+    return tokens, filled.clone()  # whose copies of positions on the device are made of these, for use in any mode
 
 
 def _require_positions(tensors: Mapping[str, torch.Tensor], count: int, path: str | Path) -> None:

@@ -14,10 +14,16 @@ from polysketch.generation.prompts import as_ids, finished_at, next_logits, pref
 from polysketch.generation.randomness import RowUniforms
 from polysketch.generation.rows import Rows
 from polysketch.generation.sampling import Sampler, tokens_seen
+from polysketch.generation.state_tensors import named_tensors
 from polysketch.models import ModelState, TransformerLM
 from polysketch.models.modes import evaluation_mode
 
 __all__ = ["GenerationResult", "generate"]
+
+_ENDS_APART = (
+    "expected rows of a given state to end together, found several rows that `stop` or `on_token` may end apart: a row "
+    "that has ended would read on while the others run; give each row a state of its own, or use `Engine`"
+)
 
 _WORTH_A_GRAPH = 16
 """Steps. Capturing takes the time of a few."""
@@ -46,7 +52,6 @@ class GenerationResult:
     steps: int
 
 
-@torch.inference_mode()
 def generate(
     model: TransformerLM,
     prompts: Sequence[Sequence[int]],
@@ -57,6 +62,7 @@ def generate(
     top_p: float | None = None,
     repetition_penalty: float = 1.0,
     seed: int = 0,
+    samples: Sequence[int] | None = None,
     stop: int | Collection[int] | None = None,
     on_token: Callable[[int, int], bool | None] | None = None,
     state: ModelState | None = None,
@@ -82,11 +88,14 @@ def generate(
         repetition_penalty: see `Sampler`. Tokens of a prompt and of its continuation count as seen; those that `state`
             has read do not.
         seed: of the random draws.
+        samples: which sample of its prompt each row is, as for `Request`. Default: how many equal prompts stand before
+            it.
         stop: a token id that ends its row, for instance end of text, or several. Default: none.
         on_token: called as (row, token id) for every new token as soon as it is known, not for a stop id. Where it
             returns True the row ends, with that token.
         state: what to go on from, moved on in place; its rows are those of the prompts. It has then read the prompts
-            and every new token but the last: `state.position` counts them. Default: nothing was read.
+            and every new token, but the last where `max_new_tokens` or `on_token` was the end: `state.position` counts
+            them. Several rows have to end together. Default: nothing was read.
         span: prompt tokens read at a time; bounds the memory of long prompts.
         graph: replay a captured CUDA graph for every token (`CapturedStep`): "auto" where that is possible and there
             are enough tokens; True insists; False never.
@@ -94,16 +103,21 @@ def generate(
     Raises:
         RuntimeError: graph=True, and why there can be none.
         TypeError: `stop` holds what is no token id, or a setting is of another type.
-        ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
-            not finite.
+        ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, logits that are
+            not finite, or rows of a given state that end apart.
     """
     sampler = Sampler(temperature, top_k, top_p, repetition_penalty)
     prompts = [as_ids(prompt) for prompt in prompts]
+    if samples is not None and len(samples) != len(prompts):
+        raise ValueError(f"expected a sample number for each of {len(prompts)} prompts, found {len(samples)}")
     require_usable(prompts, model.config.vocab_size, max_new_tokens, span)
     require_stop(stop, model.config.vocab_size)
     rows = Rows(len(prompts), stop, on_token)
-    uniforms = RowUniforms(prompts, seed)
-    with evaluation_mode(model):
+    uniforms = RowUniforms(prompts, seed, samples)
+    given = state is not None
+    if given and stop is not None and len(prompts) > 1:
+        raise ValueError(_ENDS_APART)
+    with _without_gradients(state), evaluation_mode(model):
         step, state, no_graph = _stepper(model, len(prompts), state, graph, max_new_tokens - 1)
         started = finished_at(next(model.parameters()).device)
         logits = prefill(model, prompts, state, span)
@@ -116,10 +130,19 @@ def generate(
             rows.add(chosen.tolist())
             if steps == max_new_tokens - 1 or rows.all_stopped:
                 break
+            if given and any(rows.stopped):
+                raise ValueError(_ENDS_APART)
             logits = step(chosen)
         seconds = time.perf_counter() - prefilled
     speed = rows.num_tokens / seconds
     return GenerationResult(rows.tokens, rows.stopped, speed, prefilled - started, state.nbytes, no_graph, steps)
+
+
+def _without_gradients(state: ModelState | None) -> torch.inference_mode | torch.no_grad:
+    """Inference mode, but not where a state is given that is used outside: what is made there is used nowhere else."""
+    if state is None or any(tensor.is_inference() for tensor in named_tensors(state).values()):
+        return torch.inference_mode()
+    return torch.no_grad()
 
 
 def _stepper(

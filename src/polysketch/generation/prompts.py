@@ -1,5 +1,6 @@
 """Prompts: refused, padded, read into a state; and one token a row after them."""
 
+import operator
 import time
 from collections.abc import Collection, Sequence
 
@@ -30,9 +31,16 @@ def require_usable(prompts: Sequence[Sequence[int]], vocab_size: int, max_new_to
             )
 
 
-def as_ids(prompt: Sequence[int] | Tensor) -> Sequence[int]:
-    """A prompt in Python's own numbers, which random draws are seeded by."""
-    return prompt.tolist() if isinstance(prompt, Tensor) else prompt
+def as_ids(prompt: Sequence[int] | Tensor) -> list[int]:
+    """A prompt in Python's own numbers, which random draws are seeded by.
+
+    Raises:
+        TypeError: what is in it is no whole number.
+    """
+    try:
+        return list(map(operator.index, prompt.tolist() if isinstance(prompt, Tensor) else prompt))
+    except TypeError as error:
+        raise TypeError(f"expected token ids, which are whole numbers, in a prompt: {error}") from None
 
 
 def require_stop(stop: int | Collection[int] | None, vocab_size: int) -> None:

@@ -1,14 +1,26 @@
 """Random numbers for sampling that belong to a prompt, not to its place in a batch."""
 
 import hashlib
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-__all__ = ["PromptUniforms", "RowUniforms"]
+__all__ = ["PromptUniforms", "RowUniforms", "earlier_equals"]
+
+
+def earlier_equals(prompts: Iterable[Sequence[int] | str]) -> list[int]:
+    """How many equal prompts stand before each: which sample of its prompt it is."""
+    seen: Counter[Hashable] = Counter()
+    counts = []
+    for prompt in prompts:
+        key = prompt if isinstance(prompt, str) else tuple(prompt)
+        counts.append(seen[key])
+        seen[key] += 1
+    return counts
 
 
 class PromptUniforms:
@@ -23,7 +35,7 @@ class PromptUniforms:
     """
 
     def __init__(self, prompt: Sequence[int], seed: int, sample: int = 0) -> None:
-        self._seed, self._sample, self._prompt = seed, sample, prompt
+        self._seed, self._sample, self._prompt = operator.index(seed), sample, prompt
 
     def next(self) -> Tensor:
         """Return the next number: float64 (1,) in [0, 1)."""
@@ -37,16 +49,18 @@ class PromptUniforms:
 class RowUniforms:
     """One stream of uniform numbers for every row.
 
-    A row's stream depends on the seed, its prompt, and how many equal prompts stand before it: so a prompt draws the
-    same numbers whatever else is in the batch, and asking for the same prompt several times gives several samples.
+    A row's stream depends on the seed, its prompt, and which sample of it the row is: so a prompt draws the same
+    numbers whatever else is in the batch, and asking for the same prompt several times gives several samples.
+
+    Args:
+        prompts: token ids.
+        seed: of the draws.
+        samples: a number for each prompt. Default: how many equal prompts stand before it.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], seed: int) -> None:
-        self._rows = []
-        earlier: Counter[tuple[int, ...]] = Counter()
-        for prompt in map(tuple, prompts):
-            self._rows.append(PromptUniforms(prompt, seed, earlier[prompt]))
-            earlier[prompt] += 1
+    def __init__(self, prompts: Sequence[Sequence[int]], seed: int, samples: Sequence[int] | None = None) -> None:
+        samples = earlier_equals(prompts) if samples is None else samples
+        self._rows = [PromptUniforms(prompt, seed, sample) for prompt, sample in zip(prompts, samples, strict=True)]
 
     def next(self) -> Tensor:
         """Return the next number of every row: float64 (batch,) in [0, 1)."""

@@ -15,6 +15,11 @@ class _Snapshot(NamedTuple):
     tokens: array
     state: ModelState
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both: of a long text the tokens may take more than a state of constant size."""
+        return self.state.nbytes + len(self.tokens) * self.tokens.itemsize
+
 
 class Snapshots:
     """States of one row by the tokens that they have read; the least recently used ones make room for new ones.
@@ -22,11 +27,11 @@ class Snapshots:
     Found by a hash (SHA-256) of all tokens, not by a part of them: a state answers for every token before it.
 
     Args:
-        max_bytes: of all states together; 0 keeps none.
+        max_bytes: of all states together, and the tokens that they have read; 0 keeps none.
 
     Attributes:
         max_bytes: as given.
-        nbytes: bytes of the states that are kept.
+        nbytes: bytes of what is kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -44,7 +49,7 @@ class Snapshots:
         return ((list(each.tokens), each.state) for each in self._kept.values())
 
     def keep(self, tokens: Sequence[int], state: ModelState) -> None:
-        """Keep the state after these tokens; one that alone is larger than `max_bytes` is not kept.
+        """Keep the state after these tokens; what alone is larger than `max_bytes` is not kept.
 
         Args:
             tokens: all that were read, at least one.
@@ -53,11 +58,14 @@ class Snapshots:
         if state.nbytes > self.max_bytes:
             return
         ids = array("q", tokens)
+        snapshot = _Snapshot(ids, state)
+        if snapshot.nbytes > self.max_bytes:
+            return
         (digest,) = _digests(ids, [len(ids)])
         self._drop(digest)
-        self._kept[digest] = _Snapshot(ids, state)
+        self._kept[digest] = snapshot
         self._lengths[len(ids)] += 1
-        self.nbytes += state.nbytes
+        self.nbytes += snapshot.nbytes
         while self.nbytes > self.max_bytes:
             self._drop(next(iter(self._kept)))
 
@@ -81,7 +89,7 @@ class Snapshots:
         snapshot = self._kept.pop(digest, None)
         if snapshot is None:
             return
-        self.nbytes -= snapshot.state.nbytes
+        self.nbytes -= snapshot.nbytes
         self._lengths[len(snapshot.tokens)] -= 1
         self._lengths += Counter()  # without those that are zero
 

@@ -17,12 +17,15 @@ class TextStream:
 
     Raises:
         ValueError: an empty stop string.
+        TypeError: one string in place of several.
 
     Attributes:
         stopped: whether a stop string has ended the text.
     """
 
     def __init__(self, decode_bytes: Callable[[Iterable[int]], bytes], stop: Sequence[str] = ()) -> None:
+        if isinstance(stop, str):
+            raise TypeError(f"expected a sequence of stop strings, found the string {stop!r}")
         if not all(stop):
             raise ValueError("expected stop strings of at least one character, found an empty one")
         self.stopped = False

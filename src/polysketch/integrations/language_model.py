@@ -39,6 +39,7 @@ class HuggingFaceLM(nn.Module):
     Attributes:
         model: as given.
         config: has `vocab_size`, that of the output layer.
+        most_tokens: of a row, where the model has learned a vector for each position; else None.
     """
 
     def __init__(self, model: Any, *, end_of_text: int | None = None) -> None:
@@ -48,6 +49,7 @@ class HuggingFaceLM(nn.Module):
         if output is None:
             raise TypeError(f"expected a causal language model, found {type(model).__name__}, without an output layer")
         self.config = _Config(vocab_size=output.weight.shape[0])
+        self.most_tokens = _learned_positions(model)
         self.training = model.training
         self._require_plain_logits()
 
@@ -57,6 +59,7 @@ class HuggingFaceLM(nn.Module):
 
     def hidden_states(self, ids: Tensor) -> Tensor:
         """(batch, length) int64 -> (batch, length, hidden_size), what the output layer takes; without a cache."""
+        self._require_positions(ids.shape[1])
         return torch.cat(list(read_rows(self.model, ids, self.end_of_text)))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,6 +95,14 @@ class HuggingFaceLM(nn.Module):
         """The cache before the first token; it takes its batch and device from the first tokens."""
         return _empty_cache(self.model)
 
+    def _require_positions(self, tokens: int) -> None:
+        """Say before a lookup fails, on a GPU for good, that there is no such position."""
+        if self.most_tokens is not None and tokens > self.most_tokens:
+            raise ValueError(
+                f"expected at most {self.most_tokens} tokens in a row, for the model has learned so many positions, "
+                f"found {tokens}: give a shorter context, or fewer new tokens"
+            )
+
     @torch.no_grad()
     def _require_plain_logits(self) -> None:
         """Names of settings that scale, cap or transform logits are many; what counts is whether they are ours."""
@@ -108,8 +119,17 @@ class HuggingFaceLM(nn.Module):
     @torch.no_grad()
     def extend_hidden(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         """As `hidden_states`, of tokens that follow those in `state`, which is updated in place and returned."""
+        if self.most_tokens is not None:
+            self._require_positions(ids.shape[1] + state.get_seq_length())
         output = self.model.base_model(input_ids=ids, past_key_values=state, use_cache=True)
         return output.last_hidden_state, output.past_key_values
+
+
+def _learned_positions(model: Any) -> int | None:
+    """How many positions a model has vectors for; None where positions are rotary, or otherwise without an end."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    tables = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    return most if any("position" in name or name == "wpe" for name in tables) else None
 
 
 def read_rows(model: Any, ids: Tensor, end_of_text: int | None) -> Iterator[Tensor]:

@@ -16,12 +16,17 @@ class Usage:
     Attributes:
         prompt: of all prompts, each counted once.
         new: made so far, of all continuations.
-        reused: of the prompts, those that a snapshot had.
+        reused_of: by the number of a prompt, those of its tokens that a snapshot had.
     """
 
     prompt: int
     new: int = 0
-    reused: int = 0
+    reused_of: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def reused(self) -> int:
+        """Of all prompts."""
+        return sum(self.reused_of.values())
 
     @property
     def body(self) -> dict[str, Any]:

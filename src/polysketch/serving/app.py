@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from importlib import resources
@@ -117,6 +118,7 @@ class _Routes:
 
     async def _answer(self, request: HttpRequest, read: Callable[..., Asked], answer: Answer) -> Response:
         asked = read(await _json_of(request, self._limits.body_bytes), self._served.name, self._limits)
+        self._worker.require_served(len(asked.prompts) * asked.samples)
         prompts = await asyncio.to_thread(lambda: [self._served.prompt(each) for each in asked.prompts])
         call = self._worker.submit(self._requests(asked, prompts))
         usage = Usage(sum(map(len, prompts)))
@@ -126,7 +128,7 @@ class _Routes:
         return await _unless_left(request, _whole(call, asked, answer, usage))
 
     def _requests(self, asked: Asked, prompts: list[list[int]]) -> list[tuple[Request, TextStream]]:
-        """One for every continuation, samples of a prompt side by side."""
+        """One for every continuation, samples of a prompt side by side; equal prompts get different samples."""
         most = self._limits.prompt_tokens
         for prompt in prompts:
             if len(prompt) > most:
@@ -134,11 +136,15 @@ class _Routes:
                 raise ApiError(400, message, param="prompt", code="context_length_exceeded")
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
         ends, decode = self._served.ends, self._served.bytes_of
-        return [
-            (Request(prompt, asked.new_tokens, asked.sampler, seed, sample, ends), TextStream(decode, asked.stop))
-            for prompt in prompts
-            for sample in range(asked.samples)
-        ]
+        earlier: Counter[tuple[int, ...]] = Counter()
+        requests = []
+        for prompt in prompts:
+            for _ in range(asked.samples):
+                sample = earlier[tuple(prompt)]
+                request = Request(prompt, asked.new_tokens, asked.sampler, seed, sample, ends)
+                requests.append((request, TextStream(decode, asked.stop)))
+                earlier[tuple(prompt)] += 1
+        return requests
 
     def _model_card(self) -> dict[str, Any]:
         """What OpenAI's interface has, and what only models like these have to say."""
@@ -168,7 +174,7 @@ async def _whole(call: Call, asked: Asked, answer: Answer, usage: Usage) -> Resp
         async for index, text, event in pieces:
             if event.finish == "error":
                 raise ApiError(500, event.error or "failed")
-            _count(usage, event)
+            _count(usage, index // asked.samples, event)
             texts[index] += text
             reasons[index] = event.finish or ""
     return JSONResponse(answer.whole(texts, reasons, usage))
@@ -183,7 +189,7 @@ async def _events(call: Call, asked: Asked, answer: Answer, usage: Usage) -> Asy
             if event.finish == "error":
                 yield _event(ApiError(500, event.error or "failed").body)
                 return
-            _count(usage, event)
+            _count(usage, index // asked.samples, event)
             if text or event.finish is not None or asked.with_running_usage:
                 yield _event(answer.piece(index, text, event.finish, usage if asked.with_running_usage else None))
     if asked.with_usage:
@@ -191,9 +197,9 @@ async def _events(call: Call, asked: Asked, answer: Answer, usage: Usage) -> Asy
     yield "data: [DONE]\n\n"
 
 
-def _count(usage: Usage, event: Any) -> None:
+def _count(usage: Usage, prompt: int, event: Any) -> None:
     usage.new += event.token is not None
-    usage.reused = max(usage.reused, event.reused)
+    usage.reused_of[prompt] = max(usage.reused_of.get(prompt, 0), event.reused)
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -98,8 +98,9 @@ def _fields(body: Any, known: tuple[str, ...], model: str) -> dict[str, Any]:
         raise ApiError(400, f"expected a JSON object, found {_kind(body)}")
     fields = {name: value for name, value in body.items() if value is not None}
     for name, value in fields.items():
-        if name not in known and value not in _WITHOUT_EFFECT.get(name, ()):
-            raise ApiError(400, f"{name} is not served here: leave it out", param=name, code="unsupported_parameter")
+        if name not in known and not any(_same(value, one) for one in _WITHOUT_EFFECT.get(name, ())):
+            told = _shown(name)
+            raise ApiError(400, f"{told} is not served here: leave it out", param=told, code="unsupported_parameter")
     named = fields.get("model", model)
     if named != model:
         message = f"expected the model {model!r}, which is served here, found {named!r}"
@@ -109,7 +110,7 @@ def _fields(body: Any, known: tuple[str, ...], model: str) -> dict[str, Any]:
 
 def _asked(fields: dict[str, Any], prompts: list[Any], limits: Limits, new_tokens: Any) -> Asked:
     options = _read(fields, "stream_options", dict, {})
-    unknown = sorted(options.keys() - {"include_usage", "continuous_usage_stats"})
+    unknown = sorted(map(_shown, options.keys() - {"include_usage", "continuous_usage_stats"}))
     if unknown:
         raise ApiError(400, f"stream_options.{unknown[0]} is not served here: leave it out", param="stream_options")
     stream = _read(fields, "stream", bool, False)
@@ -188,6 +189,16 @@ def _between(name: str, value: Any, least: int, most: int | None) -> int:
         bound = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise _wrong(name, f"a whole number {bound}", value)
     return value
+
+
+def _shown(name: str) -> str:
+    """A name out of JSON; half of a surrogate pair, which no answer can hold, as its escape."""
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values are equal in JSON, where 0 is not false."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _is_int(value: Any) -> bool:

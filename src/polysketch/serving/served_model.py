@@ -71,7 +71,7 @@ class ServedModel:
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """What these tokens stand for; ids that the model has beyond its tokenizer's stand for nothing."""
-        return self.tokenizer.decode_bytes(index for index in ids if index < self.tokenizer.vocab_size)
+        return self.tokenizer.known_bytes(ids)
 
     @property
     def key_value_bytes(self) -> int:

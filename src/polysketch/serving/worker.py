@@ -120,6 +120,15 @@ class Worker:
         """Whether every request that was submitted has ended."""
         return self._open == 0
 
+    def require_served(self, count: int) -> None:
+        """Refuse a call of more continuations than are ever served at once, before anything is made for each of them.
+
+        Raises:
+            ApiError: 400.
+        """
+        if count > self._most:
+            raise ApiError(400, f"expected at most {self._most} continuations in a request, found {count}")
+
     def submit(self, requests: Sequence[tuple[Request, TextStream]]) -> Call:
         """Queue the requests of one client, all of them or none; from the event loop that reads the call.
 
@@ -127,13 +136,12 @@ class Worker:
             ApiError: 400 for what the engine refuses or more requests than are ever served at once, 429 where too many
                 wait.
         """
+        self.require_served(len(requests))
         for request, _ in requests:
             try:
                 self._engine.check(request)
             except ValueError as error:
                 raise ApiError(400, str(error)) from None
-        if len(requests) > self._most:
-            raise ApiError(400, f"expected at most {self._most} continuations in a request, found {len(requests)}")
         call, now = Call(len(requests), self._cancel), time.monotonic()
         with self._changed:
             if self._open + len(requests) > self._most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -38,31 +39,34 @@ def cut_for(text_files: Sequence[Path], other_documents: bool, rule: SplitRule) 
     return min(USUAL_DOCUMENT, max(SHORTEST_DOCUMENT, int(total * min(shares)) // EXPECTED_DOCUMENTS))
 
 
-def pieces_of_file(file: BinaryIO, size: int) -> Iterator[bytes]:
+def pieces_of_file(file: BinaryIO, size: int, encoding: str) -> Iterator[bytes]:
     """Cut a file after the first line end beyond `size` bytes, or where lines are long at a sensible place before it.
 
-    A line that goes on for as long again (4,096 bytes at least) is cut after its last space, or between two characters
-    of UTF-8. So memory does not grow with the file. Together the pieces are the file.
+    A line that goes on for as long again (4,096 bytes at least) is cut after its last space, or between two
+    characters. So memory does not grow with the file. Together the pieces are the file.
 
     Args:
         file: Open for reading.
         size: Bytes, at least 1.
+        encoding: Of the text; one whose line ends are single bytes.
     """
     searched = max(size, SHORTEST_SEARCH)
     head = file.read(size)
     while head:
         tail = file.readline(searched)
-        cut = _sensible_cut(tail, searched)
+        cut = _sensible_cut(head, tail, searched, encoding)
         yield head + tail[:cut]
         head = tail[cut:] + file.read(max(0, size - len(tail[cut:])))
 
 
-def _sensible_cut(tail: bytes, searched: int) -> int:
+def _sensible_cut(head: bytes, tail: bytes, searched: int, encoding: str) -> int:
     """How much of the bytes that follow belongs to the piece before."""
     if tail.endswith(b"\n") or len(tail) < searched:
         return len(tail)
     space = max(tail.rfind(b" "), tail.rfind(b"\t"))
     if space >= 0:
         return space + 1
-    starts = (place for place in range(len(tail) - 1, -1, -1) if tail[place] & 0xC0 != 0x80)
-    return next(starts, len(tail))  # before the last character, which may have been read in part
+    decoder = codecs.getincrementaldecoder(encoding)(errors="ignore")
+    decoder.decode(head + tail)
+    begun, _ = decoder.getstate()  # bytes of a character that is not whole yet
+    return len(tail) - len(begun)

@@ -50,7 +50,7 @@ def read_text(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[Raw
     if not options.cut_text:
         yield origin, read_bounded(file, LONGEST_TEXT, f"{origin}: cut it, with --cut-text 1000000 for instance")
         return
-    pieces = pieces_of_file(file, options.cut_text)
+    pieces = pieces_of_file(file, options.cut_text, options.encoding)
     yield origin, next(pieces, b"")  # an empty file is a document, to be counted
     for number, piece in enumerate(pieces, start=2):
         yield f"{origin} piece {number}", piece

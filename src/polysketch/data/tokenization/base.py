@@ -96,6 +96,10 @@ class TokenizerLike(ABC):
         """
         return b"".join(self._piece(int(index)) for index in ids)
 
+    def known_bytes(self, ids: Iterable[int]) -> bytes:
+        """As `decode_bytes`; ids beyond the vocabulary, which a padded model may write, stand for nothing."""
+        return self.decode_bytes(index for index in ids if index < self.vocab_size)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text behind the ids; bytes that are not (yet) a whole character become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
