@@ -146,6 +146,19 @@ def test_validation_rows_are_split_off_and_none_is_lost(tmp_path: Path):
             split_off(task, share)
 
 
+def test_rows_that_are_measured_are_of_the_whole_split_and_always_the_same(tmp_path: Path):
+    file = json_lines(tmp_path / "train.jsonl", [(f"text {number}", number // 100) for number in range(200)])
+    task = split_off(classified_texts({"train": [file]}, BytesTokenizer().encode, 257), 0.5)
+    drawn, again = (list(task.held_out("validation", 4, 10)) for _ in range(2))
+    assert [len(batch) for batch in drawn] == [4, 4, 2]
+    assert {label for batch in drawn for label in batch.answers.tolist()} == {0, 1}
+    assert all(equal(one, other) for one, other in zip(drawn, again, strict=True))
+    texts = {tuple(row.tolist()) for batch in drawn for row in batch.inputs["ids"]}
+    assert len(texts) == 10
+    (whole,) = task.held_out("validation", 100, 100)
+    assert equal(whole, task.rows("validation", np.arange(100)))
+
+
 def test_what_a_model_is_given(tmp_path: Path):
     rows = [Row(np.array([5, 6, 7]), np.array([7, 6, 5])), Row(np.array([8]), np.array([8]))]
     batch = collated(rows, "written")
