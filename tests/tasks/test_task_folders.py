@@ -1,5 +1,6 @@
 """Tasks as folders, and rows out of local files."""
 
+import codecs
 import gzip
 import json
 import struct
@@ -76,12 +77,17 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     table, swapped = tmp_path / "plain.tsv", tmp_path / "lra.tsv"
     table.write_text("".join(f"{label}\t{text}\n" for text, label in TEXTS))
     swapped.write_text("Source\tTarget\n" + "".join(f"{text}\t{label}\n" for text, label in TEXTS))
-    for file in (table, swapped):
+    headed, sentences = tmp_path / "headed.tsv", tmp_path / "sentences.tsv"
+    headed.write_text("Label\tText\n" + table.read_text())
+    sentences.write_text(swapped.read_text().replace("Source\tTarget", "sentence\tclass"))
+    for file in (table, swapped, headed, sentences, tmp_path / "train.jsonl"):
+        assert equal(classified_texts({"train": [file]}, encode, 257).rows("train", np.arange(5)), expected), file
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
         assert equal(classified_texts({"train": [file]}, encode, 257).rows("train", np.arange(5)), expected)
     for number, (text, label) in enumerate(TEXTS):
         folder = tmp_path / "folders" / label
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.txt").write_text(text)
+        (folder / f"{number}.txt").write_text(text, "utf-8-sig" if number else "utf-8")
     found = classified_texts({"train": [tmp_path / "folders"]}, encode, 257).rows("train", np.array([3, 0, 4, 1, 2]))
     assert equal(found, expected)
 

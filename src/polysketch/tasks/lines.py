@@ -16,14 +16,14 @@ def layout_of(path: Path) -> str:
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Where a line is, as FILE:NUMBER, and the line; blank ones too.
+    """Where a line is, as FILE:NUMBER, and the line; blank ones too. A byte order mark before the first is left out.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: it is no UTF-8.
     """
     try:
-        text = read_bytes(path).decode()
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8, found something else in {path}: {error}") from error
     return ((f"{path}:{number}", line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1))
