@@ -63,9 +63,9 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
 
 
 def test_numbers_are_labels_and_one_of_them_asks_nothing(tmp_path: Path):
-    task = read(json_lines(tmp_path / "a.jsonl", [(["a", "b", "c"], [3, -100, 0])]))
-    assert task.class_names == ("0", "3")
-    assert task.row("train", 0).answer.tolist() == [1, -100, -100, -100, 0, -100]
+    task = read(json_lines(tmp_path / "a.jsonl", [(["a", "b", "c", "d"], [10, -100, 0, 2])]))
+    assert task.class_names == ("0", "2", "10")
+    assert task.row("train", 0).answer.tolist() == [2, -100, -100, -100, 0, -100, 1, -100]
 
 
 def test_they_come_back_from_their_folder_and_no_row_is_lost(tmp_path: Path):

@@ -92,6 +92,17 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     assert equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"), [((10, 9, 0, -1), ("-1", "0", "9", "10")), (("10", "9", "x"), ("10", "9", "x"))]
+)
+def test_whole_numbers_are_classes_in_their_order(labels, names, tmp_path: Path):
+    file = json_lines(tmp_path / "train.jsonl", [("text", label) for label in labels])
+    assert classified_texts({"train": [file]}, BytesTokenizer().encode, 257).class_names == names
+    table = tmp_path / "pairs.tsv"
+    table.write_text("".join(f"{label}\tA\tB\tone\tother\n" for label in labels))
+    assert classified_pairs({"train": [table]}, BytesTokenizer().encode, 257).class_names == names
+
+
 def test_symbols_have_an_id_each_and_parentheses_none(tmp_path: Path):
     file = tmp_path / "lists.tsv"
     file.write_text("0\t( ( ( [MIN 3 ) 0 ) ] )\n7\t( ( [MAX 7 ) ] )\n")

@@ -10,7 +10,7 @@ import numpy as np
 
 from polysketch.data.compressed import read_bytes
 from polysketch.tasks.base import Split
-from polysketch.tasks.lines import columns, layout_of, two_fields
+from polysketch.tasks.lines import columns, layout_of, ordered_names, two_fields
 from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.tasks.stored_task import StoredTask
 from polysketch.tasks.symbols import symbol_encoding
@@ -61,7 +61,7 @@ def classified_texts(
         split: [row for path in paths for row in labelled_texts(Path(path), text_field, class_field)]
         for split, paths in sources.items()
     }
-    names = sorted({row.name for row in found["train"]})
+    names = ordered_names(row.name for row in found["train"])
     if encode is None:
         texts = (row.texts[0] for row in found["train"])
         encode, vocab_size, alphabet = symbol_encoding(texts, _symbols)
@@ -91,7 +91,7 @@ def classified_pairs(
         ValueError: another layout, an unknown class in another split, an empty text; the message says where.
     """
     found = {split: [row for path in paths for row in _of_pairs(Path(path))] for split, paths in sources.items()}
-    names = sorted({row.name for row in found["train"]})
+    names = ordered_names(row.name for row in found["train"])
     splits = {split: _rows(rows, names, encode, max_tokens) for split, rows in found.items()}
     return Classification(splits, vocab_size, names, alphabet=alphabet, documents=2)
 
