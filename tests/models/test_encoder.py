@@ -15,6 +15,7 @@ from polysketch.models import (
     TokenClassifier,
     TransformerEncoder,
 )
+from polysketch.models.encoder import mean_of_real
 
 VOCAB, LENGTH = 23, 30
 SIZES = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 16, "num_heads": 2}
@@ -176,6 +177,14 @@ class TestSequenceClassifier:
         first, second = SequenceClassifier(config(), 3), SequenceClassifier(config(), 3, pooling="first")
         second.load_state_dict(first.state_dict())
         assert (first(ids) - second(ids)).abs().max() > 1e-3
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_the_mean_of_many_tokens_is_theirs_in_each_dtype(self, dtype):
+        """70,000 are more than the largest number of float16, and so is the sum of a few of them."""
+        real = torch.arange(70_000)[None] < 69_999
+        found = mean_of_real(torch.full((1, 70_000, 2), 5.0, dtype=dtype), real)
+        assert found.dtype == dtype
+        assert found.tolist() == [[5.0, 5.0]]
 
     def test_it_learns_whether_a_token_occurs(self):
         torch.manual_seed(0)

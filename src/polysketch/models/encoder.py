@@ -331,11 +331,15 @@ def pooled(hidden: Tensor, key_mask: Tensor | None, pooling: str) -> Tensor:
 
 
 def mean_of_real(hidden: Tensor, key_mask: Tensor | None) -> Tensor:
-    """(batch, length, width) -> (batch, width), the mean over tokens, without those that `key_mask` calls padding."""
+    """(batch, length, width) -> (batch, width), the mean over tokens, without those that `key_mask` calls padding.
+
+    Summed in `wide` numbers: sums of float16, and a count of 65,520 tokens, are beyond its largest.
+    """
     if key_mask is None:
         return hidden.mean(1)
-    real = hidden.masked_fill(~key_mask[..., None], 0.0)
-    return real.sum(1) / key_mask.sum(1, keepdim=True).to(hidden.dtype)
+    of_sum = wide(hidden.dtype)
+    real = hidden.masked_fill(~key_mask[..., None], 0.0).sum(1, dtype=of_sum)
+    return (real / key_mask.sum(1, keepdim=True).to(of_sum)).to(hidden.dtype)
 
 
 def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
