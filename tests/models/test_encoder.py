@@ -1,6 +1,7 @@
 """Encoders: they see both sides, padding changes nothing, and they learn what needs both sides."""
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -106,6 +107,31 @@ def test_what_cannot_encode_is_refused(changes: dict, message: str):
 def test_more_tokens_than_learned_positions_are_refused():
     with pytest.raises(ValueError, match="at most 10 tokens, which have learned positions, got 30"):
         encoder(learned_positions=10)(tokens())
+
+
+class TestLearnedPositions:
+    """Real tokens alone need one."""
+
+    MODEL: ClassVar = {"learned_positions": 13, "rotary": False}
+
+    def test_rows_may_be_padded_beyond_them(self):
+        model, ids = encoder(**self.MODEL), tokens(length=9)
+        real = torch.arange(17) < 9
+        padded, mask = torch.cat([ids, tokens(length=8, seed=1)], 1), real.expand(2, 17)
+        torch.testing.assert_close(model(padded, key_mask=mask)[:, :9], model(ids), rtol=1e-9, atol=1e-10)
+        with pytest.raises(ValueError, match="at most 13 tokens, which have learned positions, got 14"):
+            model(padded, key_mask=(torch.arange(17) < 14).expand(2, 17))
+
+    def test_no_row_gives_none(self):
+        model, ids = encoder("softmax", **self.MODEL), tokens()[:0, :9]
+        assert model(ids, key_mask=ids > 0).shape == (0, 9, 16)
+
+    def test_with_padding_they_compile_as_one_graph(self):
+        torch.compiler.reset()
+        model, ids = encoder(**self.MODEL), tokens(length=9)
+        mask = (torch.arange(9) < 7).expand(2, 9)
+        found = torch.compile(model, backend="aot_eager", fullgraph=True)(ids, key_mask=mask)
+        torch.testing.assert_close(found, model(ids, key_mask=mask))
 
 
 def test_a_configuration_can_be_stored():
