@@ -1,6 +1,7 @@
 """Encoders: they see both sides, padding changes nothing, and they learn what needs both sides."""
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from polysketch.models import (
     TokenClassifier,
     TransformerEncoder,
 )
+from polysketch.models.encoder import mean_of_real
 
 VOCAB, LENGTH = 23, 30
 SIZES = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 16, "num_heads": 2}
@@ -107,6 +109,31 @@ def test_more_tokens_than_learned_positions_are_refused():
         encoder(learned_positions=10)(tokens())
 
 
+class TestLearnedPositions:
+    """Real tokens alone need one."""
+
+    MODEL: ClassVar = {"learned_positions": 13, "rotary": False}
+
+    def test_rows_may_be_padded_beyond_them(self):
+        model, ids = encoder(**self.MODEL), tokens(length=9)
+        real = torch.arange(17) < 9
+        padded, mask = torch.cat([ids, tokens(length=8, seed=1)], 1), real.expand(2, 17)
+        torch.testing.assert_close(model(padded, key_mask=mask)[:, :9], model(ids), rtol=1e-9, atol=1e-10)
+        with pytest.raises(ValueError, match="at most 13 tokens, which have learned positions, got 14"):
+            model(padded, key_mask=(torch.arange(17) < 14).expand(2, 17))
+
+    def test_no_row_gives_none(self):
+        model, ids = encoder("softmax", **self.MODEL), tokens()[:0, :9]
+        assert model(ids, key_mask=ids > 0).shape == (0, 9, 16)
+
+    def test_with_padding_they_compile_as_one_graph(self):
+        torch.compiler.reset()
+        model, ids = encoder(**self.MODEL), tokens(length=9)
+        mask = (torch.arange(9) < 7).expand(2, 9)
+        found = torch.compile(model, backend="aot_eager", fullgraph=True)(ids, key_mask=mask)
+        torch.testing.assert_close(found, model(ids, key_mask=mask))
+
+
 def test_a_configuration_can_be_stored():
     for each in (config(), config(learned_positions=7, attention=("linear", "softmax"), attention_options={})):
         assert EncoderConfig.from_dict(each.to_dict()) == each
@@ -176,6 +203,14 @@ class TestSequenceClassifier:
         first, second = SequenceClassifier(config(), 3), SequenceClassifier(config(), 3, pooling="first")
         second.load_state_dict(first.state_dict())
         assert (first(ids) - second(ids)).abs().max() > 1e-3
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_the_mean_of_many_tokens_is_theirs_in_each_dtype(self, dtype):
+        """70,000 are more than the largest number of float16, and so is the sum of a few of them."""
+        real = torch.arange(70_000)[None] < 69_999
+        found = mean_of_real(torch.full((1, 70_000, 2), 5.0, dtype=dtype), real)
+        assert found.dtype == dtype
+        assert found.tolist() == [[5.0, 5.0]]
 
     def test_it_learns_whether_a_token_occurs(self):
         torch.manual_seed(0)

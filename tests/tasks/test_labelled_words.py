@@ -57,15 +57,15 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     assert same(read(named, words_field="words", labels_field="ner_tags"), expected)
     tabs = "\n".join("".join(f"{word}\t{label}\n" for word, label in zip(*each, strict=True)) for each in SENTENCES)
     four = "-DOCSTART- -X- -X- O\n\n" + tabs.replace("\t", " NN I-NP ") + "\n\n"  # as CoNLL-2003 has them
-    for name, content in (("a.tsv", tabs), ("a.conll", four), ("a.txt", tabs.replace("\n", "\r\n").strip())):
-        (tmp_path / name).write_text(content, newline="")
+    for name, content in (("a.tsv", tabs), ("a.conll", four), ("a.txt", "\ufeff" + tabs.replace("\n", "\r\n").strip())):
+        (tmp_path / name).write_text(content, "utf-8", newline="")
         assert same(read(tmp_path / name), expected), name
 
 
 def test_numbers_are_labels_and_one_of_them_asks_nothing(tmp_path: Path):
-    task = read(json_lines(tmp_path / "a.jsonl", [(["a", "b", "c"], [3, -100, 0])]))
-    assert task.class_names == ("0", "3")
-    assert task.row("train", 0).answer.tolist() == [1, -100, -100, -100, 0, -100]
+    task = read(json_lines(tmp_path / "a.jsonl", [(["a", "b", "c", "d"], [10, -100, 0, 2])]))
+    assert task.class_names == ("0", "2", "10")
+    assert task.row("train", 0).answer.tolist() == [2, -100, -100, -100, 0, -100, 1, -100]
 
 
 def test_they_come_back_from_their_folder_and_no_row_is_lost(tmp_path: Path):

@@ -53,10 +53,11 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     named = json_lines(tmp_path / "a.jsonl.gz", source="question", target="answer")
     found = [read(named, source_field="question", target_field="answer")]
     lines = "".join(f"{one}\t{two}\n" for one, two in EXAMPLES)
-    for number, content in enumerate((lines, f"Source\tTarget\n{lines}", lines.replace("\n", "\r\n"))):
-        (tmp_path / f"{number}.tsv").write_text(content, newline="")
+    headed = f"Source\tTarget\n{lines}"
+    for number, content in enumerate((lines, headed, f"\ufeff{headed}", lines.replace("\n", "\r\n"))):
+        (tmp_path / f"{number}.tsv").write_text(content, "utf-8", newline="")
         found.append(read(tmp_path / f"{number}.tsv"))
-    assert [texts(task) for task in found] == [[(one.encode(), two.encode()) for one, two in EXAMPLES]] * 4
+    assert [texts(task) for task in found] == [[(one.encode(), two.encode()) for one, two in EXAMPLES]] * 5
 
 
 def test_symbols_have_an_id_each_parentheses_too(tmp_path: Path):

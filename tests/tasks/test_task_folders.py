@@ -1,5 +1,6 @@
 """Tasks as folders, and rows out of local files."""
 
+import codecs
 import gzip
 import json
 import struct
@@ -76,14 +77,30 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     table, swapped = tmp_path / "plain.tsv", tmp_path / "lra.tsv"
     table.write_text("".join(f"{label}\t{text}\n" for text, label in TEXTS))
     swapped.write_text("Source\tTarget\n" + "".join(f"{text}\t{label}\n" for text, label in TEXTS))
-    for file in (table, swapped):
+    headed, sentences = tmp_path / "headed.tsv", tmp_path / "sentences.tsv"
+    headed.write_text("Label\tText\n" + table.read_text())
+    sentences.write_text(swapped.read_text().replace("Source\tTarget", "sentence\tclass"))
+    for file in (table, swapped, headed, sentences, tmp_path / "train.jsonl"):
+        assert equal(classified_texts({"train": [file]}, encode, 257).rows("train", np.arange(5)), expected), file
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
         assert equal(classified_texts({"train": [file]}, encode, 257).rows("train", np.arange(5)), expected)
     for number, (text, label) in enumerate(TEXTS):
         folder = tmp_path / "folders" / label
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.txt").write_text(text)
+        (folder / f"{number}.txt").write_text(text, "utf-8-sig" if number else "utf-8")
     found = classified_texts({"train": [tmp_path / "folders"]}, encode, 257).rows("train", np.array([3, 0, 4, 1, 2]))
     assert equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"), [((10, 9, 0, -1), ("-1", "0", "9", "10")), (("10", "9", "x"), ("10", "9", "x"))]
+)
+def test_whole_numbers_are_classes_in_their_order(labels, names, tmp_path: Path):
+    file = json_lines(tmp_path / "train.jsonl", [("text", label) for label in labels])
+    assert classified_texts({"train": [file]}, BytesTokenizer().encode, 257).class_names == names
+    table = tmp_path / "pairs.tsv"
+    table.write_text("".join(f"{label}\tA\tB\tone\tother\n" for label in labels))
+    assert classified_pairs({"train": [table]}, BytesTokenizer().encode, 257).class_names == names
 
 
 def test_symbols_have_an_id_each_and_parentheses_none(tmp_path: Path):
@@ -144,6 +161,19 @@ def test_validation_rows_are_split_off_and_none_is_lost(tmp_path: Path):
     for share in (0.01, 1.0):
         with pytest.raises(ValueError, match="a share"):
             split_off(task, share)
+
+
+def test_rows_that_are_measured_are_of_the_whole_split_and_always_the_same(tmp_path: Path):
+    file = json_lines(tmp_path / "train.jsonl", [(f"text {number}", number // 100) for number in range(200)])
+    task = split_off(classified_texts({"train": [file]}, BytesTokenizer().encode, 257), 0.5)
+    drawn, again = (list(task.held_out("validation", 4, 10)) for _ in range(2))
+    assert [len(batch) for batch in drawn] == [4, 4, 2]
+    assert {label for batch in drawn for label in batch.answers.tolist()} == {0, 1}
+    assert all(equal(one, other) for one, other in zip(drawn, again, strict=True))
+    texts = {tuple(row.tolist()) for batch in drawn for row in batch.inputs["ids"]}
+    assert len(texts) == 10
+    (whole,) = task.held_out("validation", 100, 100)
+    assert equal(whole, task.rows("validation", np.arange(100)))
 
 
 def test_what_a_model_is_given(tmp_path: Path):

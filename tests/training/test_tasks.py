@@ -237,6 +237,21 @@ def test_another_task_of_other_answers_is_refused_in_one_line(make_learning, cap
     assert "expected a run that learned text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_same_classes_in_another_order_are_refused(kept: bool, make_learning, capsys, tmp_path):
+    config = make_learning("class", steps=1, eval_every=0)
+    train(config, progress=False)
+    task, swapped = open_task(config.data), tmp_path / "swapped"
+    write_task(Classification(task.splits, 9, ["b", "a", "c"]), swapped)
+    if not kept:  # by a run of an earlier version
+        shutil.rmtree(RunFolder(config.out).task)
+    assert main(["evaluate", str(config.out), "--device", "cpu"]) == 0
+    assert main(["evaluate", str(config.out), "--device", "cpu", "--data", str(swapped)]) == 1
+    assert (
+        "expected the classes that the run learned, in their order, a, b, c, found b, a, c" in capsys.readouterr().err
+    )
+
+
 @pytest.fixture
 def make_masked(make_learning, data_folder):
     """Options of a run that finds hidden tokens, in what a task asks about or in text."""

@@ -60,7 +60,7 @@ class TransformerEncoder(BlockEncoder):
             (batch, length, hidden_size).
 
         Raises:
-            ValueError: ids that are no tokens, or more of them than there are learned positions.
+            ValueError: ids that are no tokens, or a real token beyond the learned positions.
         """
         hidden, rotation = self._embed(ids, key_mask)
         return self.run_blocks(hidden, rotation, key_mask)
@@ -99,7 +99,7 @@ class TransformerEncoder(BlockEncoder):
         """
         self._expect_blocks()
         positions, next_position = state.next_positions(ids.shape[1], key_mask)
-        hidden, rotation = self._embed_at(ids, positions.to(ids.device))
+        hidden, rotation = self._embed_at(ids, positions.to(ids.device), key_mask)
         options = {"block_size": self.config.block_size, "key_mask": key_mask}
         blocks: list[Any] = list(self.blocks)
         for index, block in enumerate(blocks):
@@ -112,18 +112,31 @@ class TransformerEncoder(BlockEncoder):
             raise ValueError("a sequence comes a block at a time where the configuration has a block_size, got 0")
 
     def _embed(self, ids: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Rotation]:
-        return self._embed_at(ids, positions_of(ids, key_mask))
+        return self._embed_at(ids, positions_of(ids, key_mask), key_mask)
 
-    def _embed_at(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+    def _embed_at(self, ids: Tensor, positions: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Rotation]:
         config = self.config
         check_ids(ids, config.vocab_size, self.final_norm.weight.device)
         hidden = self.embedding(ids) * config.hidden_size**0.5
         if config.input_positions:
             hidden = hidden + sinusoidal_positions(positions, config.hidden_size).to(hidden.dtype)
         if self.positions is not None:
-            self._require_position(ids.shape[1] if positions.dim() == 1 else int(positions.max()) + 1)
-            hidden = hidden + self.positions(positions)
+            hidden = hidden + self.positions(self._with_learned(positions, key_mask))
         return hidden, rotation_at(positions, config.head_dim, config.rope_base)
+
+    def _with_learned(self, positions: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Positions that have learned vectors: padding, which may stand beyond them all, takes the first.
+
+        Raises:
+            ValueError: a real token stands beyond them. In a compiled graph the table of vectors itself refuses it.
+        """
+        if key_mask is not None:
+            positions = positions.masked_fill(~key_mask, 0)
+        if positions.dim() == 1:
+            self._require_position(len(positions))
+        elif positions.numel() and not torch.compiler.is_compiling():
+            self._require_position(int(positions.max()) + 1)
+        return positions
 
     def _require_position(self, length: int) -> None:
         if length > self.config.learned_positions:
@@ -331,11 +344,15 @@ def pooled(hidden: Tensor, key_mask: Tensor | None, pooling: str) -> Tensor:
 
 
 def mean_of_real(hidden: Tensor, key_mask: Tensor | None) -> Tensor:
-    """(batch, length, width) -> (batch, width), the mean over tokens, without those that `key_mask` calls padding."""
+    """(batch, length, width) -> (batch, width), the mean over tokens, without those that `key_mask` calls padding.
+
+    Summed in `wide` numbers: sums of float16, and a count of 65,520 tokens, are beyond its largest.
+    """
     if key_mask is None:
         return hidden.mean(1)
-    real = hidden.masked_fill(~key_mask[..., None], 0.0)
-    return real.sum(1) / key_mask.sum(1, keepdim=True).to(hidden.dtype)
+    of_sum = wide(hidden.dtype)
+    real = hidden.masked_fill(~key_mask[..., None], 0.0).sum(1, dtype=of_sum)
+    return (real / key_mask.sum(1, keepdim=True).to(of_sum)).to(hidden.dtype)
 
 
 def class_loss(logits: Tensor, targets: Tensor) -> Tensor:

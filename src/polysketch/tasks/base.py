@@ -10,12 +10,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from polysketch.data.permutation import KeyedPermutation
 from polysketch.tasks.batch import Row, TaskBatch, collated
 
 Asks = Literal["next", "each", "labels", "class", "pair", "picture", "written", "recovered"]
 Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_DRAW = 0  # of held-out rows: the same in all runs, which are compared by them
 
 
 class Task(ABC):
@@ -85,10 +87,20 @@ class Task(ABC):
         return collated([self.row(split, int(index)) for index in indices], self.asks)
 
     def held_out(self, split: Split, batch_size: int, limit: int) -> Iterator[TaskBatch]:
-        """The first rows of a split in batches, `limit` of them at most."""
-        count = limit if self.num_rows(split) is None else min(limit, self.num_rows(split) or 0)
-        for start in range(0, count, batch_size):
-            yield self.rows(split, np.arange(start, min(count, start + batch_size)))
+        """Rows of a split in batches, in their order: `limit` of them at most, which are always the same.
+
+        Files may have one class after the other, so where a split is longer the rows are drawn from all of it.
+        """
+        indices = _spread(self.num_rows(split), limit)
+        for start in range(0, len(indices), batch_size):
+            yield self.rows(split, indices[start : start + batch_size])
+
+
+def _spread(count: int | None, limit: int) -> np.ndarray:
+    """Numbers of `limit` rows of `count`, in order; None where there is no end of them, and each is as any other."""
+    if count is None or count <= limit:
+        return np.arange(limit if count is None else count)
+    return np.sort(KeyedPermutation(count, _DRAW)(np.arange(limit)))
 
 
 @dataclass(frozen=True, kw_only=True)

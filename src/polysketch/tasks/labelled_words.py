@@ -11,7 +11,7 @@ import numpy as np
 
 from polysketch.targets import NO_TARGET
 from polysketch.tasks.answered import AnsweredRows, SequenceAnswers
-from polysketch.tasks.lines import layout_of, placed_lines, two_fields
+from polysketch.tasks.lines import layout_of, ordered_names, placed_lines, two_fields
 
 
 class Sentence(NamedTuple):
@@ -54,7 +54,7 @@ def labelled_words(
         split: [each for path in paths for each in _sentences(Path(path), words_field, labels_field)]
         for split, paths in sources.items()
     }
-    names = sorted({label for sentence in found["train"] for label in sentence.labels} - {_NOT_ASKED})
+    names = ordered_names({label for sentence in found["train"] for label in sentence.labels} - {_NOT_ASKED})
     encode = functools.cache(encode)  # words come again
     splits = {split: _rows(sentences, names, encode, max_tokens) for split, sentences in found.items()}
     if not names:

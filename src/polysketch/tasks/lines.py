@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ def layout_of(path: Path) -> str:
 
 
 def placed_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Where a line is, as FILE:NUMBER, and the line; blank ones too.
+    """Where a line is, as FILE:NUMBER, and the line; blank ones too. A byte order mark before the first is left out.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: it is no UTF-8.
     """
     try:
-        text = read_bytes(path).decode()
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"expected UTF-8, found something else in {path}: {error}") from error
     return ((f"{path}:{number}", line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1))
@@ -67,3 +68,14 @@ def columns(path: Path, count: int, expected: str) -> Iterator[tuple[str, list[s
         if len(cells) != count:
             raise ValueError(f"{place}: expected {expected}, found {len(cells)}")
         yield place, cells
+
+
+def ordered_names(names: Iterable[str]) -> list[str]:
+    """Each name once: in the order of their numbers where all are whole numbers, else in that of the alphabet."""
+    every = set(names)
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in every):
+        return sorted(every, key=lambda name: (int(name), name))
+    return sorted(every)
+
+
+_WHOLE_NUMBER = re.compile("-?[0-9]{1,18}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from polysketch.data.compressed import read_bytes
 from polysketch.tasks.base import Split
-from polysketch.tasks.lines import columns, layout_of, two_fields
+from polysketch.tasks.lines import columns, layout_of, ordered_names, two_fields
 from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.tasks.stored_task import StoredTask
 from polysketch.tasks.symbols import symbol_encoding
@@ -42,9 +42,10 @@ def classified_texts(
 
     Args:
         sources: by split, "train" at least, files and folders: JSON Lines of objects with the two fields; tables of two
-            columns apart by a tab, a class and then a text, or under a line that says "Source" and "Target", as Long
-            Range Arena has them; or a folder with a folder of text files for each class, as the Large Movie Review
-            Dataset. Each file may be compressed (.gz).
+            columns apart by a tab, a class and then a text, or in the order that a first line tells: of "label" or
+            "class" and "text", "sentence" or "review", or of "Source" and "Target", as Long Range Arena has them; or a
+            folder with a folder of text files for each class, as the Large Movie Review Dataset. Each file may be
+            compressed (.gz).
         encode: a tokenizer's. None: texts are symbols apart by spaces, and get ids from 1 on in the order of the
             alphabet; parentheses are left out.
         vocab_size: number of ids of `encode`.
@@ -60,7 +61,7 @@ def classified_texts(
         split: [row for path in paths for row in labelled_texts(Path(path), text_field, class_field)]
         for split, paths in sources.items()
     }
-    names = sorted({row.name for row in found["train"]})
+    names = ordered_names(row.name for row in found["train"])
     if encode is None:
         texts = (row.texts[0] for row in found["train"])
         encode, vocab_size, alphabet = symbol_encoding(texts, _symbols)
@@ -90,7 +91,7 @@ def classified_pairs(
         ValueError: another layout, an unknown class in another split, an empty text; the message says where.
     """
     found = {split: [row for path in paths for row in _of_pairs(Path(path))] for split, paths in sources.items()}
-    names = sorted({row.name for row in found["train"]})
+    names = ordered_names(row.name for row in found["train"])
     splits = {split: _rows(rows, names, encode, max_tokens) for split, rows in found.items()}
     return Classification(splits, vocab_size, names, alphabet=alphabet, documents=2)
 
@@ -136,11 +137,22 @@ def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[La
 def _of_table(path: Path) -> Iterator[Labelled]:
     text_first = False
     for number, (place, cells) in enumerate(columns(path, 2, "two columns apart by a tab")):
-        if number == 0 and cells in (["Source", "Target"], ["Target", "Source"]):
-            text_first = cells[0] == "Source"
+        if number == 0 and (heading := _tells_text_first(cells)) is not None:
+            text_first = heading
             continue
         text, name = cells if text_first else reversed(cells)
         yield Labelled((text,), name.strip(), place)
+
+
+_OF_TEXTS, _OF_CLASSES = ("source", "text", "sentence", "review"), ("target", "label", "class")
+
+
+def _tells_text_first(cells: list[str]) -> bool | None:
+    """Whether a heading names texts before classes; None where the line is a row like any other."""
+    first, second = (cell.strip().lower() for cell in cells)
+    if first in _OF_TEXTS and second in _OF_CLASSES:
+        return True
+    return False if first in _OF_CLASSES and second in _OF_TEXTS else None
 
 
 _FIVE = "five columns apart by tabs, a class, two names and two texts"
@@ -159,7 +171,7 @@ def _of_folder(path: Path) -> Iterator[Labelled]:
         raise ValueError(f"{path}: expected a folder for each of at least two classes, found {len(classes)}")
     for folder in classes:
         for file in sorted(folder.glob("*.txt*")):
-            yield Labelled((read_bytes(file).decode(errors="replace"),), folder.name, str(file))
+            yield Labelled((read_bytes(file).decode("utf-8-sig", errors="replace"),), folder.name, str(file))
 
 
 Stored = TypeVar("Stored", bound=StoredTask[Any])

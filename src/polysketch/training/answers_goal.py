@@ -115,7 +115,7 @@ class AnswersGoal(Goal):
         return TaskRows(self.task, self.config.seed)
 
     def measure(self, model: Any, processes: Processes) -> dict[str, Any]:
-        """Loss, accuracy and share of rows with every answer right, on the first rows; each process asks all."""
+        """Loss, accuracy and share of rows with every answer right, on `held_out` rows; each process asks all."""
         config = self.config
         batch_size = config.batch_size // config.accumulation
         limit = max(batch_size, config.eval_tokens // self.task.longest)

@@ -7,8 +7,8 @@ from typing import Any
 from polysketch.cli.evaluate.flags import EvaluateFlags
 from polysketch.evaluation import measure_answers
 from polysketch.training.environment import resolve_device
-from polysketch.training.learned import learned_task
-from polysketch.training.loading import load_answering_model
+from polysketch.training.learned import learned_task, task_options
+from polysketch.training.loading import RunDescription, load_answering_model
 
 __all__ = ["measure_task"]
 
@@ -20,13 +20,15 @@ def measure_task(flags: EvaluateFlags) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no run, or no task where it is looked for.
-        ValueError: a task of other sizes of vocabulary or answers than the model's, or without the split.
+        ValueError: a task of other sizes of vocabulary or answers than the model's, of other classes, or without the
+            split.
     """
     model, sizes, run = load_answering_model(
         flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint
     )
     task = learned_task(run, flags.data)
     _check_fits(sizes, task, flags)
+    _check_classes(run, task)
     limit = sys.maxsize if task.num_rows(flags.split) is not None else _ROWS
     if flags.max_tokens is not None:
         limit = max(1, flags.max_tokens // task.longest)
@@ -49,3 +51,14 @@ def _check_fits(sizes: Any, task: Any, flags: EvaluateFlags) -> None:
         )
     if task.num_rows(flags.split) == 0:
         raise ValueError(f"--split {flags.split}: expected rows of it, found none in the task: choose another")
+
+
+def _check_classes(run: RunDescription, task: Any) -> None:
+    """Refuse other names of classes, or the same ones in another order: the model knows them by number alone."""
+    expected, found = task_options(run).get("class_names", ()), getattr(task, "class_names", ())
+    if expected and found and list(expected) != list(found):
+        raise ValueError(
+            f"--data: expected the classes that the run learned, in their order, {', '.join(map(str, expected))}, "
+            f"found {', '.join(map(str, found))}: make the task from files of the same classes, by the version that "
+            "made the run's"
+        )

@@ -19,7 +19,7 @@ from polysketch.integrations.huggingface.seq2seq_lm import PolysketchForSeq2SeqL
 from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
 from polysketch.storage import whole_folder
 from polysketch.tasks.batch import BEGINNING
-from polysketch.tasks.description import is_task, read_task_description, task_digest
+from polysketch.training.learned import task_options
 from polysketch.training.loading import RunDescription, load_answering_model
 from polysketch.training.run_folder import RunFolder
 
@@ -46,7 +46,7 @@ def export_answering(run: str | Path, folder: Path, checkpoint: str) -> Path:
     """
     model, sizes, description = load_answering_model(run, checkpoint=checkpoint)
     facts = task_facts(model, description)
-    options = _options(description, facts["data"]["description_sha256"])
+    options = task_options(description)
     names = options.get("class_names")
     wrapped: PreTrainedModel = _CLASSES[sizes.asks].from_transformer(model, training_run=facts, **_fields(sizes, names))
     if sizes.asks == "written":
@@ -78,11 +78,3 @@ def _fields(sizes: Any, names: list[str] | None) -> dict[str, Any]:
     if names is None or sizes.asks not in ("class", "labels"):
         return {}
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
-
-
-def _options(description: RunDescription, sha256: str) -> dict[str, Any]:
-    """What the task says of itself: from the run, or, of runs that do not keep it, from the task where it still is."""
-    kept, data = RunFolder(description.folder).task, description.data
-    if not is_task(kept) and not (is_task(data) and task_digest(data) == sha256):
-        return {}
-    return read_task_description(kept if is_task(kept) else data)["options"]
