@@ -96,19 +96,19 @@ ENTRIES = (
         "LLOPS, table 1: Retrieval",
         "pairs of papers: softmax 83.23 %, Nystrom 83.90 %",
         "retrieval",
-        reads="aan/new_aan_pairs.train.tsv, .eval.tsv and .test.tsv",
+        reads="lra/aan/new_aan_pairs.train.tsv, .eval.tsv and .test.tsv",
     ),
     Entry(
         "LLOPS, table 1: Pathfinder",
         "softmax 70.45 %, Hedgehog 74.16 %",
         "pathfinder",
-        reads="pathfinder32/curv_contour_length_14",
+        reads="lra/pathfinder32/curv_contour_length_14",
     ),
     Entry(
         "LLOPS, table 1: Image",
         "CIFAR-10 by pixels: softmax 64.36 %, Nystrom 58.66 %",
         "image",
-        reads="cifar-10-batches-bin",
+        reads="lra/cifar-10-batches-bin",
     ),
     Entry("FLatten, PolaFormer: ImageNet", "PVT-T 75.1 %, focused 77.8 %, polarity 78.8 %", "image-classification"),
     Entry(
