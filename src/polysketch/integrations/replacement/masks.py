@@ -37,8 +37,8 @@ class DeferredMask:
 
     @property
     def is_plain_on_both_sides(self) -> bool:
-        """The same of an encoder's mask: padding alone."""
-        return bool(self._arguments.get("allow_is_bidirectional_skip", True))
+        """The same of an encoder's mask: padding alone. A causal one knows nothing of the skip."""
+        return bool(self._arguments.get("allow_is_bidirectional_skip", False))
 
     @property
     def knows_padding(self) -> bool:
