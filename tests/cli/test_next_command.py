@@ -90,4 +90,6 @@ def test_what_writes_no_text_has_no_line(tmp_path):
         (tmp_path / "config.json").write_text(f'{{"architectures": {architectures}}}')
         assert open_in_transformers(tmp_path) is None
     (tmp_path / "config.json").write_text('{"architectures": ["PolysketchForCausalLM"]}')
+    assert open_in_transformers(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     assert shlex.split(open_in_transformers(tmp_path))[:3] == ["next:", "python", "-c"]

@@ -99,6 +99,14 @@ def test_every_mechanism_attends_as_it_can(name):
             ours(x, x, x)
 
 
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_causal_mask_of_one_token_is_for_every_mechanism(name):
+    ours = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=name)
+    x = inputs()[0][:, :1]
+    found = ours(x, x, x, attn_mask=causal_mask()[:1, :1])[0]
+    torch.testing.assert_close(found, ours(x, x, x, is_causal=MECHANISMS[name].is_causal)[0])
+
+
 def test_keys_of_another_length_are_for_mechanisms_that_cross():
     query, key, value = inputs(same=False)
     assert (
@@ -162,6 +170,15 @@ BANNED[3, 1] = True
             {"attn_mask": (torch.rand(BATCH * HEADS, 1, LENGTH) < 0.5).expand(-1, LENGTH, -1)},
             "to be the same for all heads",
         ),
+        (
+            {"attn_mask": causal_mask()[:5, :5]},
+            r"expected attn_mask of \(length, source length\), \(23, 23\), or .*, found one of the shape \(5, 5\)",
+        ),
+        ({"attn_mask": causal_mask()[:5, :5], "is_causal": True}, r"found one of the shape \(5, 5\)"),
+        ({"attn_mask": causal_mask().expand(BATCH, -1, -1)}, rf"sequences, \({BATCH * HEADS}, 23, 23\), found"),
+        ({"key_padding_mask": PADDED.T}, r"source length\), \(3, 23\), found one of the shape \(23, 3\)"),
+        ({"key_padding_mask": PADDED[:, :5]}, r"expected key_padding_mask of .* found one of the shape \(3, 5\)"),
+        ({"key_padding_mask": PADDED[:1]}, r"expected key_padding_mask of .* found one of the shape \(1, 23\)"),
     ],
 )
 def test_masks_that_no_sketch_can_have_are_refused(call, message):

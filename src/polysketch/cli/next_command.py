@@ -17,9 +17,12 @@ def next_command(*words: str | Path) -> str:
 
 
 def open_in_transformers(folder: Path) -> str | None:
-    """The line that generates with an exported model by transformers alone; None where it does not write text."""
+    """The line that generates with an exported model by transformers alone; None where it does not write text.
+
+    A model of a task of numbers has no tokenizer, and cannot be given a text.
+    """
     architectures = json.loads((folder / "config.json").read_bytes()).get("architectures") or [""]
-    if not architectures[0].endswith("ForCausalLM"):
+    if not architectures[0].endswith("ForCausalLM") or not (folder / "tokenizer_config.json").is_file():
         return None
     program = (
         "import polysketch.integrations.huggingface; from transformers import pipeline; "

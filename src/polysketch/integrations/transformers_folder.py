@@ -40,6 +40,13 @@ ENCODER_TYPE, ENCODER_DECODER_TYPE = f"{MODEL_TYPE}-encoder", f"{MODEL_TYPE}-enc
 
 _NUMBERS_OF_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 
+_WITHOUT_CLASS = {
+    "pair": "a class for two documents",
+    "picture": "a class for a picture in patches",
+    "recovered": "to recover rows",
+}
+"""What is asked of models of ours that transformers has no class for, and what they learn."""
+
 
 def is_transformers_folder(folder: str | Path) -> bool:
     """Whether the config.json of a folder is one that transformers writes."""
@@ -253,9 +260,8 @@ def check_export(run: str | Path, folder: str | Path, *, checkpoint: str = "late
     """Refuse an export without a run to export, or without a free folder to write; errors as in `export_run`."""
     _require_transformers()
     require_free(Path(folder))
-    asks = find_run(run, checkpoint)[0]["model"].get("asks")
-    if asks in ("pair", "recovered"):
-        learned = "a class for two documents" if asks == "pair" else "to recover rows"
+    learned = _WITHOUT_CLASS.get(find_run(run, checkpoint)[0]["model"].get("asks"))
+    if learned is not None:
         raise ValueError(f"{run}: expected a model that transformers has a class for, found one that learned {learned}")
 
 

@@ -161,7 +161,7 @@ class MultiheadAttention(nn.Module):
             An output like the query, and None.
 
         Raises:
-            ValueError: a mask of another kind, or a call that the mechanism cannot be.
+            ValueError: a mask of another kind or shape, or a call that the mechanism cannot be.
         """
         if query.is_nested:
             raise ValueError(
@@ -173,6 +173,7 @@ class MultiheadAttention(nn.Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        self._check_shapes(query, key, key_padding_mask, attn_mask)
         hidden = None if key_padding_mask is None else _hides(key_padding_mask, "key_padding_mask")
         if attn_mask is not None and not is_causal:
             is_causal, hidden = self._read(attn_mask, hidden)
@@ -185,6 +186,21 @@ class MultiheadAttention(nn.Module):
         if not batched:
             return output[0], None
         return output if self.batch_first else output.transpose(0, 1), None
+
+    def _check_shapes(self, query: Tensor, key: Tensor, padding: Tensor | None, mask: Tensor | None) -> None:
+        """Refuse masks of other rows or lengths, query and key with the batch first."""
+        batch, length, source = *query.shape[:2], key.shape[1]
+        if padding is not None and padding.shape != key.shape[:2]:
+            raise ValueError(
+                f"expected key_padding_mask of (batch, source length), {(key.shape[0], source)}, found one of the shape"
+                f" {tuple(padding.shape)}"
+            )
+        if mask is not None and mask.shape not in ((length, source), (batch * self.num_heads, length, source)):
+            raise ValueError(
+                f"expected attn_mask of (length, source length), {(length, source)}, or so for each head of"
+                f" {batch} sequences, {(batch * self.num_heads, length, source)}, found one of the shape"
+                f" {tuple(mask.shape)}"
+            )
 
     def _check(self, query: Tensor, key: Tensor, *, causal: bool) -> None:
         kind = type(self.mechanism)
@@ -200,11 +216,15 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"{kind.__name__} cannot be {asked}: choose attention of {takers}")
 
     def _read(self, mask: Tensor, hidden: Tensor | None) -> tuple[bool, Tensor | None]:
-        """Whether a mask is causal; if not, the keys that it hides from all queries, with those hidden already."""
+        """Whether a mask is causal; if not, the keys that it hides from all queries, with those hidden already.
+
+        That of one token is both: it is causal to mechanisms that can be, as a decoder gives it with its first token.
+        """
         hides = _hides(mask, "attn_mask")
         length, source = hides.shape[-2:]
         above = torch.ones(length, source, dtype=torch.bool, device=mask.device).triu(1)
-        if length == source and length > 1 and bool((hides == above).all()):
+        told = length > 1 or type(self.mechanism).is_causal
+        if length == source and told and bool((hides == above).all()):
             return True, hidden
         columns = hides[..., :1, :]
         if not bool((hides == columns).all()):

@@ -7,7 +7,7 @@ from polysketch.attention import MECHANISMS
 
 pytest.importorskip("diffusers", reason="diffusers is not installed here: make test-vision brings it")
 
-from diffusers import SanaTransformer2DModel, UNet2DConditionModel
+from diffusers import HunyuanDiT2DModel, SanaTransformer2DModel, StableAudioDiTModel, UNet2DConditionModel
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 
 from polysketch.integrations.diffusers import MechanismProcessor, attention_processors
@@ -47,6 +47,20 @@ def sana() -> SanaTransformer2DModel:
     return SanaTransformer2DModel(
         in_channels=4, out_channels=4, num_layers=2, sample_size=4, qk_norm="rms_norm_across_heads", **sizes, **crossing
     ).double()
+
+
+def hunyuan() -> HunyuanDiT2DModel:
+    widths = {"hidden_size": 24, "cross_attention_dim": 8, "cross_attention_dim_t5": 8, "pooled_projection_dim": 4}
+    return HunyuanDiT2DModel(
+        num_attention_heads=3, attention_head_dim=8, in_channels=4, sample_size=16, patch_size=2, num_layers=2, **widths
+    )
+
+
+def stable_audio() -> StableAudioDiTModel:
+    sizes = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "num_layers": 2, "attention_head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_attention_heads": 2}
+    widths = {"cross_attention_dim": 16, "cross_attention_input_dim": 16, "global_states_input_dim": 16}
+    return StableAudioDiTModel(**sizes, **heads, **widths, time_proj_dim=8)
 
 
 def asked(model, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -142,6 +156,11 @@ WRONG = [
     (lambda: attention_processors(unet(), "linear", layers="some"), "expected layers 'self', 'cross' or 'all', found"),
     (lambda: attention_processors(torch.nn.Linear(2, 2), "linear"), "expected a model of diffusers .* found Linear"),
     (lambda: attention_processors(unet(), "focused", layers="all"), "of the same tokens: .*that can: softmax, "),
+    (
+        lambda: attention_processors(hunyuan(), "softmax"),
+        r"at blocks\.0\.attn1\.processor, found HunyuanAttnProcessor2_0",
+    ),
+    (lambda: attention_processors(stable_audio(), "linear"), "found StableAudioAttnProcessor2_0, which may do more"),
     (
         lambda: processor(Attention(8, heads=2, dim_head=4))(
             Attention(8, heads=2, dim_head=4), torch.zeros(2, 6, 8), attention_mask=torch.zeros(2, 6, 6)

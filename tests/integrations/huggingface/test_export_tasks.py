@@ -133,9 +133,12 @@ def test_an_encoder_of_hidden_tokens_comes_with_a_mask(reviews, tmp_path, make_r
         assert torch.equal(loaded(ids).logits, load_answering_model(run)[0](ids))
 
 
-@pytest.mark.parametrize(("task", "learned"), [("compression", "to recover rows")])
+@pytest.mark.parametrize(
+    ("task", "learned"),
+    [(["compression"], "to recover rows"), (["digits", "--patch", "4"], "a class for a picture in patches")],
+)
 def test_what_transformers_has_no_class_for_is_refused(task, learned, tmp_path, capsys):
-    assert main(["task", task, "--out", str(tmp_path / "data")]) == 0
+    assert main(["task", *task, "--out", str(tmp_path / "data")]) == 0
     train(tmp_path / "data", tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 1
     assert f"found one that learned {learned}" in capsys.readouterr().err

@@ -215,6 +215,13 @@ def test_it_is_saved_loaded_and_undone(name, tmp_path):
     assert torch.equal(generated(model, given), generated(model_of(name), given))
 
 
+def test_a_source_with_padding_is_traced_in_one_graph():
+    """A compiled model cannot branch on what is in a mask."""
+    model = replace_attention(model_of("bart"), "linear")
+    expected = logits(model, inputs("bart"))
+    torch.testing.assert_close(logits(torch.compile(model, backend="eager", fullgraph=True), inputs("bart")), expected)
+
+
 def test_layers_are_counted_in_their_part_or_in_the_whole_model():
     model = model_of("bart")
     replace_attention(model, "softmax", part="cross", layers=[-1])

@@ -8,10 +8,15 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
     DistilBertConfig,
     DistilBertModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    OwlViTTextConfig,
+    OwlViTTextModel,
     RobertaConfig,
     RobertaForSequenceClassification,
     SiglipVisionConfig,
@@ -22,6 +27,7 @@ from transformers import (
 
 from polysketch import load_replaced, replace_attention, restore_attention, save_replaced
 from polysketch.integrations.replacement import replaced_mechanisms
+from polysketch.integrations.replacement.masks import defer_mask
 
 VOCABULARY, LENGTH = 97, 29
 SIZES: dict[str, Any] = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
@@ -45,6 +51,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nystrom": {"num_landmarks": 6},
     "sliding-window": {"window": 6},
 }
+CAUSAL: dict[str, Any] = {
+    "clip": lambda: CLIPTextModel(CLIPTextConfig(**WORDS, bos_token_id=None, eos_token_id=1)),
+    "clip-projected": lambda: CLIPTextModelWithProjection(CLIPTextConfig(**WORDS, bos_token_id=None, eos_token_id=1)),
+    "owlvit": lambda: OwlViTTextModel(OwlViTTextConfig(**WORDS, bos_token_id=None, eos_token_id=None)),
+}
+"""Text encoders whose masks are causal, and whose layers say that they are not."""
 
 
 def model_of(name: str) -> Any:
@@ -165,3 +177,42 @@ def test_dropout_of_attention_is_refused_in_training():
     model = replace_attention(model_of("bert"), "linear").train()
     with pytest.raises(ValueError, match=r"attention dropout of 0\.1"):
         model(**inputs("bert"))
+
+
+@pytest.mark.parametrize("layers", ["all", [1]], ids=str)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_softmax_in_a_causal_text_encoder_changes_nothing(name: str, layers):
+    torch.manual_seed(3)
+    model = CAUSAL[name]().eval()
+    for masked in (False, True):
+        given = inputs("bert", masked)
+        expected = output(model, given)
+        found = output(replace_attention(model, "softmax", layers=layers), given)
+        restore_attention(model)
+        real = real_tokens(given, expected)
+        torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", ["polysketch", "polysketch-paper", "linear", "sliding-window"])
+def test_a_causal_text_encoder_stays_causal(mechanism: str):
+    torch.manual_seed(3)
+    model, given = CAUSAL["clip"]().eval(), inputs("bert")
+    replace_attention(model, mechanism, **OPTIONS.get(mechanism, {"window": 8, "sketch_size": 4}))
+    found = output(model, given)
+    given["input_ids"][:, 12] = (given["input_ids"][:, 12] % (VOCABULARY - 1)) + 1
+    difference = (output(model, given) - found).abs().amax(-1)
+    assert difference[:, :12].max() == 0
+    assert difference[:, 12:16].min() > 0
+
+
+def test_a_mechanism_that_cannot_be_causal_is_refused_in_a_causal_text_encoder():
+    with pytest.raises(ValueError, match="'nystrom' cannot be causal"):
+        replace_attention(CAUSAL["clip"](), "nystrom")
+
+
+def test_an_encoder_that_is_asked_to_be_causal_is_refused():
+    model = replace_attention(model_of("bert"), "linear")
+    with pytest.raises(ValueError, match="layer 0's attention was asked for is_causal=True, and its mechanism was put"):
+        model(**inputs("bert"), is_causal=True)
+    causal = defer_mask(attention_mask=None, allow_is_causal_skip=True)
+    assert not causal.is_plain_on_both_sides

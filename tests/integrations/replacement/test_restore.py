@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, LlamaForCausalLM
 
 from integrations.replacement.models import MODELS, generate, left_padding, load, logits, sketch, text
-from polysketch import replace_attention, restore_attention
+from polysketch import load_replaced, replace_attention, restore_attention, save_replaced
 from polysketch.integrations.replacement import replaced_mechanisms
 
 
@@ -76,3 +76,31 @@ def test_a_replacement_that_fails_changes_nothing(folder):
         replace_attention(model, "sliding-window", wndow=3)
     assert list(model.state_dict()) == names
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_models_made_from_one_configuration_are_replaced_each_by_itself(folder, tmp_path):
+    """Saved, replaced in some layers and restored; a third one stays what it was."""
+    config = load(folder, "llama").config
+    first, second, third = (LlamaForCausalLM(config).eval() for _ in range(3))
+    own = [logits(model, text()) for model in (first, second, third)]
+    replace_attention(first, "sliding-window", window=8)
+    replace_attention(second, "softmax", layers=[0])
+    torch.testing.assert_close(logits(second, text()), own[1], rtol=0, atol=2e-4)
+    expected = logits(first, text())
+    save_replaced(first, tmp_path)
+    assert torch.equal(logits(load_replaced(tmp_path), text()), expected)
+    restore_attention(second)
+    assert torch.equal(logits(second, text()), own[1])
+    assert torch.equal(logits(third, text()), own[2])
+    assert torch.equal(logits(first, text()), expected)
+    assert config._attn_implementation == "sdpa"
+    assert not hasattr(config, "polysketch_attention")
+
+
+def test_a_model_made_from_the_configuration_of_a_replaced_one_is_refused(folder):
+    """Nothing says what its own attention is."""
+    other = LlamaForCausalLM(replace_attention(load(folder, "llama"), "softmax").config)
+    with pytest.raises(ValueError, match="expected a model with attention of its own, found"):
+        replace_attention(other, "softmax", layers=[0])
+    other.set_attn_implementation("sdpa")
+    assert logits(replace_attention(other, "softmax", layers=[0]), text()).isfinite().all()

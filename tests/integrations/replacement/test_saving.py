@@ -98,3 +98,17 @@ def test_what_does_not_fit_is_refused(folder, tmp_path):
     file.write_text(json.dumps(config))
     with pytest.raises(ValueError, match="must hold 'replaced'"):
         load_replaced(tmp_path)
+
+
+def test_adapters_are_merged_before_a_model_is_saved(folder, tmp_path):
+    """Under a wrapper and without one; nothing is written before."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(replace_attention(load(folder, "llama"), "hedgehog"), config)
+    for model in (wrapped, wrapped.get_base_model()):
+        with pytest.raises(ValueError, match=r"without adapters, found those of PEFT .*merge_and_unload\(\)"):
+            save_replaced(model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    merged = wrapped.merge_and_unload()
+    save_replaced(merged, tmp_path)
+    assert torch.equal(logits(load_replaced(tmp_path), text()), logits(merged.eval(), text()))

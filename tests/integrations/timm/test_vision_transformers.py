@@ -36,6 +36,10 @@ def transformer(**changes) -> VisionTransformer:
     return model
 
 
+def pit():
+    return timm.create_model("pit_ti_224", img_size=64)
+
+
 def pictures(count: int = 2) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(count, 3, 32, 24, generator=generator, dtype=torch.float64)
@@ -119,6 +123,13 @@ def test_registers_and_no_class_token_are_counted():
         assert model(pictures()).isfinite().all()
 
 
+def test_pictures_of_any_size_are_attended_to_where_no_grid_is_needed():
+    model = transformer(dynamic_img_size=True)
+    wide = torch.cat([pictures(), pictures()], 3)[..., :40]
+    expected = model(wide)
+    torch.testing.assert_close(replace_attention(model, "softmax")(wide), expected)
+
+
 def test_a_mechanisms_weights_begin_as_its_own():
     """timm draws those of all linear layers by a rule of its own, and a learned sketch has such layers."""
     torch.manual_seed(0)
@@ -167,6 +178,16 @@ WRONG = [
     (lambda: attention_layer("linear")(32, num_heads=2, attn_drop=0.1), "expected attn_drop=0"),
     (lambda: replace_attention(transformer(attn_drop_rate=0.1), "linear"), "expected attn_drop=0"),
     (lambda: replace_attention(torch.nn.Linear(2, 2), "linear"), "expected a model of timm .* found Linear"),
+    (lambda: replace_attention(pit(), "linear"), "one grid of patches in all layers .* found PoolingVisionTransformer"),
+    (lambda: replace_attention(timm.create_model("crossvit_tiny_240"), "linear"), "one grid .* found CrossVit"),
+    (
+        lambda: replace_attention(transformer(dynamic_img_size=True), "polarity"),
+        "pictures of one size where 'polarity'",
+    ),
+    (
+        lambda: replace_attention(transformer(dynamic_img_size=True), "linear", rotary=True),
+        "'linear' with rotary=True needs their grid, found dynamic_img_size=True",
+    ),
     (lambda: replace_attention(transformer(), "linear", layers=[2]), "expected layers from 0 to 1, found 2"),
     (
         lambda: transformer(attn_layer=attention_layer("linear", grid=(3, 3), rotary=True))(pictures()),

@@ -8,6 +8,10 @@ from polysketch.integrations.diffusers.processor import MechanismProcessor
 
 Layers = Literal["self", "cross", "all"]
 
+_SOFTMAX = ("AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor", "SanaAttnProcessor2_0")
+_REPLACEABLE = (*_SOFTMAX, "SanaLinearAttnProcessor2_0", MechanismProcessor.__name__)
+"""Processors that do no more than ours around their attention. Others rotate, norm or add to it."""
+
 
 def attention_processors(model: Any, name: str, *, layers: Layers = "self", **options: Any) -> dict[str, Any]:
     """What `model.set_attn_processor` takes: a mechanism in some layers, and in the others what is there.
@@ -27,7 +31,7 @@ def attention_processors(model: Any, name: str, *, layers: Layers = "self", **op
     Raises:
         TypeError: an option of another type.
         ValueError: an unknown mechanism or option, one that is causal only or cannot cross, a model or a layer of
-            another kind, or no layer of the kind that is asked for.
+            another kind, a layer whose own processor does more than attend, or no layer of the kind that is asked for.
     """
     if layers not in ("self", "cross", "all"):
         raise ValueError(f"expected layers 'self', 'cross' or 'all', found {layers!r}")
@@ -39,6 +43,8 @@ def attention_processors(model: Any, name: str, *, layers: Layers = "self", **op
     chosen = {path: each for path, each in attentions.items() if layers in ("all", _kind(path, each))}
     if not chosen:
         raise ValueError(f"{type(model).__name__} has no attention layers of the kind {layers!r}")
+    for path in chosen:
+        _check_processor(path, processors[path])
     built = {path: MechanismProcessor(_built(path, each, name, options)) for path, each in chosen.items()}
     return {**processors, **built}
 
@@ -61,6 +67,14 @@ def _kind(path: str, layer: Any) -> str:
     if layer.added_kv_proj_dim is not None:
         raise ValueError(f"the layer at {path} attends to two sequences at once, which no mechanism here does")
     return "cross" if layer.is_cross_attention else "self"
+
+
+def _check_processor(path: str, processor: Any) -> None:
+    if type(processor).__name__ not in _REPLACEABLE:
+        raise ValueError(
+            f"expected one of {', '.join(_REPLACEABLE)} at {path}, found {type(processor).__name__}, which may do more"
+            " than attend, as turn queries and keys by their positions: leave such layers as they are"
+        )
 
 
 def _built(path: str, layer: Any, name: str, options: dict[str, Any]) -> Mechanism:

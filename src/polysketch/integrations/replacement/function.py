@@ -194,6 +194,11 @@ def _check_options(record: LayerRecord, options: Mapping[str, Any]) -> None:
         raise ValueError(f"layer {record.index} adds a bias of positions, which a replaced layer cannot honour")
     if record.sees == "past" and options.get("is_causal") is False:
         raise ValueError(f"layer {record.index}'s attention was asked for is_causal=False; only causal is replaced")
+    if record.sees == "both" and options.get("is_causal"):
+        raise ValueError(
+            f"layer {record.index}'s attention was asked for is_causal=True, and its mechanism was put where every"
+            " token sees the whole sequence: this model or call cannot be replaced"
+        )
     if options.get("dropout") and replacement is not None and replacement.dropout != "ignore":
         raise ValueError(
             f"layer {record.index} has an attention dropout of {options['dropout']} in training, and mechanisms drop no"

@@ -144,10 +144,20 @@ def seen_by_layers(model: Any) -> dict[int, Sees]:
     model = plain_model(model)
     found = attention_layers(model)
     if not has_two_sides(model):
-        one: Sees = "past" if any(bool(module.is_causal) for module in found.values()) else "both"
-        return dict.fromkeys(found, one)
+        causal = any(bool(module.is_causal) for module in found.values()) or _masks_causally(decoder_of(model))
+        return dict.fromkeys(found, "past" if causal else "both")
     sees = [PARTS[part] for part in PARTS for _ in _layers_of_part(model, part)]
     return dict(enumerate(sees))
+
+
+def _masks_causally(stack: nn.Module) -> bool:
+    """Whether its masks are causal though its layers do not say so, as of CLIP's text model; read off the source.
+
+    One that can make masks of both kinds, as BERT, has layers that say which.
+    """
+    kinds: set[Any] = {type(module) for module in stack.modules()}
+    sources = [_source_of(kind) for kind in kinds]
+    return any("create_causal_mask(" in source and "create_bidirectional_mask(" not in source for source in sources)
 
 
 def _refuse_own_attention(decoder: nn.Module) -> None:
@@ -211,7 +221,7 @@ def check_architecture(model: PreTrainedModel) -> None:
     if two_sides:
         return
     causal = {bool(module.is_causal) for module in found.values()}
-    if len(causal) > 1 or (True in causal and not getattr(config, "is_causal", True)):
+    if len(causal) > 1 or ("past" in seen_by_layers(model).values() and not getattr(config, "is_causal", True)):
         raise ValueError(f"{name}'s attention is causal in some layers or calls alone, which cannot be replaced")
 
 

@@ -37,8 +37,8 @@ class DeferredMask:
 
     @property
     def is_plain_on_both_sides(self) -> bool:
-        """The same of an encoder's mask: padding alone."""
-        return bool(self._arguments.get("allow_is_bidirectional_skip", True))
+        """The same of an encoder's mask: padding alone. A causal one knows nothing of the skip."""
+        return bool(self._arguments.get("allow_is_bidirectional_skip", False))
 
     @property
     def knows_padding(self) -> bool:
@@ -58,8 +58,7 @@ class DeferredMask:
     def source_mask(self) -> Tensor | None:
         """(batch, source length) bool, true for a real token of the encoder's; None where all are real."""
         if self._real is None:
-            mask = self._arguments["attention_mask"]
-            self._real = (None if mask is None or bool(mask.all()) else mask.bool(),)
+            self._real = (_hiding(self._arguments["attention_mask"]),)
         return self._real[0]
 
     def _new_tokens(self) -> Tensor | None:
@@ -72,9 +71,7 @@ class DeferredMask:
                 f"attention_mask must cover all tokens so far, {before} in the cache and {new} new ones, got "
                 f"{tuple(mask.shape)}"
             )
-        mask = mask[:, before:].bool()
-        # A compiled model cannot branch on what is in the mask.
-        return mask if torch.compiler.is_compiling() or not bool(mask.all()) else None
+        return _hiding(mask[:, before:])
 
     def documents(self, options: Mapping[str, Any], row: torch.Size) -> PackedDocuments | None:
         """The documents of a packed row, found once for all layers; None where a row is one text.
@@ -102,6 +99,13 @@ class DeferredMask:
         if implementation not in self._original:
             self._original[implementation] = AttentionMaskInterface()[implementation](**self._arguments)
         return self._original[implementation]
+
+
+def _hiding(mask: Tensor | None) -> Tensor | None:
+    """The mask as bool; None where it hides nothing. A compiled model cannot branch on what is in it, and keeps it."""
+    if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+        return None
+    return mask.bool()
 
 
 def defer_mask(**arguments: Any) -> DeferredMask:

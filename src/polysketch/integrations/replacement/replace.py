@@ -72,7 +72,7 @@ def replace_attention(
     the model reads four tokens once.
 
     Encoders, in which every token sees the whole sequence, take mechanisms that do (`causal=False`); padding on either
-    side is honoured there, too.
+    side is honoured there, too. Text encoders whose tokens see the past alone, as CLIP's, take causal ones.
 
     A model with an encoder and a decoder has three parts: the encoder's self-attention (both sides), the decoder's
     (causal), and the decoder's attention to the encoder (`Mechanism.is_cross`), which `generate` reads once into what

@@ -40,9 +40,14 @@ def save_replaced(model: Any, folder: str | Path) -> None:
 
     Raises:
         TypeError: not a transformers model.
-        ValueError: nothing was replaced in it.
+        ValueError: nothing was replaced in it, or adapters of PEFT are not merged into its weights.
     """
     plain = plain_model(model)
+    if plain is not model or any(name.endswith(".base_layer") for name, _ in plain.named_modules()):
+        raise ValueError(
+            "expected a model without adapters, found those of PEFT beside its weights: merge them first,"
+            " model = model.merge_and_unload()"
+        )
     if not replaced_layers(plain):
         raise ValueError("no attention was replaced in this model: call replace_attention first, or save_pretrained")
     plain.save_pretrained(folder, variant=VARIANT)

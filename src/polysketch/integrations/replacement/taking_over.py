@@ -1,8 +1,11 @@
 """A model's masks and attention turned over to the registered functions, and given back."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from polysketch.integrations.replacement.bookkeeping import (
     CONFIG_KEY,
@@ -28,6 +31,9 @@ def take_over(model: Any) -> ModelRecord:
     """Turn a model's masks and attention over to the registered functions, if that has not been done; none is replaced.
 
     `restore_attention` undoes it.
+
+    Raises:
+        ValueError: a model made from the configuration of a replaced one, which does not say what its own attention is.
     """
     found = attention_layers(model)
     record = record_of(found[0])
@@ -35,6 +41,8 @@ def take_over(model: Any) -> ModelRecord:
         return record.model
     register()
     decoder, sees = decoder_of(model), seen_by_layers(model)
+    _check_own_attention(model)
+    _own_configurations(model)
     configs = {id(stack.config): stack.config for stack in stacks_of(model)}.values()
     stacks = [(config, config._attn_implementation) for config in configs]
     shared = ModelRecord(stacks[-1][1], _saved_config(model), stacks)
@@ -46,6 +54,22 @@ def take_over(model: Any) -> ModelRecord:
     for config, _ in stacks:
         config._attn_implementation = IMPLEMENTATION
     return shared
+
+
+def _check_own_attention(model: Any) -> None:
+    if any(stack.config._attn_implementation == IMPLEMENTATION for stack in stacks_of(plain_model(model))):
+        raise ValueError(
+            f"expected a model with attention of its own, found attn_implementation={IMPLEMENTATION!r}, as in one made"
+            ' from the configuration of a replaced model: call model.set_attn_implementation("sdpa") first'
+        )
+
+
+def _own_configurations(model: Any) -> None:
+    """Copies of its configurations: another model that was made from the same objects is to stay as it is."""
+    copies: dict[int, Any] = {}
+    for module in plain_model(model).modules():
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            module.config = copy.deepcopy(module.config, copies)
 
 
 def _saved_config(model: Any) -> Any:
@@ -67,6 +91,8 @@ def taken_over(model: Any) -> Iterator[ModelRecord]:
 
 def restore_attention(model: Any) -> Any:
     """Undo `replace_attention`: the model computes what it did before, bit for bit, and has the weights that it had.
+
+    Its configuration stays a copy of the object that it was made from.
 
     Args:
         model: changed in place; a model in which nothing was replaced stays as it is.

@@ -39,7 +39,7 @@ class Chosen:
             raise ValueError(
                 f"{self.name!r} is causal only, and a patch sees the whole picture; expected one of {both}"
             )
-        if self.grid is None and (self.rotary or self._convolves):
+        if self.grid is None and self.needs_grid:
             what = "rotary=True" if self.rotary else f"{self.name!r}, which convolves over the picture,"
             raise ValueError(f"{what} needs grid=(height, width) in patches, found none")
 
@@ -72,6 +72,11 @@ class Chosen:
                 "tokens: give the grid of these pictures"
             )
         return rotation_on_grid(self.grid, query.shape[3], class_tokens=self.class_tokens, device=query.device)
+
+    @property
+    def needs_grid(self) -> bool:
+        """Whether what it computes depends on the rows and columns of the patches."""
+        return self.rotary or self._convolves
 
     @property
     def _convolves(self) -> bool:

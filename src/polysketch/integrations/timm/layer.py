@@ -81,8 +81,9 @@ def attention_layer(
 
     Args:
         name: a key of `polysketch.attention.MECHANISMS` that sees both sides.
-        grid: (height, width) of the picture in patches; for rotary positions, and for mechanisms that convolve over the
-            picture.
+        grid: (height, width) of every picture in patches; for rotary positions, and for mechanisms that convolve over
+            the picture. A layer sees how many patches there are, not their rows: of pictures of several sizes
+            (`dynamic_img_size`) it takes all as of this grid.
         class_tokens: tokens before the patches, class token and registers; 0 for a model without.
         rotary: rotate queries and keys by the row and the column of their patch, beside the positions of the model.
         **options: of the mechanism; `polysketch.attention.option_names(name)` lists them.

@@ -31,8 +31,9 @@ def replace_attention(
 
     Raises:
         TypeError: an option of another type.
-        ValueError: a model without such layers, a layer that is not there, attention dropout, an unknown mechanism or
-            option, or a mechanism that is causal only.
+        ValueError: a model without such layers or without one grid of patches, a layer that is not there, attention
+            dropout, an unknown mechanism or option, a mechanism that is causal only, or one that needs the grid in a
+            model of pictures of any size (`dynamic_img_size`).
     """
     found = [path for path, module in model.named_modules() if type(module) is Attention or _is_ours(module)]
     if not found or not hasattr(model, "patch_embed"):
@@ -40,12 +41,29 @@ def replace_attention(
             f"expected a model of timm with layers of timm.layers.Attention, such as VisionTransformer, found "
             f"{type(model).__name__}"
         )
-    chosen = Chosen(name, options, tuple(model.patch_embed.grid_size), model.num_prefix_tokens, rotary)
+    chosen = Chosen(name, options, _grid(model), model.num_prefix_tokens, rotary)
+    if chosen.needs_grid and getattr(model, "dynamic_img_size", False):
+        raise ValueError(
+            f"expected a model of pictures of one size where {name!r} with rotary={rotary} needs their grid, found"
+            " dynamic_img_size=True: make the model with dynamic_img_size=False and img_size=(height, width)"
+        )
     built = {path: _replaced(model.get_submodule(path), chosen) for path in _chosen_paths(found, layers)}
     for path, layer in built.items():
         parent, _, last = path.rpartition(".")
         setattr(model.get_submodule(parent), last, layer)
     return model
+
+
+def _grid(model: Any) -> tuple[int, int]:
+    """(height, width) in patches, the same in all layers; models of several stages or branches, as PiT, have none."""
+    grid = getattr(model.patch_embed, "grid_size", None)
+    if grid is None or not hasattr(model, "num_prefix_tokens"):
+        raise ValueError(
+            "expected a model of timm with one grid of patches in all layers (patch_embed.grid_size and"
+            f" num_prefix_tokens), such as VisionTransformer, found {type(model).__name__}"
+        )
+    height, width = grid
+    return height, width
 
 
 def _is_ours(module: nn.Module) -> bool:
