@@ -71,7 +71,7 @@ def test_generation_with_states_is_generation_without_a_cache(model, options):
     found = generate(model, ids, left_padding(ids), tokens=3 * CHUNK, **options)
     plain = generate(model, ids, left_padding(ids), tokens=3 * CHUNK, use_cache=False, **expected)
     assert_same_generation(found, plain)
-    # A text that says one thing over and over would tell little. Beams are close: which win is a matter of the processor.
+    # A text that says one thing over and over would tell little. Beams are close: which win depends on the processor.
     assert len(set(found.sequences[:, LENGTH:].flatten().tolist())) >= 10
 
 
