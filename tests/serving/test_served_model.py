@@ -102,7 +102,7 @@ def test_a_chat_without_a_template_is_refused(run):
 
 def test_ids_beyond_the_tokenizers_stand_for_nothing(run):
     """A vocabulary may have been made larger than the tokenizer's, and any of it may be drawn."""
-    assert load_served(run).bytes_of([ord("a"), 256, 300, ord("b")]) == b"ab"
+    assert load_served(run).tokenizer.known_bytes([ord("a"), 256, 300, ord("b")]) == b"ab"
 
 
 def test_a_model_of_ids_alone_is_refused(run, monkeypatch):

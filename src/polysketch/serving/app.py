@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from importlib import resources
@@ -19,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from polysketch.generation import Request, TextStream
+from polysketch.generation.randomness import earlier_equals
 from polysketch.serving.answers import Answer, ChatAnswer, CompletionAnswer, Usage
 from polysketch.serving.asked import Asked, asked_chat, asked_completion
 from polysketch.serving.errors import ApiError
@@ -135,16 +135,12 @@ class _Routes:
                 message = f"expected prompts of at most {most} tokens, found {len(prompt)}"
                 raise ApiError(400, message, param="prompt", code="context_length_exceeded")
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        ends, decode = self._served.ends, self._served.bytes_of
-        earlier: Counter[tuple[int, ...]] = Counter()
-        requests = []
-        for prompt in prompts:
-            for _ in range(asked.samples):
-                sample = earlier[tuple(prompt)]
-                request = Request(prompt, asked.new_tokens, asked.sampler, seed, sample, ends)
-                requests.append((request, TextStream(decode, asked.stop)))
-                earlier[tuple(prompt)] += 1
-        return requests
+        ends, decode = self._served.ends, self._served.tokenizer.known_bytes
+        rows = [prompt for prompt in prompts for _ in range(asked.samples)]
+        return [
+            (Request(prompt, asked.new_tokens, asked.sampler, seed, sample, ends), TextStream(decode, asked.stop))
+            for prompt, sample in zip(rows, earlier_equals(rows), strict=True)
+        ]
 
     def _model_card(self) -> dict[str, Any]:
         """What OpenAI's interface has, and what only models like these have to say."""

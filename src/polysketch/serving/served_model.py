@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,10 +68,6 @@ class ServedModel:
             return self.render(asked)
         except ValueError as error:
             raise ApiError(400, str(error), param="messages") from None
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        """What these tokens stand for; ids that the model has beyond its tokenizer's stand for nothing."""
-        return self.tokenizer.known_bytes(ids)
 
     @property
     def key_value_bytes(self) -> int:
