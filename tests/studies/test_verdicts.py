@@ -44,6 +44,15 @@ def test_one_row_is_judged_by_the_mean_over_its_seeds(options, records, verdict:
     assert verdict_of(records, wanted=0.9, **options) == verdict
 
 
+def test_the_form_of_the_presets_is_judged_where_a_mechanism_in_every_layer_was_not_made():
+    softmax, whole, among = record("softmax", 1.0), record("linear", 0.5), record("linear+attention_every=2", 1.0)
+    options = {"judged": "linear", "wanted": 0.9, "as_softmax": True}
+    both = Verdict("softmax 100.0 %, linear+attention_every=2 100.0 %", True)
+    assert verdict_of([softmax, among], **options) == both
+    assert verdict_of([softmax, among, whole], **options).holds is False
+    assert verdict_of([softmax, record("linear+rotary=False", 1.0)], **options).why_open == "linear not measured"
+
+
 def test_one_row_shows_that_some_row_can_and_only_all_rows_show_that_none_can():
     losses = {"softmax": 1.0, "polynomial": 0.5, "linear": 2.0, "hyper": 3.0}
     records = [record(row, 1.0, loss) for row, loss in losses.items()]

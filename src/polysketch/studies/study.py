@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,8 +91,12 @@ class Study(ABC):
         """As `judge`, but open while a row that the study `needs` has no record."""
         found = self.judge(records)
         made = {one["row"] for one in records}
-        missing = [row for row in self.needs if row not in made]
+        missing = [row for row in self.needed(made) if row not in made]
         return Verdict(found.ours, None, f"{' and '.join(missing)} not measured") if missing else found
+
+    def needed(self, made: Collection[str]) -> Sequence[str]:
+        """The rows that the study `needs`, where some rows were made that may stand for others."""
+        return self.needs
 
     def told_size(self, settings: Any) -> str:
         """What makes a size easier or harder than the paper's, in a few words; nothing where its name says enough."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ _NEARBY = ("local_chunk", "window", "chunk_size", "sample_size", "min_length")
 """Options that count nearby or sampled tokens: their defaults are as long as the whole row or longer."""
 
 _OF_MODEL = ("rotary", "attention_every")
+_AMONG_WINDOWS = "attention_every=2"  # as presets have it
 
 _NEWER = ("state_at", "validation_rows", "training", "shorter")  # than some records, which say nothing of them
 
@@ -143,8 +144,20 @@ class TaskStudy(Study):
         self.wanted, self.judged, self.by, self.sizes = wanted, judged, by, sizes
         self.as_softmax, self.behind_softmax, self.learned = as_softmax, behind_softmax, learned
         self.rows = (*(mechanisms or self._able()), *besides)
-        compared = [verdicts.SOFTMAX] if as_softmax or behind_softmax is not None else []
-        self.needs = (*compared, *([judged] if judged else []))
+        self.needs = self.needed(())
+
+    def needed(self, made: Collection[str]) -> Sequence[str]:
+        """As the base class has it; the row judged may be one of the form that presets have, see `judged_of`."""
+        compared = [verdicts.SOFTMAX] if self.as_softmax or self.behind_softmax is not None else []
+        judged = self.judged_of(made)
+        return (*compared, *([judged] if judged else []))
+
+    def judged_of(self, made: Collection[str]) -> str | None:
+        """The row that the claim is about: a mechanism in every layer, or where only that was made, in every second."""
+        if self.judged is None:
+            return None
+        among_windows = f"{self.judged}+{_AMONG_WINDOWS}"
+        return among_windows if self.judged not in made and among_windows in made else self.judged
 
     def _able(self) -> list[str]:
         both = self.asks in ("each", "class", "pair", "picture")
@@ -233,11 +246,12 @@ class TaskStudy(Study):
     def judge(self, records: Sequence[Record]) -> Verdict:
         """By means over seeds."""
         figures = verdicts.Figures.of_records(records, self.by)
+        judged = self.judged_of(figures.of)
         if self.behind_softmax is not None:
-            return verdicts.near_softmax(figures, self.judged, self.rows, self.behind_softmax, self.learned)
-        if self.judged is None:
+            return verdicts.near_softmax(figures, judged, self.rows, self.behind_softmax, self.learned)
+        if judged is None:
             return verdicts.of_any(figures, self.rows, self.wanted)
-        return (verdicts.as_softmax if self.as_softmax else verdicts.of_row)(figures, self.judged, self.wanted)
+        return (verdicts.as_softmax if self.as_softmax else verdicts.of_row)(figures, judged, self.wanted)
 
 
 _ACCURACY, _LOSS = "accuracy on unseen rows (%)", "loss on unseen rows (nats an answer)"
