@@ -147,9 +147,13 @@ def test_beams_and_guesses_of_folders(folders, folder, capsys):
     assert found("--beams", "1") == greedy
     model, tokenizer = load_to_continue(folders / folder)
     prompt = tokenizer.encode(PROMPTS[2])
-    expected = beam_search(model, [prompt], max_new_tokens=12, num_beams=3, stop=tokenizer.end_of_text).beams[0][0]
-    assert found("--beams", "3") == [expected.tokens]
-    assert len(expected.tokens) == 12
+    expected = beam_search(model, [prompt], max_new_tokens=12, num_beams=3, stop=tokenizer.end_of_text).beams[0]
+    assert found("--beams", "3") == [expected[0].tokens]
+    assert found("--beams", "3", "--num-samples", "2") == [beam.tokens for beam in expected[:2]]
+    assert len(expected[0].tokens) == 12
+    command += ["--prompt", PROMPTS[0]]  # the samples of each prompt stand together
+    assert found("--beams", "3", "--num-samples", "2")[:2] == [beam.tokens for beam in expected[:2]]
+    assert found("--beams", "3", "--num-samples", "2")[2] == found("--beams", "3")[1]
 
 
 def test_what_contradicts_beams_and_guesses_is_refused(folders, tmp_path, capsys):
@@ -163,6 +167,7 @@ def test_what_contradicts_beams_and_guesses_is_refused(folders, tmp_path, capsys
         (["--lookup", "2", "--interactive"], "--lookup without --interactive"),
         (["--beams", "0"], "--beams: expected at least 1, found 0"),
         (["--beams", "2", "--top-k", "3"], "--beams without --top-k"),
+        (["--beams", "2", "--num-samples", "3"], "--num-samples: expected at most 2"),
         (["--assistant", str(other)], "tokens, found 50 in"),
         (["--assistant", str(tmp_path / "none")], "none"),
     ):

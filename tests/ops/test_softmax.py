@@ -50,6 +50,18 @@ def test_output_and_every_gradient_are_those_of_the_definition(causal, value_dim
         torch.testing.assert_close(gradient, reference, **TOLERANCE)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_scale_may_be_zero_or_negative(scale, masked):
+    inputs = tensors()
+    key_mask = left_padding(37, [0, 9]) if masked else None
+    for causal in (False, True):
+        allowed = causal_mask(37, 37) if causal else torch.ones(37, 37, dtype=torch.bool)
+        allowed = allowed & (key_mask[:, None, None, :] if masked else True)
+        output = softmax_attention(*inputs, causal=causal, key_mask=key_mask, scale=scale)
+        torch.testing.assert_close(output, definition(*inputs, allowed, scale=scale), **TOLERANCE)
+
+
 def test_the_default_scale_is_one_over_the_root_of_the_head_size_whatever_the_value_width():
     for value_dim in (3, 8, 13):
         inputs = tensors(value_dim=value_dim)

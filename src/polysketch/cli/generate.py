@@ -65,7 +65,7 @@ class GenerateFlags:
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Text that ends a continuation, and is not part of it. May be given several times."""
     num_samples: int = 1
-    """Continuations of each --prompt."""
+    """Continuations of each --prompt. With --beams the best of them."""
     beams: int | None = None
     """Search for the most probable text with so many candidates. Nothing is drawn."""
     lookup: int | None = None
@@ -198,7 +198,7 @@ def _settings(flags: GenerateFlags) -> dict[str, Any]:
 
 
 def _way(flags: GenerateFlags) -> Way:
-    return Way(flags.beams, flags.lookup, flags.assistant)
+    return Way(flags.beams, flags.lookup, flags.assistant, flags.num_samples)
 
 
 def _continue_on_screen(

@@ -22,11 +22,15 @@ OnToken = Callable[[int, int], bool | None]
 
 @dataclass(frozen=True)
 class Way:
-    """How texts are found; attributes as the flags of `polysketch generate`. Token by token where all are None."""
+    """How texts are found; attributes as the flags of `polysketch generate`. Token by token where all are None.
+
+    Prompts stand `num_samples` times each, one behind the other. A search by beams gives so many of its beams.
+    """
 
     beams: int | None = None
     lookup: int | None = None
     assistant: Path | None = None
+    num_samples: int = 1
 
 
 def check_way(way: Way, *, interactive: bool, restricted: bool) -> None:
@@ -47,6 +51,10 @@ def check_way(way: Way, *, interactive: bool, restricted: bool) -> None:
         count = getattr(way, name)
         if count is not None and count < 1:
             raise ValueError(f"--{name}: expected at least 1, found {count}")
+    if way.beams is not None and way.num_samples > way.beams:
+        raise ValueError(
+            f"--num-samples: expected at most {way.beams}, the --beams to take from, found {way.num_samples}"
+        )
     if way.beams is not None and restricted:
         others = "--top-k, --top-p, --repetition-penalty and --stop"
         raise ValueError(f"expected --beams without {others}: nothing is drawn or shown on the way")
@@ -77,7 +85,7 @@ def generated(
     """
     _require_positions(model, prompts, settings["max_new_tokens"])
     if way.beams is not None:
-        return _by_beams(model, prompts, ends, on_token, settings["max_new_tokens"], way.beams)
+        return _by_beams(model, prompts, ends, on_token, settings["max_new_tokens"], way.beams, way.num_samples)
     if way.lookup is not None or way.assistant is not None:
         return _with_drafts(model, prompts, _drafter(way, model), ends, on_token, settings, samples)
     from polysketch.generation import generate
@@ -103,11 +111,18 @@ def _by_beams(
     on_token: OnToken,
     max_new_tokens: int,
     num_beams: int,
+    of_each: int,
 ) -> GenerationResult:
+    """The best beams, `of_each` prompt; a prompt that stands so many times is searched once."""
     from polysketch.generation import GenerationResult, beam_search
 
-    found = beam_search(model, prompts, max_new_tokens=max_new_tokens, num_beams=num_beams, stop=ends)
-    best = [beams[0] for beams in found.beams]
+    found = beam_search(model, prompts[::of_each], max_new_tokens=max_new_tokens, num_beams=num_beams, stop=ends)
+    fewest = min(map(len, found.beams))
+    if fewest < of_each:
+        raise ValueError(
+            f"--num-samples: expected at most the {fewest} continuations that --beams found, got {of_each}"
+        )
+    best = [beam for beams in found.beams for beam in beams[:of_each]]
     for row, beam in enumerate(best):
         for token in beam.tokens:
             on_token(row, token)

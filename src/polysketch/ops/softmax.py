@@ -149,6 +149,8 @@ def masked_attention(
 ) -> Tensor:
     """scaled_dot_product_attention with any mask and value width, grouped queries; zeros for rows that see nothing."""
     scale = query.shape[3] ** -0.5 if scale is None else scale
+    if scale <= 0:  # PyTorch's causal kernel gives NaN for such a factor: infinity times it hides no key
+        query, scale = query * scale, 1.0
     value_dim = value.shape[3]
     query, key, value = _equal_widths(query, key, value)
     key, value, grouped = _shared_heads(query, key, value)

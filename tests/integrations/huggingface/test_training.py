@@ -7,8 +7,14 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from integrations.huggingface.counting import KINDS, VOCABULARY, counting
-from polysketch.integrations.huggingface import LORA_TARGETS, PolysketchConfig, PolysketchForCausalLM
-from polysketch.models import ModelConfig
+from polysketch.integrations.huggingface import (
+    LORA_TARGETS,
+    PolysketchConfig,
+    PolysketchEncoderForSequenceClassification,
+    PolysketchForCausalLM,
+    PolysketchForSequenceClassification,
+)
+from polysketch.models import EncoderConfig, ModelConfig, SequenceClassifier
 
 LENGTH = 40
 
@@ -58,6 +64,37 @@ def test_accumulated_steps_weigh_every_token_alike(tmp_path):
     )
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_encoder", [False, True])
+def test_accumulated_steps_of_a_classifier_of_texts_weigh_every_text_alike(of_encoder, tmp_path):
+    """Its loss is a mean over texts: Trainer divides it by the steps that it accumulates."""
+    trained = []
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        if of_encoder:
+            sizes = EncoderConfig(VOCABULARY, 2, hidden_size=32, num_heads=2, attention="linear")
+            model = PolysketchEncoderForSequenceClassification.from_transformer(SequenceClassifier(sizes, 3))
+        else:
+            model = PolysketchForSequenceClassification(fresh("softmax", num_labels=3).config)
+        rows = counting(8, LENGTH, torch.Generator().manual_seed(2)).tolist()
+        data = [{"input_ids": row, "attention_mask": [1] * LENGTH, "labels": n % 3} for n, row in enumerate(rows)]
+        options = {"per_device_train_batch_size": 4 // parts, "gradient_accumulation_steps": parts, "max_steps": 2}
+        arguments = TrainingArguments(
+            str(tmp_path / str(parts)),
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            seed=0,
+            optim="sgd",
+            learning_rate=0.1,
+            max_grad_norm=0.0,
+            **options,
+        )
+        Trainer(model, arguments, train_dataset=data).train()
+        trained.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    for name, tensor in trained[0].items():
+        torch.testing.assert_close(trained[1][name], tensor, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,8 @@ class PolysketchForSequenceClassification(PolysketchPreTrainedModel):
         config: sizes and mechanisms; `num_labels` and `problem_type` as everywhere in transformers.
     """
 
+    accepts_loss_kwargs = False  # a mean over texts, which Trainer has to divide by its steps of accumulation
+
     def __init__(self, config: PolysketchConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels

@@ -39,6 +39,8 @@ class PolysketchEncoderForSequenceClassification(_Classifier):
             transformers.
     """
 
+    accepts_loss_kwargs = False  # a mean over texts, which Trainer has to divide by its steps of accumulation
+
     @classmethod
     def from_transformer(cls, transformer: SequenceClassifier, **changes: Any) -> Self:
         """Wrap a model of this library, whose weights stay where they are.
@@ -69,7 +71,6 @@ class PolysketchEncoderForSequenceClassification(_Classifier):
         Raises:
             ValueError: as `PolysketchEncoderModel.forward`.
         """
-        others.pop("num_items_in_batch", None)  # a mean over texts
         hidden = self.encoded(input_ids, attention_mask, others)
         real = None if attention_mask is None else attention_mask.bool().to(hidden.device)
         logits = self.output(pooled(hidden, real, self.config.classifier_pooling))
