@@ -46,6 +46,28 @@ def test_one_graph_computes_the_same(case: Case):
     assert_compiled_equals_eager(case, "aot_eager")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # PyTorch's own
+@pytest.mark.parametrize(
+    ("name", "options", "dtype"),
+    [
+        ("polynomial", {}, torch.float32),
+        ("polynomial", {}, torch.float64),
+        ("local", {"local_chunk": 4}, torch.float32),
+        ("polysketch-paper", {"local_chunk": 4}, torch.float64),
+    ],
+)
+def test_a_degree_may_be_a_symbol(name, options, dtype):
+    """With `dynamic=True` numbers of modules are symbols, too."""
+    mechanism = attention.build(name, num_heads=2, head_dim=8, **options).to(dtype)
+    torch.compiler.reset()
+    compiled = torch.compile(mechanism, backend="aot_eager", dynamic=True)
+    inputs = [torch.randn(1, 2, 9, 8, dtype=dtype, requires_grad=True) for _ in range(3)]
+    outputs = [attend(*inputs) for attend in (compiled, mechanism)]
+    gradients = [torch.autograd.grad(output.square().sum(), inputs) for output in outputs]
+    for one, other in zip(*([output, *found] for output, found in zip(outputs, gradients, strict=True)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.full
 def test_one_graph_of_any_options_computes_the_same(case: Case):
     assert_compiled_equals_eager(case, "aot_eager")

@@ -9,7 +9,7 @@ import torch
 
 from polysketch.benchmarking import environment, floors, memory
 from polysketch.benchmarking.floors import Floor, Shape
-from polysketch.benchmarking.timing import Clock, Rates, ratio
+from polysketch.benchmarking.timing import Clock, Rates, Timing, matrix_rate, ratio
 from polysketch.benchmarking.way_names import Sizes
 
 PROBE = """
@@ -53,6 +53,20 @@ def test_a_floor_is_the_longer_of_arithmetic_and_memory():
 def test_rates_are_above_zero(rates):
     with pytest.raises(ValueError, match="expected a rate above zero"):
         Rates(*rates)
+
+
+def test_a_slow_dtype_is_measured_by_smaller_products():
+    """Of a machine without its instructions, a product of the size asked for would take minutes."""
+
+    class Slow(Clock):
+        def measure(self, function, **_) -> Timing:
+            function()
+            measured.append(1)
+            return Timing(*[0.1 * 8 ** (len(measured) - 1)] * 3, 1)
+
+    measured: list[int] = []
+    assert matrix_rate(Slow(torch.device("cpu")), torch.float32, 2048) == 2 * 512**3 / 0.8
+    assert len(measured) == 2
 
 
 def test_doubling_the_length_doubles_the_linear_floor_and_quadruples_the_exact_one():

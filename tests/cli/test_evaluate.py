@@ -168,3 +168,21 @@ def test_a_model_without_a_prefix_has_none_to_remove(capsys, stand_in_run):
     stand_in_run(TransformerLM(ModelConfig(257, num_layers=1, hidden_size=64, num_heads=1, attention="softmax")))
     assert main(["evaluate", "run", "--without-prefix"]) == 1
     assert "no layer has a sketched prefix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pairs", "4"], "expected --pairs with --recall, found it alone"),
+        (["--lengths", "64"], "expected --lengths with --needle or --tasks, found it alone"),
+        (["--limit", "3"], "expected --limit with --tasks, found it alone"),
+        (["--contexts", "64", "--depths", "0.5"], "expected --depths with --needle, found it with --contexts"),
+        (["--recall", "--context", "64"], "expected --context without --tasks, --contexts, --needle and --recall"),
+    ],
+)
+def test_flags_of_another_measurement_are_refused(flags, message, capsys):
+    """The figures would look like what was asked for."""
+    assert main(["evaluate", "run", *flags]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1

@@ -45,7 +45,7 @@ def test_every_form_leaves_a_record_a_row_and_a_line_and_is_measured_once(folder
 def test_books_are_read_in_the_place_of_source_code_and_records_of_code_are_as_before(books, folder, capsys):
     command = ["study", "forms", "--threads", "1", "--only", "softmax", "--set"]
     assert main([*command, 'text="novels"']) == 1
-    assert "expected a text of code, books, found 'novels'" in capsys.readouterr().err
+    assert 'expected one of code, books, found "novels"' in capsys.readouterr().err
     text = TEXTS["books"]("bytes", folder / "place", None)
     assert text.folder.parent == folder / "place"
     read = bytes(text.split("test").tokens[:64].tolist()).decode()

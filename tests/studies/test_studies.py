@@ -223,6 +223,11 @@ def test_a_run_that_was_stopped_is_not_taken_for_one_with_other_settings(folder:
         (["reversal", "--only", "polysketch"], "--only: expected rows of softmax"),  # it is causal only
         (["reversal", "--set", "epochs=3"], "with one of task, preset, layers"),
         (["reversal", "--set", "steps=many"], "a value in JSON"),
+        (["reversal", "--set", 'steps="4"'], "expected int, found"),
+        (["reversal", "--set", "lengths=5"], "expected tuple[int, ...], found 5"),
+        (["reversal", "--set", "training=3"], "expected dict[str, typing.Any], found 3"),
+        (["reversal", "--set", "test_rows=0"], "test_rows must be at least 1"),
+        (["forms", "--set", "stretches=0"], "stretches must be at least 1"),
         ([], "the name of a study, or --list"),
     ],
 )

@@ -131,8 +131,20 @@ class Rates:
                 raise ValueError(f"{name}: expected a rate above zero, found {rate}")
 
 
+_TRIED = 256  # rows of the first product
+_LONGEST_SECONDS = 2.0
+
+
 def matrix_rate(clock: Clock, dtype: torch.dtype, size: int) -> float:
-    """Operations per second of a square matrix product of random numbers."""
+    """Operations per second of a square matrix product of random numbers.
+
+    Where a machine has no instructions for a dtype, a product can take a thousand times as long: a small one tells so
+    first, and then a smaller one than was asked for is measured.
+    """
+    if size > _TRIED:
+        tried = matrix_rate(clock, dtype, _TRIED)
+        while size > _TRIED and 2 * size**3 / tried > _LONGEST_SECONDS:
+            size //= 2
     left = torch.randn(size, size, device=clock.device).to(dtype)
     right = torch.randn(size, size, device=clock.device).to(dtype)
     out = torch.empty_like(left)

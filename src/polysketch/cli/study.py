@@ -4,9 +4,11 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
+
+from polysketch.cli.json_values import fits, told
 
 __all__ = ["StudyFlags", "run"]
 
@@ -97,6 +99,7 @@ def _settings(sizes: Any, flags: StudyFlags) -> Any:
     if flags.size not in sizes:
         raise ValueError(f"--size: expected one of {', '.join(sizes)}, found {flags.size!r}")
     settings = sizes[flags.size]
+    hints = get_type_hints(type(settings))
     known = [field.name for field in dataclasses.fields(settings)]
     changes = {}
     for text in flags.set:
@@ -107,4 +110,6 @@ def _settings(sizes: Any, flags: StudyFlags) -> Any:
             changes[name] = json.loads(value)
         except ValueError as error:
             raise ValueError(f"--set {text}: expected a value in JSON, found {value!r}") from error
+        if not fits(changes[name], hints[name]):
+            raise ValueError(f"--set {text}: expected {told(hints[name])}, found {value} in JSON")
     return dataclasses.replace(settings, **changes)

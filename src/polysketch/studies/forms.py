@@ -11,6 +11,7 @@ from statistics import mean
 from typing import Any, Literal
 
 from polysketch.data import PreparedData
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.studies.five_words import CONTROL, asked_at_depths
 from polysketch.studies.held_out import held_out_windows, measures
 from polysketch.studies.lengths import at_lengths
@@ -117,6 +118,9 @@ LABELS = {**{name: form.label for name, form in FORMS.items()}, "memory": "windo
 """What tables say of each row, and of one that is in records alone: the library had it up to commit d14371e."""
 
 
+_COUNTS = ("layers", "context", "window", "batch_size", "steps", "evaluation_windows", "predicted", "stretches")
+
+
 @dataclass(frozen=True)
 class FormsSettings:
     """One size of the study.
@@ -167,6 +171,7 @@ class FormsSettings:
     def __post_init__(self) -> None:
         if self.text not in TEXTS:
             raise ValueError(f"expected a text of {', '.join(TEXTS)}, found {self.text!r}")
+        check_at_least_one(**{name: getattr(self, name) for name in _COUNTS})
 
 
 class FormsStudy(Study):

@@ -13,6 +13,7 @@ import torch
 
 from polysketch import attention
 from polysketch.evaluation import measure_answers
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.studies import verdicts
 from polysketch.studies.finished import require_finished
 from polysketch.studies.presentation import Line, number, plot_lines
@@ -88,6 +89,8 @@ class TaskSettings:
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        counts = ("steps", "batch_size", "evaluations", "test_rows")
+        check_at_least_one(**{name: getattr(self, name) for name in counts})
         try:  # of JSON too
             shorter = tuple(one if isinstance(one, Shorter) else Shorter(**one) for one in self.shorter)
         except TypeError as error:

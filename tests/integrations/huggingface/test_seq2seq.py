@@ -177,6 +177,31 @@ def test_targets_may_be_padded_on_the_left(model):
         generate(model, ids, decoder_input_ids=prompts, decoder_attention_mask=mask.flip(1))
 
 
+@pytest.mark.parametrize("with_start", [False, True])
+def test_generate_goes_on_from_targets_that_are_padded_on_the_left(model, with_start):
+    """Whether the start token stands in them or is put before them, and in rows without padding beside them."""
+    ids, start = tokens(), model.config.decoder_start_token_id
+    prompts = tokens(length=6, seed=2)
+    mask = torch.ones_like(prompts)
+    mask[0, :3], mask[1, :1] = 0, 0
+    if with_start:
+        prompts[0, 3] = prompts[1, 1] = start
+        mask[2, :2], prompts[2, 2] = 0, start
+    together = generate(model, ids, decoder_input_ids=prompts, decoder_attention_mask=mask, max_new_tokens=5).sequences
+    for row in range(3):
+        alone = prompts[row : row + 1, mask[row].bool()]
+        expected = generate(model, ids[row : row + 1], decoder_input_ids=alone, max_new_tokens=5).sequences
+        assert torch.equal(together[row, -5:], expected[0, -5:])
+
+
+def test_what_is_not_served_is_named(model):
+    for part in (model, model.model):
+        with pytest.raises(ValueError, match="do not take output_hidden_states: leave it out"):
+            part(tokens(), decoder_input_ids=tokens(length=4), output_hidden_states=True)
+    with pytest.raises(ValueError, match="assistant_model"):
+        model.generate(tokens(), assistant_model=copy.deepcopy(model), max_new_tokens=4)
+
+
 @pytest.mark.parametrize("kind", first_always(["kept", "window and sums", "features"], 2))
 def test_the_cache_depends_on_no_length(kind):
     """On features; keys and values of the source and of the target are kept by softmax."""

@@ -51,7 +51,34 @@ def _asked(flags: EvaluateFlags) -> str | None:
         raise ValueError(f"expected one of {', '.join(wanted)} at a time, found {' and '.join(chosen)}")
     if chosen == ["--tasks"] and flags.plot is not None:
         raise ValueError("expected no --plot with --tasks, found one: figures of tasks are a table")
-    return chosen[0] if chosen else None
+    asked = chosen[0] if chosen else None
+    _refuse_idle(asked, flags)
+    return asked
+
+
+_READ_BY: dict[str, tuple[str | None, ...]] = {
+    "context": (None,),
+    **dict.fromkeys(("shots", "task_data", "limit", "max_length", "download"), ("--tasks",)),
+    "lengths": ("--needle", "--tasks"),
+    "depths": ("--needle",),
+    "trials": ("--needle", "--recall"),
+    "pairs": ("--recall",),
+    "gaps": ("--recall",),
+}
+"""Which measurements read a flag; None for the loss on held-out text."""
+
+
+def _refuse_idle(asked: str | None, flags: EvaluateFlags) -> None:
+    """Refuse what the measurement would not read: its figures would look like what was asked for."""
+    for field in dataclasses.fields(flags):
+        read_by = _READ_BY.get(field.name, (asked,))
+        if asked in read_by or getattr(flags, field.name) == field.default:
+            continue
+        with_others = " or ".join(map(str, filter(None, read_by)))
+        wanted = f"with {with_others}" if with_others else "without --tasks, --contexts, --needle and --recall"
+        raise ValueError(
+            f"expected --{field.name.replace('_', '-')} {wanted}, found it {f'with {asked}' if asked else 'alone'}"
+        )
 
 
 def _check_folders(flags: EvaluateFlags) -> bool:

@@ -28,7 +28,9 @@ def refuse_arguments(others: dict[str, Any], config: PreTrainedConfig) -> None:
         if others.get(name) is None and getattr(config, name, False):
             given.add(name)
     for name in sorted(given):
-        raise ValueError(f"these models do not take {name}: {_REMEDIES.get(name, 'leave it out')}")
+        with_target = name == "output_hidden_states" and getattr(config, "is_encoder_decoder", False)
+        remedy = "leave it out" if with_target else _REMEDIES.get(name, "leave it out")
+        raise ValueError(f"these models do not take {name}: {remedy}")
 
 
 def for_the_model(given: dict[str, Any]) -> dict[str, Any]:

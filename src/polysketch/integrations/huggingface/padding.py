@@ -120,3 +120,25 @@ def refuse_right_padding(mask: Tensor, started: Tensor | None = None) -> None:
             f"expected padding on the left alone, found some after a token of row {int(padded.nonzero()[0])}: "
             "generation goes on from the last token; set tokenizer.padding_side = 'left'"
         )
+
+
+def start_behind_padding(ids: Tensor, mask: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Targets with a start token before them, where it stood before their padding: now behind it, and once.
+
+    Args:
+        ids, mask: (batch, length), as `generate` of transformers puts a start token before each row and its mask.
+        start: the token.
+
+    Returns:
+        Both, of the same shape.
+    """
+    ids, mask = ids.clone(), mask.clone()
+    for row, real in enumerate(mask.bool().tolist()):
+        if len(real) < 2 or not real[0] or real[1] or not any(real[1:]):
+            continue
+        first = 1 + real[1:].index(True)
+        own = bool(ids[row, first] == start)
+        mask[row, :first] = 0
+        if not own:
+            ids[row, first - 1], mask[row, first - 1] = start, 1
+    return ids, mask

@@ -15,7 +15,7 @@ from polysketch.integrations.huggingface.encoder_decoder_model import (
     PolysketchEncoderDecoderModel,
     PolysketchEncoderDecoderPreTrainedModel,
 )
-from polysketch.integrations.huggingface.padding import refuse_right_padding
+from polysketch.integrations.huggingface.padding import refuse_right_padding, start_behind_padding
 from polysketch.models import TransformerEncoderDecoder, mean_token_loss
 from polysketch.targets import NO_TARGET
 
@@ -116,6 +116,16 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
         target[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == NO_TARGET, start)
         return target
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers has it, but for guesses of an assistant.
+
+        Raises:
+            ValueError: an `assistant_model`.
+        """
+        if kwargs.get("assistant_model") is not None:
+            raise ValueError("models that read one sequence and write another take no assistant_model: leave it out")
+        return super().generate(*args, **kwargs)
+
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What `generate` gives the next call; refuses targets that end in padding.
 
@@ -126,6 +136,15 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
         if mask is not None:
             refuse_right_padding(mask.bool())
         return super().prepare_inputs_for_generation(input_ids, *args, **for_the_model(kwargs))
+
+    def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base class has it; behind the padding of a target that is padded on the left."""
+        ids, given = super()._prepare_decoder_input_ids_for_generation(*args, **kwargs)
+        mask = given.get("decoder_attention_mask")
+        if mask is None or mask.shape != ids.shape:
+            return ids, given
+        ids, mask = start_behind_padding(ids, mask, self.config.decoder_start_token_id)
+        return ids, {**given, "decoder_attention_mask": mask}
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from operator import index
 from typing import Protocol
 
 import torch
@@ -240,6 +241,7 @@ def _attend(
     block_size: int | None,
 ) -> Tensor:
     _check_polynomial(degree, scale, offset)
+    degree = index(degree)  # torch.compile(dynamic=True) makes it a symbol, by which its powers have no gradient
     picked = polynomial_attention_backend(query, key, value, backend=backend)
     if picked == "native" and degree > native.LARGEST_DEGREE:
         if backend == "native":
