@@ -143,8 +143,8 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
         mask = given.get("decoder_attention_mask")
         if mask is None or mask.shape != ids.shape:
             return ids, given
-        ids, mask = start_behind_padding(ids, mask, self.config.decoder_start_token_id)
-        return ids, {**given, "decoder_attention_mask": mask}
+        moved, own = start_behind_padding(ids, mask, self.config.decoder_start_token_id)
+        return moved, {**given, "decoder_attention_mask": own}
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
