@@ -127,6 +127,20 @@ def test_a_step_is_that_of_the_mean_over_all_answers(asks: str, make_learning):
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
 
 
+def test_what_is_validated_does_not_depend_on_the_parts_of_a_step(make_learning, tmp_path):
+    """Though they say how many rows are read at a time, and fewer tokens are asked for than a step has."""
+    evaluations = []
+    for parts in (1, 4):
+        config = make_learning(
+            "class", out=tmp_path / str(parts), steps=1, eval_every=1, eval_tokens=1, batch_size=8, accumulation=parts
+        )
+        train(config, progress=False)
+        [found] = [line for line in MetricsFile(RunFolder(config.out).metrics).read() if line["kind"] == "evaluation"]
+        evaluations.append(found)
+    assert [found["rows"] for found in evaluations] == [8, 8]
+    assert evaluations[0]["loss"] == pytest.approx(evaluations[1]["loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     "asks", ["class", *(pytest.param(x, marks=pytest.mark.full) for x in ("written", "recovered"))]
 )

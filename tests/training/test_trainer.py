@@ -276,6 +276,14 @@ def test_init_from_takes_the_weights_and_nothing_else(make_config, tmp_path):
     assert all(torch.equal(start.model[name], tensor) for name, tensor in expected.state_dict().items())
 
 
+def test_a_run_goes_on_without_the_run_whose_weights_it_took(make_config, tmp_path):
+    first = make_config(out=tmp_path / "first", steps=1)
+    train(first, progress=False)
+    train(make_config(init_from=first.out, steps=1), progress=False)
+    first.out.rename(tmp_path / "elsewhere")
+    assert train(make_config(init_from=first.out, steps=2, resume=True, extend=True), progress=False).step == 2
+
+
 def test_init_from_a_run_of_another_configuration_is_refused(make_config, tmp_path):
     first = make_config(out=tmp_path / "first", layers=2, steps=1)
     train(first, progress=False)

@@ -117,8 +117,8 @@ class AnswersGoal(Goal):
     def measure(self, model: Any, processes: Processes) -> dict[str, Any]:
         """Loss, accuracy and share of rows with every answer right, on `held_out` rows; each process asks all."""
         config = self.config
-        batch_size = config.batch_size // config.accumulation
-        limit = max(batch_size, config.eval_tokens // self.task.longest)
+        batch_size = config.batch_size // config.accumulation  # at a time; the rows asked do not depend on it
+        limit = max(config.batch_size, config.eval_tokens // self.task.longest)
         with unchanged_randomness(), gathered(model):
             return dataclasses.asdict(measure_answers(model, self.task.held_out("validation", batch_size, limit)))
 

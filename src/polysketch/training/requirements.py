@@ -42,8 +42,8 @@ def check_requirements(config: TrainingConfig) -> None:
     else:
         check_masked_text(config)
         check_data(config, _description(config))
-    starting_checkpoint(config)
-    if config.init_from is not None:
+    goes_on = starting_checkpoint(config) is not None
+    if config.init_from is not None and not goes_on:  # weights are taken once
         find_run(config.init_from)
     if config.tracker != "none" and importlib.util.find_spec(config.tracker) is None:
         raise ValueError(f"--tracker {config.tracker}: {how_to_install(config.tracker)}")
