@@ -9,9 +9,9 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float)}
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether JSON's value may be given: a list for a tuple, an object for a mapping or a dataclass of its fields.
+    """Whether JSON's value may be given: a list for a tuple, an object for a mapping.
 
-    A dataclass in a tuple, and what no rule is known for, fit anything.
+    Anything fits an annotation without a rule here, such as a dataclass: that checks its fields itself.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -19,8 +19,8 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is Literal:
         return value in arguments
     kind = origin or annotation
-    if kind in (bool, str, type(None)) or annotation is None:
-        return isinstance(value, type(None) if annotation is None else kind)
+    if kind in (bool, str, types.NoneType):
+        return isinstance(value, kind)
     if kind in _NUMBERS:
         return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
     if isinstance(kind, type) and issubclass(kind, tuple):

@@ -192,6 +192,10 @@ def test_generate_goes_on_from_targets_that_are_padded_on_the_left(model, with_s
         alone = prompts[row : row + 1, mask[row].bool()]
         expected = generate(model, ids[row : row + 1], decoder_input_ids=alone, max_new_tokens=5).sequences
         assert torch.equal(together[row, -5:], expected[0, -5:])
+    prompts[:, 0], mask[:, 0], mask[:, 1] = start, 1, 0
+    for wrong in (mask, mask[:, 1:]):  # padding behind a start token that was given; another length
+        with pytest.raises(ValueError, match=r"padding|of shape"):
+            generate(model, ids, decoder_input_ids=prompts, decoder_attention_mask=wrong)
 
 
 def test_what_is_not_served_is_named(model):

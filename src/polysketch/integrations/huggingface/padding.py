@@ -122,12 +122,11 @@ def refuse_right_padding(mask: Tensor, started: Tensor | None = None) -> None:
         )
 
 
-def start_behind_padding(ids: Tensor, mask: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Targets with a start token before them, where it stood before their padding: now behind it, and once.
+def start_behind_padding(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets before which a start token was put, before their padding: now it stands behind that, and once.
 
     Args:
-        ids, mask: (batch, length), as `generate` of transformers puts a start token before each row and its mask.
-        start: the token.
+        ids, mask: (batch, length), each row with a start token first, as `generate` of transformers puts one.
 
     Returns:
         Both, of the same shape.
@@ -137,8 +136,7 @@ def start_behind_padding(ids: Tensor, mask: Tensor, start: int) -> tuple[Tensor,
         if len(real) < 2 or not real[0] or real[1] or not any(real[1:]):
             continue
         first = 1 + real[1:].index(True)
-        own = bool(ids[row, first] == start)
         mask[row, :first] = 0
-        if not own:
-            ids[row, first - 1], mask[row, first - 1] = start, 1
+        if ids[row, first] != ids[row, 0]:
+            ids[row, first - 1], mask[row, first - 1] = ids[row, 0], 1
     return ids, mask

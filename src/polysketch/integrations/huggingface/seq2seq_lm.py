@@ -139,12 +139,14 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
 
     def _prepare_decoder_input_ids_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """As the base class has it; behind the padding of a target that is padded on the left."""
+        given = kwargs["model_kwargs"] if "model_kwargs" in kwargs else args[2]
+        before = given.get("decoder_attention_mask")
         ids, given = super()._prepare_decoder_input_ids_for_generation(*args, **kwargs)
         mask = given.get("decoder_attention_mask")
-        if mask is None or mask.shape != ids.shape:
+        if mask is before or mask.shape != ids.shape:  # no start token was put before them, or the mask does not fit
             return ids, given
-        moved, own = start_behind_padding(ids, mask, self.config.decoder_start_token_id)
-        return moved, {**given, "decoder_attention_mask": own}
+        moved, mask = start_behind_padding(ids, mask)
+        return moved, {**given, "decoder_attention_mask": mask}
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
