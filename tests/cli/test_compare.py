@@ -13,12 +13,12 @@ def make_run(tmp_path, monkeypatch):
     """A function that writes what a run says of itself."""
     monkeypatch.chdir(tmp_path)
 
-    def make(name, losses, *, data="a" * 64, steps=100, attention="softmax", **options):
+    def make(name, losses, *, data="a" * 64, steps=100, attention="softmax", training=None, **options):
         folder = tmp_path / name
         folder.mkdir()
         config = {
             "format": 3,
-            "training": {"context": 64, "extend": False, "steps": steps},
+            "training": {"context": 64, "extend": False, "steps": steps, **(training or {})},
             "resolved": {"dtype": "float32"},
             "model": {"attention": attention, "attention_options": options},
             "data": {"folder": "data", "description_sha256": data},
@@ -60,6 +60,7 @@ def test_the_best_run_comes_first_with_what_it_is(make_run, capsys, tmp_path):
         (["one", "one"], "named once"),
         (["one", "absent"], "expected a run folder"),
         (["one", "--plot", "losses.doc"], ".png"),
+        (["one", "masked"], "expected runs of one objective, found masked in masked and auto in one"),
         (["unborn"], "expected a run with a line of metrics"),
         (["one", "--plot", "none/losses.png"], "expected a folder none"),
     ],
@@ -67,11 +68,23 @@ def test_the_best_run_comes_first_with_what_it_is(make_run, capsys, tmp_path):
 def test_what_cannot_be_compared_is_refused(make_run, capsys, arguments, message):
     make_run("one", [(10, 2.5)])
     make_run("other", [(10, 2.5)], data="b" * 64)
+    make_run("masked", [(10, 2.5)], training={"objective": "masked"})
     make_run("unborn", [])
     open("unborn/metrics.jsonl", "w").close()
     assert main(["compare", *arguments]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_a_note_says_where_losses_are_measured_otherwise(make_run, capsys):
+    make_run("old", [(10, 2.5)], training={"eval_tokens": 99})
+    make_run("new", [(10, 2.25)], training={"eval_tokens": 99, "validation": "documents"})
+    make_run("same", [(10, 2.5)], training={"eval_tokens": 99, "validation": "windows"})
+    assert main(["compare", "old", "same"]) == 0
+    assert "note" not in capsys.readouterr().out
+    assert main(["compare", "old", "new"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "note: losses are of other --validation: windows in old, documents in new"
 
 
 def test_without_an_evaluation_there_is_nothing_to_draw(make_run, capsys):

@@ -244,9 +244,20 @@ def test_a_run_is_all_that_resume_needs(fast_flags, tmp_path, monkeypatch, capfd
     assert "--attention was polysketch-paper and is now softmax" in capfd.readouterr().err
 
 
-def test_resume_of_no_run_asks_for_the_data(tmp_path, capfd):
-    assert main(["train", "--out", str(tmp_path / "none"), "--resume"]) == 2
+def test_resume_of_no_run_says_that_it_is_none(tmp_path, capfd):
+    """The folder may be misspelt; the data of a run that is there need not be given."""
+    assert main(["train", "--out", str(tmp_path / "none"), "--resume"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "none/config.json is missing: expected a run folder" in line
+    assert "give --data to begin a run" in line
+    assert main(["train", "--resume"]) == 2
     assert "--data" in capfd.readouterr().err
+
+
+def test_resume_of_a_damaged_run_says_what_is_damaged(tmp_path, capfd):
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["train", "--out", str(tmp_path), "--resume"]) == 1
+    assert "config.json: expected the entries of a run's configuration" in capfd.readouterr().err
 
 
 def test_init_from_gives_the_sizes_of_the_model(fast_flags, tmp_path):

@@ -216,6 +216,27 @@ def test_a_conversion_killed_around_distillation_ends_alike(step, distilled, thr
     assert_same(convert(config, progress=False).folder, distilled.folder)
 
 
+def test_random_features_are_drawn_anew_and_a_kill_changes_nothing(options, tmp_path, monkeypatch):
+    changes = {"attention": "performer", "transfer_steps": 0, "tuning_steps": 4, "save_every": 1}
+    every, never = ({"num_features": 8, "redraw_interval": interval} for interval in (2, None))
+    config = ConversionConfig(**{**options, **changes, "attention_options": every}, out=tmp_path / "out", resume=True)
+    result = convert(config, progress=False)
+    kept = convert(dataclasses.replace(config, attention_options=never, out=tmp_path / "kept"), progress=False)
+    drawn, first = (_of_features(each.folder) for each in (result, kept))
+    assert len(drawn) == 2
+    assert all(not torch.equal(tensor, first[name]) for name, tensor in drawn.items())
+    again = dataclasses.replace(config, out=tmp_path / "again")
+    kill_at(monkeypatch, 3)
+    with pytest.raises(Killed):
+        convert(again, progress=False)
+    monkeypatch.undo()
+    assert_same(convert(again, progress=False).folder, result.folder)
+
+
+def _of_features(folder):
+    return {name: tensor for name, tensor in tensors(folder / "model").items() if name.endswith("feature_map.weight")}
+
+
 @pytest.mark.full
 def test_a_conversion_begun_without_distillation_goes_on(converted, options, tmp_path, monkeypatch):
     """By a version that did not know the stage: its options are not in the folder."""

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
 
 from polysketch import replace_attention
 from polysketch.conversion.distillation import Distillation, frozen_copy
 from polysketch.conversion.transfer import AttentionTransfer, LayerTransfer
-from polysketch.integrations.language_model import HuggingFaceLM
+from polysketch.integrations.language_model import HuggingFaceLM, require_documents_apart
 from polysketch.integrations.packed_rows import positions_of_documents
 
 END = 0
@@ -67,3 +67,29 @@ def test_a_loss_does_not_ask_in_which_order_documents_stand(model, loss):
         )
     assert apart[0] == pytest.approx(apart[1], rel=1e-5)
     assert together[0] != pytest.approx(together[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["softmax", "polysketch"])
+def test_a_model_that_lets_documents_see_one_another_is_refused(model, name):
+    """OPT makes its causal mask itself, and its own positions: it never hears of documents."""
+    require_documents_apart(model, END)
+    config = OPTConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        ffn_dim=32,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+    )
+    torch.manual_seed(0)
+    other = OPTForCausalLM(config)
+    if name == "polysketch":
+        replace_attention(other, name, window=4, sketch_size=4)
+    require_documents_apart(other, None)
+    for refused in (lambda: require_documents_apart(other, END), lambda: HuggingFaceLM(other, end_of_text=END)):
+        with pytest.raises(
+            ValueError, match=r"depends on the first in OPTForCausalLM, .* --pack windows"
+        ):
+            refused()
+    assert other.training

@@ -12,6 +12,7 @@ import pytest
 
 from distributed import workers
 from distributed.launching import free_port, run_processes
+from polysketch.cli import main
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import find_checkpoint, load_carried, load_checkpoint
 from polysketch.training.metrics_file import MetricsFile
@@ -65,6 +66,16 @@ def test_a_checkpoint_is_for_any_number_of_processes(run_of_two, make_config, tm
     train(whole, progress=False)
     train(dataclasses.replace(shared, resume=True), progress=False)
     assert np.abs(losses(shared.out) / losses(whole.out) - 1).max() < 1e-5
+
+
+def test_one_process_goes_on_with_a_run_of_two_by_its_folder_alone(run_of_two, make_config, capsys):
+    """What the processes shared was their own choice: nobody gave a mesh, and so the run has none to keep."""
+    config = make_config()
+    shutil.copytree(run_of_two, config.out)
+    saved = json.loads((config.out / "config.json").read_text())
+    assert (saved["training"]["mesh"], saved["resolved"]["mesh"]) == (None, "replicate=1,shard=2,context=1")
+    assert main(["train", "--out", str(config.out), "--resume"]) == 0
+    assert "--mesh was replicate=1,shard=2,context=1 and is now None: the result agrees" in capsys.readouterr().err
 
 
 CARRYING = {

@@ -103,6 +103,29 @@ def test_going_back_before_the_best_looks_for_another(scripted, options):
     assert best_step(config) == 3
 
 
+def test_losses_that_are_measured_otherwise_are_not_compared(scripted, options, capsys):
+    scripted((6.0, 2.0, 4.0, 5.0, 5.0, 5.0))
+    config = options(steps=2, keep=100)
+    train(config, progress=False)
+    longer = dataclasses.replace(config, resume=True, extend=True, steps=3)
+    assert train(longer, progress=False).best_step == 2
+    capsys.readouterr()
+    ended = train(dataclasses.replace(longer, steps=6, eval_tokens=config.eval_tokens // 2))
+    assert "least loss so far, 2.0000 after step 2, was measured otherwise (eval_tokens " in capsys.readouterr().err
+    assert ended.best_step == best_step(config) == 4
+
+
+def test_a_run_that_goes_on_without_a_best_one_lets_the_old_one_go(scripted, options):
+    scripted()
+    config = options(steps=3)
+    train(config, progress=False)
+    ended = train(dataclasses.replace(config, resume=True, extend=True, steps=6, keep_best=False), progress=False)
+    assert ended.best_step is None
+    assert steps_of(config) == [6]
+    with pytest.raises(FileNotFoundError, match="no checkpoint 'best'"):
+        find_checkpoint(config.out / "checkpoints", BEST)
+
+
 def test_a_run_without_evaluations_or_that_keeps_none_has_no_best(options, tmp_path):
     for changes in ({"keep_best": False}, {"eval_every": 0}):
         config = options(out=tmp_path / next(iter(changes)), steps=2, **changes)
@@ -118,7 +141,14 @@ def test_a_state_that_names_a_later_step_as_the_best_is_refused(scripted, option
     train(config, progress=False)
     path = config.out / "checkpoints" / "step-00000006"
     state = load_state(path)
-    for forged in ({"step": 7, "loss": 1.0}, {"step": -1, "loss": 1.0}, {"step": 1}, {"step": 1, "loss": "1"}, 3):
+    for forged in (
+        {"step": 7, "loss": 1.0},
+        {"step": -1, "loss": 1.0},
+        {"step": 1},
+        {"step": 1, "loss": "1"},
+        3,
+        {"step": 1, "loss": 1.0, "measured": 3},
+    ):
         data = json.dumps({**state, BEST: forged}).encode()
         entries = json.loads((path / MANIFEST).read_bytes())["files"]
         (path / "state.json").write_bytes(data)

@@ -17,7 +17,7 @@ from polysketch.data import PreparedData
 from polysketch.models import TransformerLM
 from polysketch.storage import FolderLock
 from polysketch.training import load_model, reporting, train
-from polysketch.training.checkpoint import list_checkpoints, load_checkpoint
+from polysketch.training.checkpoint import list_checkpoints, load_checkpoint, load_model_tensors
 from polysketch.training.metrics_file import MetricsFile
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.start import make_plan
@@ -83,6 +83,18 @@ def test_evaluations_tell_whether_the_prefix_is_used(make_config):
         assert all(0.3 < share < 0.7 for share in heads)  # what the calibration before the first step was asked for
     assert line["chunk_start_loss"] > 0
     assert line["chunk_following_loss"] > 0
+
+
+def test_what_a_batch_is_computed_in_does_not_change_the_calibration(make_config, tmp_path):
+    options = {"sketch_size": 8, "local_chunk": 32, "prefix_gain": 0.5}
+    gains = []
+    for parts in (1, 2):
+        config = make_config(attention_options=options, steps=1, accumulation=parts, out=tmp_path / f"in-{parts}")
+        train(config, progress=False)
+        begun = load_model_tensors(config.out / "checkpoints" / "step-00000000")
+        gains.append([tensor for name, tensor in begun.items() if name.endswith("log_gain")])
+    assert gains[0]
+    assert all(map(torch.equal, *gains))
 
 
 def test_a_context_within_one_local_chunk_is_pointed_out(make_config, capsys):

@@ -17,7 +17,8 @@ __all__ = ["CompareFlags", "run"]
 class CompareFlags:
     """Compare training runs: what each is, how far it came, its validation loss. Also while they go on.
 
-    The best comes first. Losses are compared only between runs of the same data.
+    The best comes first. Losses are compared only between runs that learn the same of the same data; a note says where
+    they were measured otherwise, for instance on more tokens.
 
     Examples:
       polysketch compare runs/softmax runs/polysketch --plot losses.png
@@ -44,10 +45,10 @@ def run(flags: CompareFlags) -> int:
 
     Raises:
         FileNotFoundError: a folder is no run.
-        ValueError: no run is named, one was named twice, one is damaged, or two have other data.
+        ValueError: no run is named, one was named twice, one is damaged, or two have other data or another objective.
     """
     from polysketch.cli.output_files import check_plot
-    from polysketch.training.comparison import compared, comparison_table, plot_comparison
+    from polysketch.training.comparison import compared, comparison_table, differences, plot_comparison
 
     check_plot(flags.plot)
     if len(set(flags.runs)) < max(1, len(flags.runs)):
@@ -59,7 +60,13 @@ def run(flags: CompareFlags) -> int:
             f"expected runs of the same data, found other data in {other.folder} than in {runs[0].folder}: "
             "their losses mean different things"
         )
-    for line in comparison_table(runs):
+    other = next((one for one in runs if one.objective != runs[0].objective), None)
+    if other is not None:
+        raise ValueError(
+            f"expected runs of one objective, found {other.objective} in {other.folder} and {runs[0].objective} in "
+            f"{runs[0].folder}: their losses mean different things"
+        )
+    for line in [*comparison_table(runs), *differences(runs)]:
         print(line)
     if flags.plot is not None:
         plot_comparison(runs, flags.plot)

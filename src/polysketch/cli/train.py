@@ -66,12 +66,17 @@ def defaults(arguments: Sequence[str]) -> TrainFlags | None:
 
     A run that is new, or of which the command says later what is wrong with it, has the sizes of a first one where
     nothing says how long it should take; None without these too.
+
+    Raises:
+        FileNotFoundError, ValueError: `--resume` names no run, or a damaged one, and no data to begin one with.
     """
     import tyro
 
     begun = _options_in(_folder_named_by(arguments)) if "--resume" in arguments else None
     if begun is not None:
         return TrainFlags(**{"data": tyro.MISSING, **flag_values(TrainFlags, begun)}, resume=True)
+    if "--resume" in arguments and value_of("--data", arguments) is None:
+        _require_run(value_of("--out", arguments))
     length = sizes_where_none_are_given(arguments)
     named = _options_in(value_of("--init-from", arguments))
     if named is None:
@@ -85,6 +90,18 @@ def _folder_named_by(arguments: Sequence[str]) -> str | None:
     """The run folder of a command line, which --data names where --out does not."""
     out, data = value_of("--out", arguments), value_of("--data", arguments)
     return out or (data and str(run_folder(Path(data))))
+
+
+def _require_run(folder: str | None) -> None:
+    """Say what is wrong with a folder, rather than ask for data that the run in it would have named."""
+    from polysketch.training.run_folder import RunFolder
+
+    if folder is None:
+        return
+    try:
+        RunFolder(Path(folder)).read_config()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}, or give --data to begin a run there") from None
 
 
 def _options_in(folder: str | None) -> dict[str, Any] | None:

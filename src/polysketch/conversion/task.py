@@ -14,7 +14,7 @@ from polysketch.conversion.measure import measure, transfer_error
 from polysketch.conversion.stages import ORIGINAL, REPLACED, TRANSFER, TUNING, build_stages, transfer_of
 from polysketch.conversion.window_dropout import WindowDropout
 from polysketch.data import PreparedData, TrainingWindows
-from polysketch.integrations.language_model import read_rows
+from polysketch.integrations.language_model import read_rows, require_documents_apart
 from polysketch.integrations.replacement import replace_attention, replaced_mechanisms, restore_attention
 from polysketch.training.environment import resolve_dtype
 from polysketch.training.loop import Task
@@ -73,7 +73,9 @@ class ConversionTask(Task):
     @torch.no_grad()
     def _try(self) -> None:
         """Replace attention, read one window as in training and restore it."""
+        require_documents_apart(self._model, self._end_of_text)
         self._replace()
+        require_documents_apart(self._model, self._end_of_text)
         self._require_something_to_transfer()
         WindowDropout(self._model, self._config.window_dropout, self._config.seed)  # refuses where there is no window
         self._model.train(self._config.steps > self._config.transfer_steps)  # the later stages train all of it
@@ -110,7 +112,9 @@ class ConversionTask(Task):
         self.updater = Updater(stage.begin(), options, dtype)
 
     def begin_step(self, step: int) -> None:
-        """Drop windows where the options say so."""
+        """Draw random features anew where the mechanism does, and drop windows where the options say so."""
+        for mechanism in replaced_mechanisms(self._model).values():
+            mechanism.redraw(step)
         if self.stage != TUNING:
             self._window_dropout.begin_step(step, (step - self.first_step) / self._stage_steps)
 

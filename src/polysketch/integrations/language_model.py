@@ -13,6 +13,7 @@ from polysketch.models.divergence import token_divergences
 from polysketch.models.modes import evaluation_mode
 
 _PROBE_TOKENS = 4
+_PROBE_DOCUMENT = 8
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class HuggingFaceLM(nn.Module):
     Raises:
         TypeError: a model without an output layer.
         ValueError: logits that are not the output layer's product alone, for instance capped or scaled ones: tried on a
-            few tokens.
+            few tokens. A model that does not read documents apart, where `end_of_text` asks for it: see
+            `require_documents_apart`.
 
     Attributes:
         model: as given.
@@ -52,6 +54,7 @@ class HuggingFaceLM(nn.Module):
         self.most_tokens = _learned_positions(model)
         self.training = model.training
         self._require_plain_logits()
+        require_documents_apart(model, end_of_text)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(batch, length) int64 -> logits (batch, length, vocab_size)."""
@@ -145,6 +148,35 @@ def read_rows(model: Any, ids: Tensor, end_of_text: int | None) -> Iterator[Tens
         return
     for row, places in zip(ids.split(1), positions_of_documents(ids, end_of_text).split(1), strict=True):
         yield model.base_model(input_ids=row, position_ids=places, use_cache=False).last_hidden_state
+
+
+@torch.no_grad()
+def require_documents_apart(model: Any, end_of_text: int | None) -> None:
+    """Refuse a model whose documents of one row see one another, whatever `position_ids` say; tried on two short ones.
+
+    Some models make their causal mask themselves and never look at `position_ids`: OPT and BioGPT are such.
+
+    Args:
+        model: of transformers.
+        end_of_text: the token that ends documents; None asks for nothing.
+
+    Raises:
+        ValueError: the second document is another where the first one is.
+    """
+    if end_of_text is None:
+        return
+    size = model.get_input_embeddings().weight.shape[0]
+    tokens = [token for token in range(min(size, 2 * _PROBE_DOCUMENT)) if token != end_of_text]
+    first, second = tokens[: _PROBE_DOCUMENT - 1], tokens[-_PROBE_DOCUMENT:]
+    rows = torch.tensor([[*row, end_of_text, *second] for row in (first, first[::-1])], device=model.device)
+    with evaluation_mode(model):
+        one, other = (each[0, -len(second) :].float() for each in read_rows(model, rows, end_of_text))
+    if not torch.allclose(one, other, rtol=0, atol=1e-2 * float(one.abs().max())):
+        raise ValueError(
+            f"expected documents of one row to be read apart, found a second one that depends on the first in "
+            f"{type(model).__name__}, which does not look at position_ids: have rows of text without an end by --pack "
+            "windows"
+        )
 
 
 def _empty_cache(model: Any) -> Any:

@@ -18,7 +18,7 @@ from polysketch.tasks.description import TASK_FILE
 from polysketch.tasks.folder import TOKENIZER_FOLDER
 from polysketch.tasks.masked import MaskedTokens, TaskInputs
 from polysketch.training.config import TrainingConfig
-from polysketch.training.goal import Goal
+from polysketch.training.goal import Goal, calibration_rows
 from polysketch.training.requirements import check_task
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.starting_weights import take_weights
@@ -106,7 +106,7 @@ class AnswersGoal(Goal):
         if config.init_from is not None:
             self._taken = take_weights(model, self.sizes, self.task, config.init_from, config.init_new)
         if hasattr(model, "calibrate") and (config.init_from is None or config.init_new):
-            batch = self.rows().batch(0, config.batch_size // config.accumulation)
+            batch = self.rows().batch(0, calibration_rows(config))
             with precision(dtype, device):
                 model.calibrate(batch.inputs["ids"].to(device))
 

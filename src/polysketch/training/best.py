@@ -16,27 +16,32 @@ class BestEvaluation:
     Attributes:
         step: number of optimizer steps made before it.
         loss: in nats per token.
+        measured: how it was measured, JSON values; None in checkpoints of earlier versions, which do not say.
     """
 
     step: int
     loss: float
+    measured: Mapping[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
         """For the JSON state of a checkpoint."""
         return {BEST: asdict(self)}
 
 
-def better(best: BestEvaluation | None, step: int, loss: float | None) -> BestEvaluation | None:
+def better(
+    best: BestEvaluation | None, step: int, loss: float | None, measured: Mapping[str, Any] | None = None
+) -> BestEvaluation | None:
     """The better of the best so far and of the evaluation after `step` steps; the earlier one where both are equal.
 
     Args:
         best: None before the first.
         step: number of optimizer steps made.
         loss: of its evaluation; None or a number that is not finite is never better.
+        measured: how it was measured; as `best` was, if there is one.
     """
     if loss is None or not math.isfinite(loss) or (best is not None and loss >= best.loss):
         return best
-    return BestEvaluation(step, loss)
+    return BestEvaluation(step, loss, measured)
 
 
 def best_of(state: Mapping[str, Any], checkpoints: Path) -> BestEvaluation | None:
@@ -51,4 +56,4 @@ def best_of(state: Mapping[str, Any], checkpoints: Path) -> BestEvaluation | Non
     entry = state.get(BEST)
     if entry is None or not (checkpoints / checkpoint_name(entry["step"])).is_dir():
         return None
-    return BestEvaluation(entry["step"], entry["loss"])
+    return BestEvaluation(entry["step"], entry["loss"], entry.get("measured"))

@@ -347,7 +347,12 @@ def _is_state_of(state: Any, step: int) -> bool:
     """Whether the JSON values are a state of that step; a KeyError or TypeError says no as well."""
     if state["step"] != step or not state.get("seconds", 0.0) >= 0 <= state.get("tokens", 0):
         return False
-    return BEST not in state or (0 <= state[BEST]["step"] <= step and math.isfinite(state[BEST]["loss"]))
+    return BEST not in state or _is_best(state[BEST], step)
+
+
+def _is_best(best: Any, step: int) -> bool:
+    measured = best.get("measured")
+    return 0 <= best["step"] <= step and math.isfinite(best["loss"]) and isinstance(measured, dict | None)
 
 
 def require_bound(path: Path, state: Mapping[str, Any], identity: str | None) -> None:

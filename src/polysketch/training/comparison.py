@@ -9,7 +9,12 @@ from typing import Any
 
 from polysketch import plotting
 from polysketch.progress import format_seconds
+from polysketch.training.options import flag
 from polysketch.training.run_folder import RunFolder
+from polysketch.training.text_goal import PACKED_BEFORE
+
+_MEASURED = {"context": None, "eval_tokens": None, "validation": PACKED_BEFORE}
+"""Options that decide what a validation loss means, with what runs have that do not say."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class ComparedRun:
         tokens: trained on.
         seconds: of training.
         validation: (step, loss in nats) of each evaluation.
+        objective: what was learned: auto, the next token or the task's answer; or masked.
+        measured: how losses are measured, by the name of the option.
     """
 
     folder: Path
@@ -33,6 +40,8 @@ class ComparedRun:
     tokens: int
     seconds: float
     validation: Sequence[tuple[int, float]]
+    objective: str
+    measured: Mapping[str, Any]
 
 
 def compared(folder: Path) -> ComparedRun:
@@ -61,6 +70,8 @@ def compared(folder: Path) -> ComparedRun:
         training[-1]["tokens"],
         training[-1]["seconds"],
         evaluations,
+        config["training"].get("objective", "auto"),
+        {name: config["training"].get(name, before) for name, before in _MEASURED.items()},
     )
 
 
@@ -74,6 +85,16 @@ def comparison_table(runs: Sequence[ComparedRun]) -> list[str]:
     rows = [["run", "attention", "steps", "tokens", "time", "best loss", "last"], *map(_row, sorted(runs, key=_best))]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return ["  ".join(_padded(row, widths)).rstrip() for row in rows]
+
+
+def differences(runs: Sequence[ComparedRun]) -> list[str]:
+    """A line for each option by which losses were measured in more than one way."""
+    values = {name: {run.folder: run.measured[name] for run in runs} for name in _MEASURED}
+    return [
+        f"note: losses are of other {flag(name)}: " + ", ".join(f"{value} in {run}" for run, value in found.items())
+        for name, found in values.items()
+        if len({*found.values()}) > 1
+    ]
 
 
 def plot_comparison(runs: Sequence[ComparedRun], path: Path) -> None:

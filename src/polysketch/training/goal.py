@@ -11,6 +11,8 @@ from polysketch.distributed.processes import Processes
 from polysketch.training.config import TrainingConfig
 from polysketch.training.run_folder import RunFolder
 
+_CALIBRATION_ROWS = 8
+
 
 class Goal(ABC):
     """One kind of data with its model. The trainer knows no more of either than this.
@@ -59,6 +61,10 @@ class Goal(ABC):
     def measure(self, model: Any, processes: Processes) -> dict[str, Any]:
         """Figures of the validation split, JSON values; `loss` is one of them. Changes nothing."""
 
+    def measured_by(self) -> dict[str, Any]:
+        """What decides how `measure` measures and may change when a run goes on, JSON values by option."""
+        return {"eval_tokens": self.config.eval_tokens, "validation": self.config.validation}
+
     @abstractmethod
     def told(self, figures: Mapping[str, Any]) -> str:
         """Such figures in a few words."""
@@ -74,6 +80,11 @@ class Goal(ABC):
     def is_of(self, saved: Mapping[str, Any]) -> bool:
         """Whether a saved configuration of a model is this one; options added since then have their defaults."""
         return type(self.sizes).from_dict(saved).to_dict() == self.sizes.to_dict()
+
+
+def calibration_rows(config: TrainingConfig) -> int:
+    """How many rows calibrate prefix gains: few, for they are computed at once, whatever --accumulation says."""
+    return min(config.batch_size, _CALIBRATION_ROWS)
 
 
 def facts_of(goal: Goal, folder: Path) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Task:
         advice: what to change where loss or gradient was not finite.
         best: the evaluation with the least loss, whose checkpoint is kept; None before the first, and where none is
             to be kept.
+        measured: how losses of evaluations are measured, JSON values, for those of other kinds cannot be compared;
+            None where no best one is to be kept.
     """
 
     stage: str
@@ -62,6 +64,7 @@ class Task:
     updater: Updater
     advice: str
     best: BestEvaluation | None = None
+    measured: Mapping[str, Any] | None = None
 
     def begin_step(self, step: int) -> None:
         """What comes before step number `step` (from 0)."""
@@ -245,7 +248,7 @@ class Loop:
         require_bound(path, checkpoint.state, self._run().get("run"))
         step = checkpoint.state["step"]
         self._task.load(step, checkpoint.model, str(path))
-        self._task.best = best_of(checkpoint.state, self._folder.checkpoints)
+        self._task.best = self._best_before(checkpoint.state)
         updater = self._task.updater
         load_optimizer_tensors(updater.model, updater.optimizer, checkpoint.optimizer)
         load_random_tensors(checkpoint.random)
@@ -256,6 +259,19 @@ class Loop:
         self.tokens = checkpoint.state.get("tokens", self._places(step))
         self._saver.saved_step = self.step
         self._logged = (self.tokens, self.seconds)
+
+    def _best_before(self, state: Mapping[str, Any]) -> BestEvaluation | None:
+        """The best evaluation up to the checkpoint with this state, if later ones can be compared with it."""
+        best, measured = best_of(state, self._folder.checkpoints), self._task.measured
+        if best is None or measured is None:
+            return None
+        if best.measured in (None, measured):
+            return best
+        self._reporter.say(
+            f"note: the least loss so far, {best.loss:.4f} after step {best.step}, was measured otherwise "
+            f"({_differences(best.measured, measured)}): the best checkpoint is looked for anew"
+        )
+        return None
 
     def _read(self, path: Path) -> Checkpoint:
         if self._processes.alone:
@@ -295,6 +311,11 @@ class Loop:
             f"the checkpoint of step {self._saver.step} could not be written: {error.strerror or error} "
             f"({error.filename}); {safe}: {mend}, then give the same command with --resume"
         )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    names = sorted(before.keys() | now.keys())
+    return ", ".join(f"{name} {before.get(name)}" for name in names if before.get(name) != now.get(name))
 
 
 def deadline(options: RunOptions) -> float:

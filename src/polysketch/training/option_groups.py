@@ -123,14 +123,14 @@ class LearningOptions:
     """Decay rates of AdamW's running mean of the gradient and of its square."""
 
     weight_decay: float = option(0.1, on_resume=OnResume.REFUSED, least=0.0)
-    """Decoupled weight decay. Applies to matrices only, not to gains and biases."""
+    """Decoupled weight decay of parameters of two axes or more; biases and gains with one axis have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """Processes, threads and memory."""
 
-    mesh: str | None = option(None, on_resume=OnResume.ROUNDING)
+    mesh: str | None = option(None, on_resume=OnResume.FREE)  # of what processes do share, a run says more itself
     """What several processes, started by torchrun, share: replicate=2,shard=4 are 2 copies of the model, each shared
     out over 4 processes, which have rows of their own. With context=2 beside it, 2 neighbouring processes share every
     row, and each copy is shared out over 8. The product is the number of processes. Default: all share one model."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+ONLY_TO_ROUNDING = "the result agrees with an unchanged run only to rounding"
 _MOST = 2**31 - 1  # absurd for every option with a least value, and a number that every library can hold
 
 
@@ -254,7 +255,7 @@ def check_changes(kind: type[RunOptions], old: Mapping[str, Any], new: Mapping[s
         listed = ", ".join(f"{flag(name)} was {old.get(name)} and is now {new.get(name)}" for name in refused)
         raise ValueError(f"the run cannot be resumed with changed options: {listed}; {_advice(refused, meaning)}")
     return [
-        f"{flag(name)} was {old[name]} and is now {new[name]}: the result agrees with an unchanged run only to rounding"
+        f"{flag(name)} was {old[name]} and is now {new[name]}: {ONLY_TO_ROUNDING}"
         for name in changed
         if meaning[name] is OnResume.ROUNDING
     ]

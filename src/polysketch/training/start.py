@@ -1,6 +1,5 @@
 """The start of a training process: what it will do, and whether the folder may be used, anew or to go on in."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from polysketch.training.environment import describe_environment, resolve_device
 from polysketch.training.goal import Goal, facts_of
 from polysketch.training.masked_goal import MaskedTextGoal
 from polysketch.training.metrics_file import cut_back
-from polysketch.training.options import as_json, check_changes, flag, identity_of
+from polysketch.training.options import ONLY_TO_ROUNDING, as_json, check_changes, flag, identity_of
 from polysketch.training.requirements import starting_checkpoint
 from polysketch.training.run_folder import IDENTITY, RunFolder
 from polysketch.training.text_goal import PACKED_BEFORE, TextGoal
@@ -38,12 +37,14 @@ class Plan:
         goal: what is learned: the data, and the model for it.
         device: where to compute.
         dtype: precision of the matrix products.
+        mesh: what several processes share; None for one.
     """
 
     config: TrainingConfig
     goal: Goal
     device: torch.device
     dtype: torch.dtype
+    mesh: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds; JSON values."""
@@ -54,6 +55,7 @@ class Plan:
                 "warmup": self.config.warmup_steps,
                 "device": str(self.device),
                 "dtype": str(self.dtype).removeprefix("torch."),
+                "mesh": self.mesh,
             },
             **facts_of(self.goal, self.config.data),
             "environment": describe_environment(self.device),
@@ -71,11 +73,13 @@ def make_plan(config: TrainingConfig, processes: Processes | None = None) -> Pla
         FileNotFoundError: the data folder is missing or incomplete.
         ValueError: unknown names or options, sizes that do not fit, a context longer than the data, no such device.
     """
-    if processes is not None and not processes.alone:
-        config = _shared(config, processes.mesh)
+    mesh = None if processes is None or processes.alone else processes.mesh
+    if mesh is not None:
+        _check_shared(config, mesh)
     goal = _goal(config)
     device = resolve_device(config.device, None if processes is None else processes.local_rank)
-    return Plan(goal.config, goal, device, resolve_dtype(config.dtype, device))
+    dtype = resolve_dtype(config.dtype, device)
+    return Plan(goal.config, goal, device, dtype, None if mesh is None else str(mesh))
 
 
 def _goal(config: TrainingConfig) -> Goal:
@@ -86,8 +90,8 @@ def _goal(config: TrainingConfig) -> Goal:
     return (MaskedTextGoal if config.objective == "masked" else TextGoal)(config, saved)
 
 
-def _shared(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
-    """The options of a run that several processes compute; refuses those that one alone can have."""
+def _check_shared(config: TrainingConfig, mesh: Mesh) -> None:
+    """Refuse options that one process alone can have."""
     if config.optimizer == "muon":
         raise ValueError(
             "--optimizer muon: expected one process, for its steps need whole matrices, which processes have only "
@@ -112,7 +116,6 @@ def _shared(config: TrainingConfig, mesh: Mesh) -> TrainingConfig:
             f"--mesh {mesh}: expected a --context of at least {mesh.context}, a token for each process that shares a "
             f"row, found {config.context}"
         )
-    return dataclasses.replace(config, mesh=str(mesh))
 
 
 def facts_to_agree_on(plan: Plan) -> dict[str, Any]:
@@ -174,6 +177,7 @@ def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
     new = plan.to_dict()
     _check_data(saved["data"], new["data"])
     notes = check_changes(TrainingConfig, {"pack": PACKED_BEFORE, **_options_of(saved)}, new["training"])
+    notes += _mesh_changes(saved, new)
     notes += _environment_changes(saved["environment"], new["environment"])
     if saved["resolved"]["dtype"] != new["resolved"]["dtype"]:
         raise ValueError(
@@ -198,6 +202,14 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
             f"{old['description_sha256'][:12]}..., at the time in {old['folder']}), found {new['folder']} with "
             f"{new['description_sha256'][:12]}...: it was prepared again or is another folder"
         )
+
+
+def _mesh_changes(saved: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """A line where other processes go on; an earlier run has the mesh that it had among its options."""
+    before, now = saved["resolved"].get("mesh", saved["training"].get("mesh")), new["resolved"]["mesh"]
+    if before == now:
+        return []
+    return [f"--mesh was {before} and is now {now}: {ONLY_TO_ROUNDING}"]
 
 
 def _environment_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -200,7 +200,9 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """One optimizer of the model's trained parameters: matrices decay, vectors and scalars do not.
 
-    Gains, biases and per-head factors have one axis and are left alone; weights, sketches and the embedding have two.
+    Biases, gains and factors of heads have one axis and are left alone; weights, sketches and the embedding have two.
+    So have the scales of `focused` and the exponents of `polarity`, one for each dimension of each head: they decay to
+    0, the value that they start with.
 
     Args:
         model: the model, already on its device.

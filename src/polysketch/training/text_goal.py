@@ -17,7 +17,7 @@ from polysketch.models.presets import EVERY
 from polysketch.training.carried import check_carries
 from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk, measure
-from polysketch.training.goal import Goal
+from polysketch.training.goal import Goal, calibration_rows
 from polysketch.training.loading import load_model
 from polysketch.training.requirements import check_data, tokenizer_of_data, verify_at_start
 from polysketch.training.run_folder import RunFolder
@@ -93,7 +93,7 @@ class TextGoal(Goal):
             self._take_weights(model, config.init_from)
             if not config.init_new:
                 return
-        batch = self._windows().batch(0, config.batch_size)[: config.batch_size // config.accumulation, :-1]
+        batch = self._windows().batch(0, config.batch_size)[: calibration_rows(config), :-1]
         with precision(dtype, device):
             model.calibrate(batch.to(device))
 

@@ -176,6 +176,7 @@ class TrainingTask(Task):
         _share_out(self.model, processes)
         self.updater = Updater(self.model, config.step_options(), plan.dtype, processes)
         self.ends = (config.steps,)
+        self.measured = plan.goal.measured_by() if config.keep_best else None
         self.advice = (
             f"start a new run with a lower --learning-rate (now {config.learning_rate}), a longer --warmup (now "
             f"{config.warmup_steps}), a smaller --clip (now {config.clip}) or --dtype float32"
@@ -195,9 +196,9 @@ class TrainingTask(Task):
         with self.updater.precision():
             figures = self._plan.goal.measure(self.model, self._processes)
         reporter.write({"kind": "evaluation", "step": step} | figures)
-        if self._plan.config.keep_best:
+        if self.measured is not None:
             loss = self._processes.first(lambda: figures["loss"])  # others may differ by rounding
-            self.best = better(self.best, step, loss)
+            self.best = better(self.best, step, loss, self.measured)
         reporter.say(f"step {step}: {self._plan.goal.told(figures)}")
 
     def tensors(self) -> Mapping[str, Tensor]:
