@@ -88,8 +88,6 @@ def test_a_model_that_lets_documents_see_one_another_is_refused(model, name):
         replace_attention(other, name, window=4, sketch_size=4)
     require_documents_apart(other, None)
     for refused in (lambda: require_documents_apart(other, END), lambda: HuggingFaceLM(other, end_of_text=END)):
-        with pytest.raises(
-            ValueError, match=r"depends on the first in OPTForCausalLM, .* --pack windows"
-        ):
+        with pytest.raises(ValueError, match=r"depends on the first in OPTForCausalLM, .* --pack windows"):
             refused()
     assert other.training
