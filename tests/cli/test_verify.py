@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polysketch.cli import main
@@ -14,6 +15,7 @@ from polysketch.progress import Progress
 from polysketch.storage.sums import SUMS
 from polysketch.tasks import reversal
 from polysketch.tasks.folder import write_task
+from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.training import verification
 
 CARRIES_NO_SUM = {"lock", "loss.png", "tensorboard"}
@@ -73,6 +75,27 @@ def test_every_damaged_file_is_named_and_the_rest_is_looked_at(folders, tmp_path
     assert f"{first.name}/model.safetensors" in found.err
     assert f"{last.name}/random.safetensors" in found.err
     assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [("prepared", ("train.bin", "test.bin")), ("task-of-rows", ("train.ids", "test.ids"))],
+)
+def test_every_damaged_file_of_text_and_of_rows_is_named(name, damaged, folders, tmp_path):
+    folder = tmp_path / "damaged"
+    if name == "prepared":
+        shutil.copytree(folders / name, folder)
+    else:
+        rows = ClassifiedRows.of([np.arange(1, 4)] * 3, [0, 1, 0])
+        write_task(Classification({"train": rows, "test": rows}, 9, ("a", "b")), folder)
+    files = [path for path in sorted(folder.iterdir()) if path.name.startswith(damaged)]
+    assert len(files) == len(damaged)
+    files[0].write_bytes(files[0].read_bytes()[:-2])
+    for path in files[1:]:
+        content = path.read_bytes()
+        path.write_bytes(bytes([content[0] ^ 2]) + content[1:])
+    problems = " ".join(verification.verify(folder).problems)
+    assert all(str(path) in problems for path in files)
 
 
 def test_a_checkpoint_of_another_run_is_damage(folders, tmp_path):

@@ -2,10 +2,11 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
-from polysketch.data import ReadOptions
+from polysketch.data import PreparedData, ReadOptions, prepare
 from polysketch.data.corpus import Corpus, Selection
 from polysketch.data.corpus.cutting import LONGEST_DOCUMENT, SHORTEST_SEARCH
 from polysketch.data.splits import SplitRule, SplitTable
@@ -252,6 +253,7 @@ def test_a_table_gives_the_split_of_files(write_files):
         ("file\tsplit\na.txt\tholdout\n", "found 'holdout'"),
         ("name\tsplit\na.txt\ttrain\n", "columns file and split.*name, split"),
         ("", "empty file"),
+        ("split\tfile\ntrain\n", r"table\.tsv:2: expected a file and its split"),
         ("file\tsplit\nx/a.txt\ttrain\ny/a.txt\ttest\n", r"a\.txt missing"),
     ],
 )
@@ -321,6 +323,47 @@ def test_an_empty_name_is_not_the_current_folder():
 def test_an_amount_of_text_that_holds_no_document_is_refused(write_files, amount, message):
     with pytest.raises(ValueError, match=f"max_text_bytes.*{message}"):
         read(write_files({"a.txt": "x" * 10}), max_text_bytes=amount)
+
+
+def test_a_table_and_files_with_a_byte_order_mark_are_read_without_it(write_files):
+    folder = write_files({"a.txt": "\ufeffone", "b.jsonl": '\ufeff{"text": "two"}\n', "t.tsv": "\ufefffile\tsplit\n"})
+    with (folder / "t.tsv").open("a") as table:
+        table.write("a.txt\ttrain\nb.jsonl\ttest\n")
+    found = read(folder, table=SplitTable(folder / "t.tsv"))
+    assert [(document.text, document.split) for document in found] == [("one", "train"), ("two", "test")]
+    assert texts_of(folder / "a.txt", options=ReadOptions(cut_text=2))[0] == "one"
+    assert texts_of(folder / "a.txt", options=ReadOptions(encoding="latin-1"))[0].endswith("one")
+
+
+def test_json_lines_whose_ends_are_no_single_bytes_are_refused(write_files):
+    folder = write_files({"a.jsonl": ""})
+    (folder / "a.jsonl").write_bytes('{"text": "one"}\n'.encode("utf-16"))
+    with pytest.raises(
+        ValueError, match=r"line ends are single bytes, found utf-16 for .*a\.jsonl: write them in UTF-8"
+    ):
+        read(folder, options=ReadOptions(encoding="utf-16"))
+
+
+def test_links_to_folders_are_followed_and_never_round_and_round(write_files, tmp_path):
+    folder = write_files({"d/train/a.txt": "1", "real/b.txt": "2", "real/deep/c.txt": "3"})
+    (folder / "d" / "test").symlink_to(folder / "real")
+    (folder / "real" / "up").symlink_to(folder / "d")
+    (folder / "real" / "deep" / "itself").symlink_to(folder / "real")
+    (folder / "d" / "train" / "above").symlink_to(folder)
+    found = read(folder / "d")
+    assert sorted((document.text, document.split) for document in found) == [
+        ("1", "train"),
+        ("2", "test"),
+        ("3", "test"),
+    ]
+
+
+def test_a_name_that_is_no_utf8_is_read(write_files):
+    folder = write_files({"a.txt": "one"})
+    with open(os.fsencode(folder) + b"/caf\xe9.txt", "w") as file:
+        file.write("two")
+    prepare([folder], "bytes", folder / "out", validation_share=0, test_share=0, progress=False)
+    assert PreparedData.open(folder / "out").split("train").num_documents == 2
 
 
 def test_a_table_that_is_no_text_is_named(tmp_path):

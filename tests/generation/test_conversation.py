@@ -32,7 +32,9 @@ def read(model: TransformerLM, tokens: list[int]):
         return model.extend(torch.tensor([tokens]), model.init_state(1))[1]
 
 
-@pytest.mark.parametrize("attention", [("polysketch", "linear"), ("softmax", "polysketch")])
+@pytest.mark.parametrize(
+    "attention", [("polysketch", "linear"), ("softmax", "polysketch"), ("polysketch-heavy", "sliding-window")]
+)
 def test_a_conversation_goes_on_where_it_was_written(attention, tmp_path):
     model = model_of(1, attention)
     save_conversation(tmp_path / "talk.safetensors", model, PROMPT[:20], read(model, PROMPT[:20]))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from polysketch import attention
-from polysketch.generation import generate
+from polysketch.generation import beam_search, generate
 from polysketch.models import EncoderConfig, EncoderDecoderConfig, ModelConfig, TransformerEncoderDecoder
 
 VOCAB, SOURCE, LENGTH = 23, 19, 13
@@ -38,6 +38,23 @@ def test_a_target_token_sees_the_whole_source_and_no_later_target(cross: str):
         other = source.clone()
         other[:, place] = (other[:, place] + 1) % VOCAB
         assert (model(other, ids) - logits)[:, 0].abs().max() > 1e-9
+
+
+@pytest.mark.parametrize("cross", ["softmax", "linear"])
+def test_beams_read_each_its_own_source(cross: str):
+    """Their scores are what forward says of them, and a row alone has the same beams."""
+    model, source = model_of(cross), tokens(SOURCE, 0)
+    searched = {"max_new_tokens": 4, "num_beams": 3}
+    found = beam_search(model.given(source), [[0], [2]], **searched).beams
+    for row, start in enumerate([0, 2]):
+        alone = beam_search(model.given(source[row : row + 1]), [[start]], **searched).beams[0]
+        assert [beam.tokens for beam in found[row]] == [beam.tokens for beam in alone]
+        for beam in found[row]:
+            with torch.no_grad():
+                logits = model(source[row : row + 1], torch.tensor([[start, *beam.tokens[:-1]]]))[0]
+            told = logits.log_softmax(-1).gather(1, torch.tensor(beam.tokens)[:, None]).mean()
+            assert beam.score == pytest.approx(float(told), rel=1e-5)
+    assert found[0][0].tokens != found[1][0].tokens
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -96,5 +96,8 @@ def test_pixels_of_another_picture_are_refused():
             model(wrong)
     with pytest.raises(ValueError, match=r"targets must lie in \[0, 5\), got 1 to 5"):
         model.loss(pixels(), torch.tensor([1, 5]))
+    with pytest.raises(ValueError, match="expected at least one row, whose class a loss is of, found none"):
+        model.loss(pixels()[:0], torch.zeros(0, dtype=torch.int64))
+    assert model.double().loss(pixels(), torch.tensor([1, 4])).dtype == torch.float64
     with pytest.raises(ValueError, match="num_classes must be at least 2"):
         PatchClassifier(config(), 1)

@@ -38,6 +38,7 @@ def ask(address: str, method: str, path: str, body: bytes | str | None = None, h
         ("GET", "/v1/models/other", None, {}, 404, "expected the model 'small', found 'other'"),
         ("POST", "/v1/completions", "{}", {}, 415, "Content-Type: application/json"),
         ("POST", "/v1/completions", "{", JSON, 400, "expected JSON"),
+        ("POST", "/v1/completions", "{", {"Content-Type": "Application/JSON; x=y"}, 400, "expected JSON"),
         ("POST", "/v1/completions", b"\xff", JSON, 400, "expected JSON"),
         ("POST", "/v1/completions", "[" * 100_000, JSON, 400, "expected JSON"),
         ("POST", "/v1/completions", '{"prompt": "\\ud800"}', JSON, 400, "half a surrogate pair"),
@@ -82,9 +83,11 @@ def test_the_token_guards_all_but_the_page_and_health(serve):
         assert [ask(running.address, "GET", path)[0] for path in ("/", "/health", "/metrics", "/v1/models")] == [
             *(200, 200, 401, 401)
         ]
-        right = {"Authorization": "Bearer secret"}
         for path in ("/metrics", "/v1/models"):
-            assert ask(running.address, "GET", path, headers=right)[0] == 200
+            for right in ("Bearer secret", "bearer secret"):  # schemes are the same in any case, tokens are not
+                assert ask(running.address, "GET", path, headers={"Authorization": right})[0] == 200
+            for wrong in ("Bearer Secret", "Basic secret", "secret", "Bearer  secret"):
+                assert ask(running.address, "GET", path, headers={"Authorization": wrong})[0] == 401
         assert ask(running.address, "GET", "/v1/models")[1]["www-authenticate"] == "Bearer"
 
 

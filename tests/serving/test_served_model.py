@@ -95,6 +95,12 @@ def test_a_chat_that_the_template_refuses_is_told_so(run, template):
         served.prompt(CHAT)
 
 
+def test_a_chat_that_utf8_cannot_hold_is_told_so(run, template):
+    served = load_served(run, chat_template=template)
+    with pytest.raises(ApiError, match="expected text that UTF-8 can hold"):
+        served.prompt([{"role": "user", "content": "x\ud800"}])
+
+
 def test_a_chat_without_a_template_is_refused(run):
     with pytest.raises(ApiError, match="no chat template"):
         load_served(run).prompt(CHAT)

@@ -62,6 +62,15 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
         assert same(read(tmp_path / name), expected), name
 
 
+def test_comments_of_a_table_with_tabs_are_passed_over(tmp_path: Path):
+    rows = ["# sent_id = 1", "Ada\tB", "#\tO", "", "# text = Tom", "#", "Tom\tB", "", "came\tO"]
+    (tmp_path / "a.conll").write_text("\n".join(rows))
+    expected = [(["Ada", "#"], ["B", "O"]), (["Tom"], ["B"]), (["came"], ["O"])]
+    assert same(read(tmp_path / "a.conll"), read(json_lines(tmp_path / "a.jsonl", expected)))
+    (tmp_path / "spaces.conll").write_text("# O\nAda B\n")
+    assert read(tmp_path / "spaces.conll").class_names == ("B", "O")
+
+
 def test_numbers_are_labels_and_one_of_them_asks_nothing(tmp_path: Path):
     task = read(json_lines(tmp_path / "a.jsonl", [(["a", "b", "c", "d"], [10, -100, 0, 2])]))
     assert task.class_names == ("0", "2", "10")

@@ -60,6 +60,13 @@ def test_a_row_asks_for_something_however_short_it_is():
     assert all((task.row("train", index).answer != NO_TARGET).any() for index in range(100))
 
 
+def test_a_share_of_next_to_nothing_asks_for_one_token_of_any_place():
+    task = MaskedTokens(TaskInputs(Reversal(length=5)), 1e-12)
+    asked = np.stack([task.row("train", index).answer != NO_TARGET for index in range(100)])
+    assert (asked.sum(1) == 1).all()
+    assert asked.any(0).all()
+
+
 def test_text_is_cut_into_windows_and_all_of_it_is_held_out(tmp_path):
     for split in ("train", "validation"):
         (tmp_path / "text" / split).mkdir(parents=True)

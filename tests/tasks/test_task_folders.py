@@ -208,6 +208,13 @@ def test_other_layouts_are_refused_with_their_place(name: str, content: str, mes
         classified_texts({"train": [tmp_path / name]}, BytesTokenizer().encode, 257)
 
 
+def test_texts_are_not_cut_to_nothing(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text("1\tgood\n2\tbad\n")
+    for most in (0, -5):
+        with pytest.raises(ValueError, match=f"--max-tokens: expected at least 1, found {most}"):
+            classified_texts({"train": [tmp_path / "a.tsv"]}, BytesTokenizer().encode, 257, max_tokens=most)
+
+
 def test_wrong_image_files_are_refused(tmp_path: Path):
     whole = idx(np.zeros((2, 3, 3), np.uint8))
     (tmp_path / "images").write_bytes(whole[:-1])

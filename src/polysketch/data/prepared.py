@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from polysketch.data.compared_files import is_compared, remember
-from polysketch.data.description import DESCRIPTION_FILE, RECORD_FILE, DataDescription, SplitDescription
+from polysketch.data.description import (
+    DESCRIPTION_FILE,
+    RECORD_FILE,
+    DataDescription,
+    ShardDescription,
+    SplitDescription,
+)
 from polysketch.data.foreign import read_foreign
 from polysketch.data.layouts import holds_foreign_files, read_layout
 from polysketch.data.tokenization import TokenizerLike, described_tokenizer
@@ -170,14 +176,21 @@ def read_description(folder: Path) -> DataDescription:
             f"expected a folder made by polysketch prepare, found other token files at {folder}, which train and "
             "evaluate read as they are"
         )
+    description = description_alone(folder)
+    for split in description.splits.values():
+        for shard in split.shards:
+            require_size(folder / shard.file, shard.tokens * DTYPES[description.dtype].itemsize)
+    return description
+
+
+def description_alone(folder: Path) -> DataDescription:
+    """As ``read_description``, whatever became of the files that it describes."""
     description = DataDescription.read(folder / DESCRIPTION_FILE)
     if description.dtype not in DTYPES:
         raise ValueError(f"expected tokens of {' or '.join(DTYPES)} in {folder}, found {description.dtype!r}")
     for name, split in description.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):
             raise ValueError(f"expected {split.tokens} tokens in the files of {name} in {folder}, found other counts")
-        for shard in split.shards:
-            require_size(folder / shard.file, shard.tokens * DTYPES[description.dtype].itemsize)
     return description
 
 
@@ -193,6 +206,17 @@ def split_in(folder: Path, description: DataDescription, name: str) -> SplitDesc
             "prepared with a share of 0"
         )
     return description.splits[name]
+
+
+def require_shard(folder: Path, shard: ShardDescription, dtype: str) -> None:
+    """Compare a token file with what was prepared: its size, and then its sha256.
+
+    Raises:
+        FileNotFoundError: It is missing.
+        ValueError: It is another.
+    """
+    require_size(folder / shard.file, shard.tokens * DTYPES[dtype].itemsize)
+    _require_sha256(folder / shard.file, shard.sha256)
 
 
 def _require_sha256(path: Path, expected: str) -> None:

@@ -105,8 +105,11 @@ class SplitTable:
         return split
 
     def _read(self) -> None:
-        with self.path.open(encoding="utf-8", newline="") as file:
-            for row in _rows(csv.DictReader(file, delimiter="\t"), self.path):
+        with self.path.open(encoding="utf-8-sig", newline="") as file:
+            rows = _rows(csv.DictReader(file, delimiter="\t"), self.path)
+            for row in rows:
+                if row["file"] is None or row["split"] is None:
+                    raise ValueError(f"{self.path}:{rows.line_num}: expected a file and its split, found fewer columns")
                 self._add(row["file"], canonical_split(row["split"], str(self.path)))
 
     def _add(self, file: str, split: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from polysketch.generation.prompts import finished_at, next_logits, prefill, require_stop, require_usable
 from polysketch.generation.rows import ids_of
 from polysketch.generation.sampling import require_finite
-from polysketch.models import TransformerLM
+from polysketch.models import GivenSource, TransformerLM
 from polysketch.models.modes import evaluation_mode
 
 __all__ = ["Beam", "BeamSearchResult", "beam_search"]
@@ -53,7 +53,7 @@ class BeamSearchResult:
 
 @torch.inference_mode()
 def beam_search(
-    model: TransformerLM,
+    model: TransformerLM | GivenSource,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -71,7 +71,7 @@ def beam_search(
     places. With a constant state neither grows with the text.
 
     Args:
-        model: a language model; every module's training mode is restored.
+        model: a language model, or a decoder with its source; every module's training mode is restored.
         prompts: token ids, at least one in every prompt.
         max_new_tokens: at least 1.
         num_beams: candidates kept for every prompt, from 1 to 65,536; 1 is greedy.
@@ -97,6 +97,7 @@ def beam_search(
         prefilled = finished_at(logits.device)
         rows = torch.arange(len(prompts)).repeat_interleave(num_beams)
         state, logits = state.reorder(rows), logits[rows.to(logits.device)]
+        reader = model.reordered(rows) if isinstance(model, GivenSource) else model
         steps = 0
         while True:
             parents, tokens = _take(searches, _log_probabilities(logits))
@@ -104,7 +105,7 @@ def beam_search(
                 break
             if not torch.equal(parents, torch.arange(len(parents))):
                 state = state.reorder(parents)
-            logits = next_logits(model, state, tokens.to(logits.device))
+            logits = next_logits(reader, state, tokens.to(logits.device))
             steps += 1
         seconds = time.perf_counter() - prefilled
     return BeamSearchResult([search.found for search in searches], prefilled - started, seconds, state.nbytes, steps)

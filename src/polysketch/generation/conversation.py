@@ -72,7 +72,7 @@ def load_conversation(path: str | Path, model: TransformerLM) -> tuple[list[int]
     with torch.inference_mode():  # as its states of one row are
         state = state_of_one(model)
     tokens = tensors.pop(_TOKENS, torch.zeros(0, dtype=torch.int64)).tolist()
-    if _shapes(_kept(state), len(tokens)) != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
+    if _shapes(state, len(tokens)) != {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}:
         raise ValueError(
             f"{path}: expected the tensors of a state of this model, found others: kept in another dtype "
             "(keep_states_in), or altered by hand?"
@@ -99,11 +99,12 @@ def _kept(state: ModelState) -> dict[str, torch.Tensor]:
     return {**fixed, **{f"{path}/{name}": tensor for path, part in parts for name, tensor in part.tensors().items()}}
 
 
-def _shapes(one: dict[str, torch.Tensor], tokens: int) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of each tensor of a state after so many tokens, from those after a single one."""
+def _shapes(state: ModelState, tokens: int) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and dtype of each tensor of a state after so many tokens, from the state after a single one."""
+    growing = set(growing_parts(state))  # states of constant size may have tensors of the same names
     wanted = {}
-    for name, tensor in one.items():
-        grows = name.rpartition("/")[2] in _OF_EVERY_TOKEN
+    for name, tensor in _kept(state).items():
+        grows = name.rpartition("/")[0] in growing
         shape = torch.Size((*tensor.shape[:2], tokens, tensor.shape[3])) if grows else tensor.shape
         wanted[name] = (shape, tensor.dtype)
     return wanted

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polysketch.generation.rows import ids_of
-from polysketch.models import ModelState, TransformerLM
+from polysketch.models import GivenSource, ModelState, TransformerLM
 
 __all__ = ["as_ids", "finished_at", "next_logits", "prefill", "require_stop", "require_usable"]
 
@@ -66,7 +66,9 @@ def finished_at(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], state: ModelState, span: int) -> Tensor:
+def prefill(
+    model: TransformerLM | GivenSource, prompts: Sequence[Sequence[int]], state: ModelState, span: int
+) -> Tensor:
     """Read the prompts into the state and return the logits (batch, vocab) of their last tokens."""
     device = next(model.parameters()).device
     ids, key_mask = _pad_left(prompts)
@@ -76,7 +78,7 @@ def prefill(model: TransformerLM, prompts: Sequence[Sequence[int]], state: Model
     return model.logits(hidden[:, -1:])[:, 0]
 
 
-def next_logits(model: TransformerLM, state: ModelState, chosen: Tensor) -> Tensor:
+def next_logits(model: TransformerLM | GivenSource, state: ModelState, chosen: Tensor) -> Tensor:
     """Feed one token a row and return the logits (batch, vocab) of the next."""
     logits, _ = model.extend(chosen.unsqueeze(1), state)
     return logits[:, -1]

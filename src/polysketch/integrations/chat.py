@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polysketch.data.tokenization.base import check_unicode
 from polysketch.integrations.template import Template
 from polysketch.integrations.transformers_folder import is_transformers_folder, read_tokenizer
 from polysketch.storage.outside import read_json
@@ -72,7 +73,8 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
         template: of Jinja. Default: the tokenizer's own.
 
     Returns:
-        A function that raises ValueError where the template refuses messages. None where there is no template.
+        A function that raises ValueError where the template refuses messages, or UTF-8 cannot hold them. None where
+        there is no template.
 
     Raises:
         ValueError: the folder of the tokenizer has templates, and none that is to be used.
@@ -89,7 +91,9 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
 
     def render(messages: Messages) -> list[int]:
         """The token ids of messages."""
-        return list(tokenizer(program.render(messages), add_special_tokens=False)["input_ids"])
+        text = program.render(messages)
+        check_unicode([text])
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return render
 

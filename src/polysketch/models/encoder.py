@@ -359,16 +359,18 @@ def class_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats of (batch, classes) logits; on a GPU values of targets are not read.
 
     Raises:
-        ValueError: targets of another shape than (batch,), of another dtype than int64, or out of range.
+        ValueError: no rows; targets of another shape than (batch,), of another dtype than int64, or out of range.
     """
     rows, classes = logits.shape
+    if not rows:
+        raise ValueError("expected at least one row, whose class a loss is of, found none")
     if targets.shape != (rows,) or targets.dtype != torch.int64:
         raise ValueError(f"targets must be int64 of shape ({rows},), got {targets.dtype} {targets.shape}")
-    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
             raise ValueError(f"targets must lie in [0, {classes}), got {low} to {high}")
-    return nn.functional.cross_entropy(logits.float(), targets)
+    return nn.functional.cross_entropy(logits.to(wide(logits.dtype)), targets)
 
 
 def _class_layer(config: EncoderConfig, num_classes: int) -> nn.Linear:

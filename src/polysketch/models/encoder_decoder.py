@@ -310,6 +310,10 @@ class GivenSource(nn.Module):
         layers = [block.block.attention.init_state(batch_size, device, dtype) for block in self._model.blocks]
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device="cpu"), device)
 
+    def reordered(self, indices: Tensor) -> "GivenSource":
+        """The same model, given the rows `indices` (int64) of the source, repeated or dropped as they are named."""
+        return GivenSource(self._model, [source.reorder(indices) for source in self.sources], len(indices))
+
     def why_not_captured(self, state: ModelState) -> str | None:
         """Why a device's graph of a step would not serve every token."""
         return "a graph of a step that reads a source is not made"

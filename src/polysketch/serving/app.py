@@ -224,7 +224,7 @@ async def _left(request: HttpRequest) -> None:
 
 async def _json_of(request: HttpRequest, most: int) -> Any:
     """The body, which is not read further than the limit."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "expected the header Content-Type: application/json")
     parts, size = [], 0
     async for part in request.stream():

@@ -26,7 +26,7 @@ class BearerGuard:
 
     def __init__(self, app: App, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._expected = token.encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """As applications of ASGI."""
@@ -38,8 +38,8 @@ class BearerGuard:
             await self._app(scope, receive, send)
 
     def _knows(self, scope: Scope) -> bool:
-        found = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(found, self._expected)
+        scheme, _, found = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(found, self._expected)
 
 
 class OriginGuard:

@@ -106,5 +106,17 @@ def verify_task(folder: str | Path) -> None:
     open_task(folder)  # files that do not fit one another may be terabytes of nothing
     for files in read_task_description(folder)["splits"].values():
         for name, sha256 in files.items():
-            if sha256_of(folder / name) != sha256:
-                raise ValueError(f"{folder / name}: expected the file that was written, found it altered")
+            require_rows_file(folder, name, sha256)
+
+
+def require_rows_file(folder: Path, name: str, sha256: str) -> None:
+    """Compare one file of rows with what was written.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        ValueError: it was altered.
+    """
+    if not (folder / name).is_file():  # nor a pipe, which would be waited for
+        raise FileNotFoundError(f"{folder / name} is missing: expected the file that was written")
+    if sha256_of(folder / name) != sha256:
+        raise ValueError(f"{folder / name}: expected the file that was written, found it altered")

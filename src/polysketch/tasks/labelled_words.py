@@ -115,7 +115,10 @@ _BEGINNING_OF_DOCUMENT = "-DOCSTART-"  # a line of its own in CoNLL's files
 
 def _of_columns(path: Path) -> Iterator[Sentence]:
     words, labels, begun = [], [], ""
-    for place, line in (*placed_lines(path), (str(path), "")):
+    lines = [*placed_lines(path), (str(path), "")]
+    if any("\t" in line.strip() for _, line in lines):  # where tabs stand between columns, a line without is a comment
+        lines = [(place, line) for place, line in lines if "\t" in line or not line.startswith("#")]
+    for place, line in lines:
         cells = line.strip().split("\t") if "\t" in line.strip() else line.split()
         if len(cells) == 1:
             raise ValueError(f"{place}: expected a word and its label, found {line.strip()[:60]!r} alone")

@@ -86,6 +86,10 @@ class TextInputs:
         return np.asarray(self._data.split(split).tokens[start : start + self.longest], dtype=np.int64)
 
 
+_DRAWS = 64
+"""Of what is hidden in a row, until something is; then a single token is. A small share would be drawn for long."""
+
+
 class MaskedTokens(Task):
     """Rows of which some tokens are hidden, and asked for (`data.mask_tokens`): the training of BERT.
 
@@ -128,14 +132,19 @@ class MaskedTokens(Task):
         ids = torch.from_numpy(np.asarray(self._inputs.ids(split, self._place(split, index)), dtype=np.int64))
         digest = hashlib.blake2b(f"mask/{self._seed}/{split}/{index}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        while True:
-            hidden, answer = self._masked(ids, generator)
+        for _ in range(_DRAWS):
+            hidden, answer = self._masked(ids, self._share, generator)
             if (answer >= 0).any():
                 return Row(hidden.numpy(), answer.numpy())
+        one = torch.arange(len(ids)) == torch.randint(len(ids), (1,), generator=generator)
+        hidden, answer = self._masked(ids, 1.0, generator, one)
+        return Row(hidden.numpy(), answer.numpy())
 
-    def _masked(self, ids: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def _masked(
+        self, ids: torch.Tensor, share: float, generator: torch.Generator, among: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         size = self.vocab_size
-        return mask_tokens(ids, vocab_size=size, mask_id=size - 1, share=self._share, generator=generator)
+        return mask_tokens(ids, vocab_size=size, mask_id=size - 1, share=share, generator=generator, key_mask=among)
 
     def _place(self, split: Split, index: int) -> int:
         count = self._inputs.num_rows(split)

@@ -50,4 +50,7 @@ def read_rows(kind: type[Any], folder: Path, split: str) -> Any:
 def _mapped(path: Path, dtype: Any) -> np.ndarray:
     if not path.is_file():
         raise FileNotFoundError(f"expected the file {path}, found nothing: the folder was copied incompletely")
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    size, of_each = path.stat().st_size, np.dtype(dtype).itemsize
+    if size % of_each:
+        raise ValueError(f"expected {path} of whole numbers of {of_each} bytes, found {size}: it was cut short")
+    return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)

@@ -99,6 +99,8 @@ def classified_pairs(
 def _rows(
     rows: list[Labelled], names: list[str], encode: Callable[[str], Sequence[int]], most: int | None
 ) -> ClassifiedRows:
+    if most is not None and most < 1:
+        raise ValueError(f"--max-tokens: expected at least 1, found {most}")
     ids = []
     for row in rows:
         if row.name not in names:

@@ -6,14 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polysketch.data import PreparedData, load_tokenizer
+from polysketch.data import load_tokenizer
 from polysketch.data.description import DESCRIPTION_FILE
+from polysketch.data.prepared import description_alone, require_shard
+from polysketch.data.tokenization import described_tokenizer
 from polysketch.progress import Progress
 from polysketch.storage.outside import read_object
 from polysketch.storage.sealed import unsealed
 from polysketch.storage.sums import SUMS, read_sums, require_sum
-from polysketch.tasks.description import TASK_FILE
-from polysketch.tasks.folder import open_task, verify_task
+from polysketch.tasks.description import TASK_FILE, read_task_description
+from polysketch.tasks.folder import open_task, require_rows_file
 from polysketch.training.checkpoint import list_checkpoints, load_state, require_bound
 from polysketch.training.manifest import listed, read_verified
 from polysketch.training.requirements import require_folder
@@ -94,14 +96,20 @@ def _of_export(folder: Path) -> Iterator[Check]:
 
 def _of_task(folder: Path) -> Iterator[Check]:
     yield partial(open_task, folder)
-    yield partial(verify_task, folder)
+    described = _readable(partial(read_task_description, folder))
+    for files in (described or {"splits": {}})["splits"].values():
+        yield from (partial(require_rows_file, folder, name, sha256) for name, sha256 in files.items())
 
 
 def _of_text(folder: Path) -> Iterator[Check]:
-    yield partial(PreparedData.open, folder)
-    data = _readable(partial(PreparedData.open, folder))
-    if data is not None:
-        yield from (partial(data.verify, split) for split in data.description.splits)
+    """The description, and then each file that it names, whatever the others are."""
+    yield partial(description_alone, folder)
+    description = _readable(partial(description_alone, folder))
+    if description is None:
+        return
+    yield partial(described_tokenizer, folder, description.tokenizer)
+    for split in description.splits.values():
+        yield from (partial(require_shard, folder, shard, description.dtype) for shard in split.shards)
 
 
 def _of_run(folder: Path) -> Iterator[Check]:

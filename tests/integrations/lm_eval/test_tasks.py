@@ -266,6 +266,12 @@ def test_a_file_that_is_not_gzip_is_refused(tmp_path):
         load_tasks(["piqa"], [tmp_path])
 
 
+def test_a_byte_order_mark_before_the_first_line_is_left_out(tmp_path):
+    (tmp_path / "piqa.jsonl").write_text("\ufeff" + json.dumps(MAKERS["piqa"](0)), encoding="utf-8")
+    (loaded,) = load_tasks(["piqa"], [tmp_path])
+    assert len(loaded.task.eval_docs) == 1
+
+
 def test_documents_may_be_one_json_list(tmp_path):
     """As well as one a line."""
     (tmp_path / "piqa.json").write_text(json.dumps([MAKERS["piqa"](index) for index in range(3)]))

@@ -262,7 +262,8 @@ def _fingerprint(before: str, part: Part) -> str:
         name = f"{part.path}\n{part.split}\n{found.st_size}\n{found.st_mtime_ns}"
     else:
         name = repr(part)
-    return hashlib.sha256(f"{before}\n{name}".encode()).hexdigest()
+    # Names of files may be no UTF-8.
+    return hashlib.sha256(f"{before}\n{name}".encode(errors="surrogateescape")).hexdigest()
 
 
 __all__ = [

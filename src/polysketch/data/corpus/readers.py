@@ -48,20 +48,36 @@ TEXT_SUFFIXES = (
 def read_text(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
     """A plain text file: one document, or pieces of about ``options.cut_text`` bytes that end with a line."""
     if not options.cut_text:
-        yield origin, read_bounded(file, LONGEST_TEXT, f"{origin}: cut it, with --cut-text 1000000 for instance")
+        whole = read_bounded(file, LONGEST_TEXT, f"{origin}: cut it, with --cut-text 1000000 for instance")
+        yield origin, _without_mark(whole, options)
         return
     pieces = pieces_of_file(file, options.cut_text, options.encoding)
-    yield origin, next(pieces, b"")  # an empty file is a document, to be counted
+    yield origin, _without_mark(next(pieces, b""), options)  # an empty file is a document, to be counted
     for number, piece in enumerate(pieces, start=2):
         yield f"{origin} piece {number}", piece
 
 
 def read_json_lines(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
     """A document for each line: a JSON object with a text field. Blank lines are passed over."""
+    if not options.can_cut:
+        raise ValueError(
+            f"expected JSON lines in an encoding whose line ends are single bytes, found {options.encoding} for "
+            f"{origin}: write them in UTF-8"
+        )
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
         place = f"{origin}:{number}"
+        line = _without_mark(line, options) if number == 1 else line
         if line.strip():
             yield place, _unless_damaged(options, _text_of_line, file, line, options, place)
+
+
+def _without_mark(beginning: bytes, options: ReadOptions) -> bytes:
+    """The beginning of a file without the byte order mark that some editors put before UTF-8."""
+    return beginning.removeprefix(codecs.BOM_UTF8) if _is_utf8(options.encoding) else beginning
+
+
+def _is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name == "utf-8"
 
 
 def _text_of_line(file: BinaryIO, line: bytes, options: ReadOptions, place: str) -> bytes | str:
@@ -99,7 +115,7 @@ def read_tab_separated(file: BinaryIO, origin: str, options: ReadOptions) -> Ite
 
 def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str) -> Iterator[RawDocument]:
     csv.field_size_limit(LONGEST_LINE)
-    encoding = "utf-8-sig" if codecs.lookup(options.encoding).name == "utf-8" else options.encoding
+    encoding = "utf-8-sig" if _is_utf8(options.encoding) else options.encoding
     # What is not in the encoding becomes lone surrogates, for the rule on such documents to find it.
     with io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="") as lines:
         rows = csv.reader(_bounded_lines(lines, origin), delimiter=between, strict=True)

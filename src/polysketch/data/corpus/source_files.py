@@ -81,13 +81,27 @@ def _of_folder(folder: Path, options: ReadOptions) -> list[SourceFile]:
 
 
 def _walk(folder: Path) -> list[str]:
-    """Relative paths of all files, sorted by their parts."""
+    """Relative paths of all files, sorted by their parts; links to folders are followed, but never round and round."""
     found: list[tuple[str, ...]] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name != "__pycache__" and not _leads_back(folder, Path(parent) / name)
+        ]
         parts = Path(parent).relative_to(folder).parts
         found += [(*parts, name) for name in names if not name.startswith(".")]
     return ["/".join(parts) for parts in sorted(found)]
+
+
+def _leads_back(folder: Path, place: Path) -> bool:
+    """Whether a link below `folder` names a folder above it, or one that the way to the link goes through."""
+    if not place.is_symlink():
+        return False
+    target = place.resolve()
+    above = [place.parent, *place.parent.parents]
+    through = above[: above.index(folder) + 1]
+    return folder.resolve().is_relative_to(target) or target in {each.resolve() for each in through}
 
 
 def _is_split_by_folder(folder: Path) -> bool:

@@ -78,7 +78,7 @@ def _read_text(file: Path) -> str:
         ValueError: it is not UTF-8, or not gzip although its name says so, or more than a gigabyte.
     """
     try:
-        return read_bytes(file).decode()
+        return read_bytes(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"expected text in {file}, found something else: {error}") from None
 

@@ -41,6 +41,14 @@ def transformers_model(model: Any, tokenizer: Any, *, batch_size: int, max_lengt
         )
 
 
+_ROWS = 16
+
+
+def _rows(batch_size: int | str) -> int:
+    """The number of rows; lm_eval's "auto" and "auto:N" look for the largest that fits, which is not done here."""
+    return _ROWS if str(batch_size).startswith("auto") else int(batch_size)
+
+
 @register_model("polysketch")
 class PolysketchLM(HFLM):
     """lm_eval's HFLM with a model of ours: the same figures, in less memory and time.
@@ -54,7 +62,7 @@ class PolysketchLM(HFLM):
         tokenizer: of `polysketch.data` or of transformers; None is the run's.
         checkpoint: which checkpoint of the run.
         device: where a run's model goes; a model that is given stays where it is.
-        batch_size: inputs read at a time.
+        batch_size: inputs read at a time; "auto" is 16.
         max_length: tokens that the model reads at most; longer contexts are cut on the left. None is 2048, as in
             lm_eval for models that state no limit: those of ours have none, whatever they were trained with.
         max_batch_size: lm_eval passes it; not used.
@@ -71,7 +79,7 @@ class PolysketchLM(HFLM):
         tokenizer: Any = None,
         checkpoint: str = "latest",
         device: str | None = None,
-        batch_size: int | str = 16,
+        batch_size: int | str = _ROWS,
         max_length: int | None = None,
         max_batch_size: int | None = None,
     ) -> None:
@@ -80,7 +88,7 @@ class PolysketchLM(HFLM):
             tokenizer = run.tokenizer if tokenizer is None else tokenizer
         if tokenizer is None:
             raise ValueError("expected a tokenizer with a model that is given as a module, found none")
-        longest, rows = DEFAULT_MAX_LENGTH if max_length is None else int(max_length), int(batch_size)
+        longest, rows = DEFAULT_MAX_LENGTH if max_length is None else int(max_length), _rows(batch_size)
         if min(longest, rows) < 1:
             raise ValueError(f"expected --max-length and --batch-size of at least 1, found {longest} and {rows}")
         tokenizer = in_transformers(tokenizer)
