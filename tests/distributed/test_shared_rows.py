@@ -198,4 +198,4 @@ def test_what_does_not_fit_is_told_in_one_line(make_config, tmp_path):
 
 def test_a_batch_that_the_groups_do_not_divide_is_refused(make_config):
     with pytest.raises(ValueError, match=r"--batch-size: expected a multiple of 4, .* 2 groups of 2 processes have"):
-        start._shared(make_config(batch_size=6, accumulation=2), Mesh(shard=2, context=2))
+        start._check_shared(make_config(batch_size=6, accumulation=2), Mesh(shard=2, context=2))

@@ -9,9 +9,8 @@ from typing import Any
 
 from polysketch import plotting
 from polysketch.progress import format_seconds
-from polysketch.training.options import flag
+from polysketch.training.options import PACKED_BEFORE, flag
 from polysketch.training.run_folder import RunFolder
-from polysketch.training.text_goal import PACKED_BEFORE
 
 _MEASURED = {"context": None, "eval_tokens": None, "validation": PACKED_BEFORE}
 """Options that decide what a validation loss means, with what runs have that do not say."""

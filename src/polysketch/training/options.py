@@ -11,6 +11,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+PACKED_BEFORE = "windows"
+"""What rows hold in runs that do not say."""
+
 ONLY_TO_ROUNDING = "the result agrees with an unchanged run only to rounding"
 _MOST = 2**31 - 1  # absurd for every option with a least value, and a number that every library can hold
 

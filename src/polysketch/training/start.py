@@ -20,10 +20,10 @@ from polysketch.training.environment import describe_environment, resolve_device
 from polysketch.training.goal import Goal, facts_of
 from polysketch.training.masked_goal import MaskedTextGoal
 from polysketch.training.metrics_file import cut_back
-from polysketch.training.options import ONLY_TO_ROUNDING, as_json, check_changes, flag, identity_of
+from polysketch.training.options import ONLY_TO_ROUNDING, PACKED_BEFORE, as_json, check_changes, flag, identity_of
 from polysketch.training.requirements import starting_checkpoint
 from polysketch.training.run_folder import IDENTITY, RunFolder
-from polysketch.training.text_goal import PACKED_BEFORE, TextGoal
+from polysketch.training.text_goal import TextGoal
 
 Say = Callable[[str], None]
 

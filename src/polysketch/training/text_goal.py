@@ -19,6 +19,7 @@ from polysketch.training.config import TrainingConfig
 from polysketch.training.diagnostics import local_chunk, measure
 from polysketch.training.goal import Goal, calibration_rows
 from polysketch.training.loading import load_model
+from polysketch.training.options import PACKED_BEFORE
 from polysketch.training.requirements import check_data, tokenizer_of_data, verify_at_start
 from polysketch.training.run_folder import RunFolder
 from polysketch.training.step import precision
@@ -26,9 +27,6 @@ from polysketch.training.tensors import load_weights
 
 AROUND = ("projection_convolution", "query_key_norm", "head_gate", "input_positions", "attention_every")
 """Options of what stands around attention; None is the preset's own."""
-
-PACKED_BEFORE = "windows"
-"""What rows hold in runs that do not say."""
 
 
 _READ = {"windows": "", "documents": ", documents apart", "carried": ", whole documents"}
