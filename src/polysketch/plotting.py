@@ -15,6 +15,8 @@ __all__ = ["SUFFIXES", "finish", "is_installed", "loss_by_position", "picture", 
 SUFFIXES = (".png", ".pdf", ".svg")
 """Endings of files that a picture can be written to."""
 
+_MANY = 10  # entries of a legend; more of them cover a third of the axes
+
 
 def is_installed() -> bool:
     """Whether Matplotlib is there."""
@@ -50,11 +52,15 @@ def picture(
 
 
 def finish(axes: Any, *, legend: bool = True, **options: Any) -> None:
-    """Grid lines, a small legend, and other properties of the axes: labels with units, limits, scales."""
+    """Grid lines, a small legend, and other properties of the axes: labels with units, limits, scales.
+
+    A long legend stands beside the axes, where it hides no line.
+    """
     axes.set(**options)
     axes.grid(alpha=0.3)
     if legend:
-        axes.legend(fontsize="small")
+        long = len(axes.get_legend_handles_labels()[1]) > _MANY
+        axes.legend(fontsize="small", **({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if long else {}))
 
 
 def powers_of_two(axes: Any, places: Sequence[int]) -> None:
