@@ -98,6 +98,14 @@ def test_every_damaged_file_of_text_and_of_rows_is_named(name, damaged, folders,
     assert all(str(path) in problems for path in files)
 
 
+def test_terabytes_of_a_hole_in_a_task_that_does_not_open_are_not_read(tmp_path):
+    rows = ClassifiedRows.of([np.arange(1, 4)] * 3, [0, 1, 0])
+    write_task(Classification({"train": rows}, 9, ("a", "b")), tmp_path / "task")
+    os.truncate(tmp_path / "task" / "train.ids.bin", 2**40)
+    (problem,) = verification.verify(tmp_path / "task").problems
+    assert "files of train that belong together" in problem
+
+
 def test_a_checkpoint_of_another_run_is_damage(folders, tmp_path):
     shutil.copytree(folders / "run", tmp_path / "run")
     config = tmp_path / "run" / "config.json"
