@@ -115,3 +115,15 @@ def test_other_batches_and_widths_are_refused():
 def test_a_dtype_asked_for_is_kept():
     keys, values, _ = KeyValueState(2, dtype=torch.bfloat16).append(*tokens(3))
     assert keys.dtype == values.dtype == torch.bfloat16
+
+
+def test_buffers_that_grow_keep_the_dtype_of_the_first_key():
+    """Half precision that comes later rounds nothing that is kept, and its values stand beside keys of one dtype."""
+    state = KeyValueState(2)
+    key, value = torch.randn(2, 3, 70, 8), torch.randn(2, 3, 70, 5)
+    state.append(key, value.double())
+    state.append(key.bfloat16(), value.bfloat16())
+    kept = state.tensors()
+    assert {x.dtype for x in kept.values()} == {torch.float32}
+    assert torch.equal(kept["key"][:, :, :70], key)
+    assert torch.equal(kept["value"][:, :, :70], value)

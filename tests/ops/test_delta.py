@@ -154,6 +154,8 @@ def test_a_step_reads_tensors_of_any_strides_and_refuses_what_does_not_fit():
         ops.delta_attention_extend_(query[..., :4], key, value, strength, state, factors=2)
     with pytest.raises(ValueError, match="must agree"):
         ops.delta_attention_extend_(query, key, value, strength[:, :2], state, factors=2)
+    with pytest.raises(TypeError, match="cast the tokens"):
+        ops.delta_attention_extend_(query, key, value.double(), strength, state, factors=2)
 
 
 ANSWERED = {"width": (1, 5, 16, 17, 33), "factors": (1, 2), "length": (1, 31, 32, 33, 100)}

@@ -362,6 +362,12 @@ def test_options_that_mean_nothing_are_refused(options, error, message):
         hyper(tensors(), **options)
 
 
+def test_values_without_a_width_are_refused():
+    query, key, value = tensors()
+    with pytest.raises(ValueError, match="value must be at least 1 wide"):
+        hyper((query, key, value[..., :0]))
+
+
 @pytest.mark.parametrize("without_kernel", [False, True])
 def test_the_operators_pass_opcheck_on_queries_of_any_strides(without_kernel, monkeypatch):
     """As those of one row with one key head are, whose heads lie inside of their tokens."""

@@ -70,3 +70,5 @@ def test_what_cannot_be_hashed_is_refused():
         hash_codes(normal(3, 8), normal(8, 63))
     with pytest.raises(TypeError, match="floating point"):
         hash_codes(torch.ones(3, 8, dtype=torch.int64), normal(8, 5))
+    with pytest.raises(ValueError, match="one device"):
+        hash_codes(normal(3, 8), normal(8, 5).to("meta"))

@@ -169,3 +169,16 @@ def test_what_does_not_fit_is_refused_in_one_line():
         ops.skyformer_attention(query, key, value, samples=SAMPLES[:0])
     with pytest.raises(ValueError, match="of the same tokens, got 5 queries and 37 keys"):
         ops.nystrom_attention(query[:, :, :5], key, value, num_landmarks=3)
+
+
+@pytest.mark.parametrize("samples", [[0, -1], [0, SAMPLE_RANGE], [0.0, 0.5], 3])
+def test_samples_that_are_no_ranks_are_refused(samples):
+    query, key, value = tensors()
+    with pytest.raises(ValueError, match="samples must be"):
+        ops.skyformer_attention(query, key, value, samples=torch.tensor(samples))
+
+
+def test_no_query_heads_are_refused():
+    query, key, value = tensors()
+    with pytest.raises(ValueError, match="query heads"):
+        ops.nystrom_attention(query[:, :0], key, value, num_landmarks=3)

@@ -90,3 +90,32 @@ def test_what_does_not_fit_is_refused_in_one_line():
     opened = ops.OpenChunk(key[:, :, :8], value[:, :, :8], torch.tensor([3, 3]))
     with pytest.raises(ValueError, match="needs causal=True"):
         ops.local_attention(query, key, value, chunk=8, opened=opened)
+
+
+def opened_chunk(**changed: Tensor) -> ops.OpenChunk:
+    chunk = ops.OpenChunk(torch.randn(2, 2, 4, 8), torch.randn(2, 2, 4, 5), torch.tensor([5, 6]))
+    return chunk._replace(**changed)
+
+
+@pytest.mark.parametrize(
+    ("error", "changed"),
+    [
+        (ValueError, {"position": torch.tensor([5])}),
+        (ValueError, {"position": torch.zeros(0, dtype=torch.int64)}),
+        (ValueError, {"position": torch.tensor([5, -1])}),
+        (TypeError, {"position": torch.tensor([5.0, 6.0])}),
+        (ValueError, {"key": torch.randn(2, 2, 2, 8)}),
+        (ValueError, {"key": torch.randn(2, 2, 4, 7)}),
+        (ValueError, {"key": torch.randn(1, 2, 4, 8)}),
+        (ValueError, {"value": torch.randn(2, 2, 0, 5)}),
+        (ValueError, {"value": torch.randn(2, 1, 4, 5)}),
+    ],
+)
+def test_an_open_chunk_of_another_shape_is_refused(error, changed):
+    query, key, value = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 5)
+    options = {"chunk": 4, "causal": True}
+    assert ops.local_attention(query, key, value, opened=opened_chunk(), **options).shape == (2, 4, 6, 5)
+    with pytest.raises(error, match="opened"):
+        ops.local_attention(query, key, value, opened=opened_chunk(**changed), **options)
+    with pytest.raises(ValueError, match="opened"):
+        ops.local_attention(query, key, value, opened=opened_chunk(), chunk=2**62, causal=True)

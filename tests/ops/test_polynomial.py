@@ -388,6 +388,11 @@ def test_a_degree_that_is_not_even_and_positive_is_refused(degree):
         polynomial_attention(*tensors(4), degree=degree)
 
 
+def test_a_degree_beyond_64_bits_is_refused():
+    with pytest.raises(ValueError, match=r"degree must be below 2\*\*63"):
+        polynomial_attention(*tensors(4), degree=2**70)
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_scale_and_offset_must_be_finite(number):
     with pytest.raises(ValueError, match="scale must be finite"):

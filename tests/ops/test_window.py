@@ -157,3 +157,20 @@ def test_float32_on_a_cpu_is_the_programs_also_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert ops.sliding_window_attention_backend(query, key, value) == "native"
         assert ops.sliding_window_attention(query, key, value, window=3).dtype == torch.float32
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_a_cache_of_unlike_rows_is_refused(queries):
+    """A program would read behind the end of the shorter one."""
+    query, key, value = torch.randn(2, 2, queries, 8), torch.randn(4, 2, 5, 8), torch.randn(4, 2, 5, 3)
+    options = {"window": 4, "key_rows": torch.tensor([3, 0])}
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    assert ops.sliding_window_attention_with_cache(query, key, value, key_mask=mask, **options).shape[3] == 3
+    for wrong in (value[:1], value[:0], torch.tensor(1.0)):
+        with pytest.raises(ValueError, match="value of 4 rows"):
+            ops.sliding_window_attention_with_cache(query, key, wrong, key_mask=mask, **options)
+    for other in (mask[:1], torch.tensor(True)):
+        with pytest.raises(ValueError, match="key_mask of 4 rows"):
+            ops.sliding_window_attention_with_cache(query, key, value, key_mask=other, **options)
+    with pytest.raises(ValueError, match="query and key must be"):
+        ops.sliding_window_attention_with_cache(query, torch.tensor(1.0), value, **options)

@@ -229,7 +229,8 @@ class Mechanism(nn.Module):
         Args:
             batch_size: rows.
             device: where its tensors live; where None, that of the mechanism's tensors or of the first keys.
-            dtype: of its tensors; where None, as for `device`. Sums are float32 at least.
+            dtype: of its tensors; where None, as for `device`; of `linear`, which has no tensors, PyTorch's default
+                dtype. Sums are float32 at least.
             value_dim: width of the values to come; head_dim when None. A store of keys and values takes any.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot decode token by token: it has no state")
@@ -465,6 +466,11 @@ class Mechanism(nn.Module):
                 )
         if value.dim() != 4 or value.shape[1] != self.num_kv_heads:
             raise ValueError(f"value must be (batch, {self.num_kv_heads}, length, value_dim), got {tuple(value.shape)}")
+        if value.shape[:3] != key.shape[:3] or query.shape[0] != key.shape[0]:
+            raise ValueError(
+                "query, key and value must share the batch, key and value also the length, got "
+                f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+            )
         self._check_kinds(query, key, value)
 
     def real_inputs(
@@ -493,6 +499,24 @@ class Mechanism(nn.Module):
         query = finite_at_masked(query, key_mask)
         return query, without_masked(key, key_mask), without_masked(value, key_mask), hidden
 
+    def new_inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        hidden: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """`real_inputs` of new tokens, which are as many queries as keys: `extend` begins with this.
+
+        Raises:
+            TypeError, ValueError: as `real_inputs`, and for another number of queries.
+        """
+        cleaned = self.real_inputs(query, key, value, key_mask, hidden)
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(f"expected as many new queries as new keys, got {query.shape[2]} and {key.shape[2]}")
+        return cleaned
+
     def _check_kinds(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         # Older compilers of PyTorch do not trace next with a default.
         parameter = next(chain(self.parameters(), (query,)))
@@ -503,6 +527,8 @@ class Mechanism(nn.Module):
             )
         if query.dtype != key.dtype and not torch.is_autocast_enabled(query.device.type):
             raise TypeError(f"query and key must share one dtype, got {query.dtype} and {key.dtype}")
+        if not value.is_floating_point():
+            raise TypeError(f"value must be floating point, got {value.dtype}")
         if not query.is_floating_point() or torch.promote_types(query.dtype, parameter.dtype) != parameter.dtype:
             raise TypeError(
                 f"query and key must be floating and no wider than the mechanism's {parameter.dtype}, got "

@@ -294,7 +294,7 @@ class BesideWindow(RedrawnFeatures):
             query, key, value, state, block_size, key_mask, hidden: as there.
             unrotated: as for `forward`.
         """
-        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
+        query, key, value, hidden = self.new_inputs(query, key, value, key_mask, hidden)
         if value.shape[2] == 1 and block_size is None and key_mask is None:
             output = self._extend_by_program(query, key, value, state, hidden, unrotated)
             if output is not None:

@@ -165,7 +165,7 @@ class ConvolvedAttention(LinearizedAttention):
     ) -> tuple[Tensor, Any]:
         """As `Mechanism.extend`, with a `ConvolvedState`; a token costs the same however many came before."""
         self._expect_causal()
-        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
+        query, key, value, hidden = self.new_inputs(query, key, value, key_mask, hidden)
         self.block_options(block_size)
         wide = widened(value)
         convolved, tail = self.convolution.extend(wide, state.tail, key_mask=key_mask)

@@ -88,6 +88,16 @@ class HeavyState:
         """Name -> tensor, those of `attention` left out."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "attention"}
 
+    def check(self, value: Tensor) -> None:
+        """Refuse values (batch, key_heads, length, value_dim + 1) of other rows or widths, before anything moves.
+
+        Raises:
+            ValueError: naming what was expected and what came.
+        """
+        expected, found = (len(self.key), self.value.shape[4] - 1), (len(value), value.shape[3] - 1)
+        if found != expected:
+            raise ValueError(f"the state takes (rows, value width) {expected}, got {found}")
+
     def clone(self) -> "HeavyState":
         """A copy to roll back to."""
         return HeavyState(self.attention.clone(), **{name: x.clone() for name, x in self.tensors().items()})
@@ -142,7 +152,7 @@ class HeavyState:
         lower, upper = keys.before(bucket, span.closed.repeat_interleave(key_heads, 0), size)
         rank = upper[..., None] - size + torch.arange(size, device=self.key.device)
         filled = rank >= lower[..., None]
-        index = keys.order.gather(1, rank.clamp(min=0).flatten(1)).view(batch, key_heads, -1, 1)
+        index = keys.order.gather(1, rank.clamp(min=0).flatten(1)).view(batch, key_heads, buckets * size, 1)
         self.filled.copy_(filled.view_as(self.filled))
         for mine, theirs in zip((self.key, self.features, self.value), tokens[:3], strict=True):
             chosen = theirs.gather(2, index.expand(-1, -1, -1, theirs.shape[3])).view_as(mine)

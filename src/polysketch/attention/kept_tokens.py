@@ -113,7 +113,7 @@ class AllTokensAttention(KeptTokensAttention):
 
         The rows of `KeyValueRows` are attended one after the other, each to as many keys as it has.
         """
-        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
+        query, key, value, _ = self.new_inputs(query, key, value, key_mask)
         blocks, key = self._blocks_after(state, block_size), self.prepare_key(key, value.dtype)
         if not isinstance(state, KeyValueRows):
             return self._extend_prepared(query, key, value, state, key_mask, blocks), state
@@ -220,7 +220,7 @@ class RecentTokensAttention(KeptTokensAttention):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, RecentTokens]:
         """As `Mechanism.extend`; a new token costs one product with the keys and values that are kept."""
-        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
+        query, key, value, _ = self.new_inputs(query, key, value, key_mask)
         blocks = self._blocks_after(state, block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         if query.shape[2] == 1:

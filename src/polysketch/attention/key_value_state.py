@@ -82,8 +82,9 @@ class KeyValueState:
         """
         self._check(key, value)
         start, end = self.length, self.length + key.shape[2]
-        self._key = self._with_room(self._key, key, end)
-        self._value = self._with_room(self._value, value, end)
+        dtype = self._dtype or key.dtype
+        self._key = self._with_room(self._key, key, end, dtype)
+        self._value = self._with_room(self._value, value, end, dtype)
         self._key[:, :, start:end] = key.detach()
         self._value[:, :, start:end] = value.detach()
         mask = self._append_mask(key_mask, start, end, self._key.device)
@@ -133,15 +134,15 @@ class KeyValueState:
         if found != expected:
             raise ValueError(f"the state holds keys and values of widths {expected}, got {found}")
 
-    def _with_room(self, buffer: Tensor | None, new: Tensor, length: int, dtype: torch.dtype | None = None) -> Tensor:
-        """`buffer`, or its content in a larger one, with room for `length` tokens shaped like `new`."""
+    def _with_room(self, buffer: Tensor | None, new: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+        """`buffer`, or its content in a larger one, with room for `length` tokens like `new`; a first in `dtype`."""
         if buffer is not None and length <= buffer.shape[2]:
             return buffer
         doubled = 0 if buffer is None else 2 * buffer.shape[2]
         capacity = self._reserved if length <= self._reserved else max(doubled, length)
         batch, heads, _, width = new.shape
-        shape, dtype = (batch, heads, capacity, width), dtype or self._dtype or new.dtype
-        grown = torch.zeros(shape, device=self._device or new.device, dtype=dtype)
+        like = dtype if buffer is None else buffer.dtype
+        grown = torch.zeros((batch, heads, capacity, width), device=self._device or new.device, dtype=like)
         if buffer is not None:
             grown[:, :, : buffer.shape[2]] = buffer
         return grown

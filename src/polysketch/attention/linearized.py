@@ -134,7 +134,7 @@ class LinearizedAttention(RedrawnFeatures):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, ops.LinearAttentionState]:
         """As `Mechanism.extend`; the cost of a token does not depend on how many came before."""
-        query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
+        query, key, value, hidden = self.new_inputs(query, key, value, key_mask, hidden)
         wide = self.wide(value)
         features, options = self.operands(query, key, wide.dtype, hidden)
         options |= self.block_options(block_size)
@@ -239,7 +239,13 @@ class LinearizedAttention(RedrawnFeatures):
 
 
 def widened(x: Tensor) -> Tensor:
-    """In float32 at least: for features that half precision cannot hold, and values to go with them in one dtype."""
+    """In float32 at least: for features that half precision cannot hold, and values to go with them in one dtype.
+
+    Raises:
+        TypeError: whole numbers, which would come back as rounded ones.
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"value must be floating point, got {x.dtype}")
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -59,7 +59,7 @@ def normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     """
     if torch.compiler.is_exporting():  # one graph for few rows and many
         return norm(x)
-    few = x.device.type == "cpu" and x.numel() <= _FEW_NUMBERS and x.dtype == norm.weight.dtype
+    few = x.device.type == "cpu" and 0 < x.numel() <= _FEW_NUMBERS and x.dtype == norm.weight.dtype
     if not few or torch.is_grad_enabled() or torch.finfo(x.dtype).bits < 32:
         return norm(x)
     variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)

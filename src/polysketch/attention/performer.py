@@ -165,7 +165,7 @@ class PerformerAttention(LinearizedAttention):
         if self.local_chunk is None:
             output, state = super().extend(query, key, widened(value), state, block_size=block_size, key_mask=key_mask)
         else:
-            query, key, value, _ = self.real_inputs(query, key, value, key_mask)
+            query, key, value, _ = self.new_inputs(query, key, value, key_mask)
             blocks = self._blocks_after(state, block_size)
             output, _ = self._attend_locally(query, key, value, causal=True, key_mask=key_mask, state=state, **blocks)
         return output.to(value.dtype), state

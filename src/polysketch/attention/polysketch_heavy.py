@@ -184,8 +184,9 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         A single token reads the keys of one bucket. Where chunks fill up, and for several tokens at once, the
         remembered ones are sorted together with the new ones.
         """
-        query, key, value, _ = self.real_inputs(query, key, value, key_mask)
+        query, key, value, _ = self.new_inputs(query, key, value, key_mask)
         wide = _with_ones(value)
+        state.check(wide)
         features, options = self._operands(query, key, wide.dtype)
         blocks = self._blocks_after(state, block_size)
         correction = self._corrected_(query, key, wide, features, options["local"], state, key_mask)

@@ -134,7 +134,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
     if query.shape[3] != key.shape[3]:
         raise ValueError(f"query and key must share head_dim, got {query.shape[3]} and {key.shape[3]}")
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
+    if 0 in (query.shape[1], key.shape[1]) or query.shape[1] % key.shape[1] != 0:
         raise ValueError(
             f"the query heads must be a multiple of the key heads, got {query.shape[1]} and {key.shape[1]};"
             " is the layout (batch, heads, length, width)?"

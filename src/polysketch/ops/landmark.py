@@ -98,12 +98,13 @@ def skyformer_attention(
         token are zeros.
 
     Raises:
-        ValueError: shapes or devices that disagree, queries not as many as keys, or no samples.
+        ValueError: shapes or devices that disagree, queries not as many as keys, or samples that are no such numbers.
         TypeError: a size that is no integer, dtypes that are not floating point or not alike, a mask that is not bool.
 
     Cost: 2 * length * num_landmarks * (2 head_dim + 2 value_dim) operations a head, and
     iterations * 8 * num_landmarks^3.
     """
+    _check_samples(samples)
     mask = _check(query, key, value, key_mask, samples.shape[0])
     with torch.autocast(query.device.type, enabled=False):
         dtype, groups = working_dtype(query, key, value), query.shape[1] // key.shape[1]
@@ -170,6 +171,14 @@ def _gaussian(one: Tensor, other: Tensor) -> Tensor:
 def _take(source: Tensor, index: Tensor) -> Tensor:
     """Tokens `index` (batch, count) of (batch, heads, length, width)."""
     return source.gather(2, index[:, None, :, None].expand(-1, source.shape[1], -1, source.shape[3]))
+
+
+def _check_samples(samples: Tensor) -> None:
+    if samples.dim() != 1 or samples.dtype != torch.int64:
+        raise ValueError(f"samples must be (num_landmarks,) int64, got {tuple(samples.shape)} of {samples.dtype}")
+    in_memory = samples.is_cpu and len(samples) and not torch.compiler.is_compiling()
+    if in_memory and not 0 <= int(samples.min()) <= int(samples.max()) < SAMPLE_RANGE:
+        raise ValueError(f"samples must be from 0 to {SAMPLE_RANGE - 1}, got {samples.tolist()[:16]}")
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, num_landmarks: int) -> Tensor:

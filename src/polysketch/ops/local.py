@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
+from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths, check_devices
 from polysketch.ops.blocks import check_block_size, check_fitting_blocks
 from polysketch.ops.linear.alignment import Alignment, align, leading_padding
 from polysketch.ops.packed import PackedDocuments, by_documents
@@ -26,6 +26,29 @@ class OpenChunk(NamedTuple):
     key: Tensor
     value: Tensor
     position: Tensor
+
+    def check(self, key: Tensor, value: Tensor, chunk: int) -> None:
+        """Refuse an open chunk of other rows, heads or widths than the tokens that come behind it.
+
+        Raises:
+            ValueError: naming what was expected and what is here.
+            TypeError: a position that is not int64.
+        """
+        expected = {
+            "key": (*key.shape[:2], chunk, key.shape[3]),
+            "value": (*value.shape[:2], chunk, value.shape[3]),
+            "position": key.shape[:1],
+        }
+        for name, shape in expected.items():
+            found = getattr(self, name)
+            if tuple(found.shape) != tuple(shape):
+                raise ValueError(f"opened.{name} must be of the shape {tuple(shape)}, got {tuple(found.shape)}")
+        if self.position.dtype != torch.int64:
+            raise TypeError(f"opened.position must be int64, got {self.position.dtype}")
+        check_devices(key=key, value=value, opened_key=self.key, opened_value=self.value)
+        in_memory = self.position.is_cpu and not torch.compiler.is_compiling()
+        if in_memory and bool((self.position < 0).any()):
+            raise ValueError(f"opened.position counts tokens, got {self.position.tolist()[:16]}")
 
 
 def local_attention(
@@ -67,7 +90,7 @@ def local_attention(
         (batch, heads, length, value_dim) in the dtype of value; zeros where padding precedes a row.
 
     Raises:
-        ValueError: a chunk below 1, `opened` without `causal`, or as in `polynomial_attention`.
+        ValueError: a chunk below 1, `opened` without `causal` or of another shape, or as in `polynomial_attention`.
         TypeError: a chunk that is no integer, or as in `polynomial_attention`.
 
     Cost: 2 * length * chunk * (head_dim + value_dim) operations a head, half of it when causal; memory linear in the
@@ -76,8 +99,10 @@ def local_attention(
     check_attention_tensors(query, key, value, key_mask)
     check_causal_lengths(query, key)
     check_at_least_one(chunk=chunk)
-    if opened is not None and not causal:
-        raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
+    if opened is not None:
+        if not causal:
+            raise ValueError("an open chunk goes on with later tokens: it needs causal=True, got causal=False")
+        opened.check(key, value, chunk)
     options = {"degree": degree, "offset": offset, **mask_in_chunks(chunk, causal, block_size)}
     if cu_seqlens is not None:
         if opened is not None:

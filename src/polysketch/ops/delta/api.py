@@ -323,4 +323,8 @@ def _check(inputs: Inputs, factors: int, state: LinearAttentionState | StateRows
             f"the state does not fit: expected sums {expected} of power 1, factors {factors} and no local part, got "
             f"{found}, power {state.power}, factors {state.factors}, chunks of {state.local_chunk}"
         )
+    if state.pool.normalizer.dtype != value.dtype:
+        raise TypeError(
+            f"the state's sums are {state.pool.normalizer.dtype}, the tokens {value.dtype}: cast the tokens"
+        )
     check_devices(key_features=key, state=sums)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors
+from polysketch.ops.arguments import check_at_least_one, check_attention_tensors
 from polysketch.ops.heavy.correction import heavy_correction_operator
 
 
@@ -59,10 +59,9 @@ def heavy_correction(
             "query and query_features must agree in batch, heads and length, got "
             f"{tuple(query.shape)} and {tuple(query_features.shape)}"
         )
-    if degree < 2 or degree % 2:
+    check_at_least_one(degree=degree, size=size)
+    if degree % 2:
         raise ValueError(f"degree must be even and at least 2, got {degree}")
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
     edges = (query.shape[0], query.shape[2])
     _expect("query_codes", query_codes, tuple(query.shape[:3]))
     _expect("key_codes", key_codes, tuple(key.shape[:3]))

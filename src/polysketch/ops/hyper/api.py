@@ -130,6 +130,8 @@ def hyper_attention(
     keys that are not added up yet; they multiply in the dtype of the inputs.
     """
     check_attention_tensors(query, key, value, key_mask)
+    if value.shape[3] == 0:
+        raise ValueError(f"value must be at least 1 wide, got the shape {tuple(value.shape)}")
     check_hyperplanes(hyperplanes, query.shape[3])
     check_options(chunk_size, sample_size, min_length, sampling, seed)
     bounds = check_capping(capping)

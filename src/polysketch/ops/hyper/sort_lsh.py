@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polysketch.ops.arguments import check_devices
 from polysketch.ops.hyper.exact_keys import Tiles
 
 MAX_HASH_BITS = 62  # a code is one int64 of either use: bits, and a rank to sort by
@@ -26,7 +27,7 @@ def hash_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:
         (...) int64 bucket ids from 0 to 2^bits - 1.
 
     Raises:
-        ValueError: widths that disagree, or fewer than 1 or more than 62 bits.
+        ValueError: widths or devices that disagree, or fewer than 1 or more than 62 bits.
         TypeError: x is not floating point.
 
     Cost: 2 * bits * head_dim operations a vector.
@@ -34,6 +35,7 @@ def hash_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:
     if not x.is_floating_point():
         raise TypeError(f"vectors to hash must be floating point, got {x.dtype}")
     check_hyperplanes(hyperplanes, x.shape[-1] if x.dim() else 0)
+    check_devices(vectors=x, hyperplanes=hyperplanes)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         sides = x.to(dtype) @ hyperplanes.to(dtype) > 0

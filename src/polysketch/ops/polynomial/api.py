@@ -8,7 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polysketch.ops.arguments import check_attention_tensors, check_cache_lengths, check_causal_lengths, check_offset
+from polysketch.ops.arguments import (
+    check_at_least_one,
+    check_attention_tensors,
+    check_cache_lengths,
+    check_causal_lengths,
+    check_offset,
+)
 from polysketch.ops.blocks import check_block_size, in_aligned_rows
 from polysketch.ops.packed import PackedDocuments, by_documents
 from polysketch.ops.polynomial import native, triton
@@ -262,6 +268,7 @@ def _attend(
 def _check_polynomial(degree: int, scale: float, offset: float) -> None:
     if isinstance(degree, bool) or not isinstance(degree, int) or degree < 2 or degree % 2 != 0:
         raise ValueError(f"degree must be an even integer, 2 or more, so that no weight is negative, got {degree!r}")
+    check_at_least_one(degree=degree)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale!r}")
     check_offset(offset)

@@ -162,6 +162,7 @@ def _attend_in_cache(
 ) -> Tensor:
     """Of keys, values and mask the rows `key_rows`: one query a row where they lie, if a program does that."""
     query, key = inputs[:2]
+    inputs.check_same_rows()
     check_rows(key_rows, query.shape[0], key)
     check_attention_tensors(*inputs.in_rows_like(query)[:4])
     check_at_least_one(window=window)

@@ -41,6 +41,21 @@ class Inputs(NamedTuple):
         mask = None if self.key_mask is None else self.key_mask.index_select(0, rows)
         return self._replace(key=self.key.index_select(0, rows), value=self.value.index_select(0, rows), key_mask=mask)
 
+    def check_same_rows(self) -> None:
+        """Refuse a key, value and mask of unlike numbers of rows: a program reads the row that it is told of each.
+
+        Raises:
+            ValueError: naming the first that has other rows than the key, or none.
+        """
+        if self.query.dim() != 4 or self.key.dim() != 4:
+            shapes = tuple(self.query.shape), tuple(self.key.shape)
+            raise ValueError(f"query and key must be (batch, heads, length, width), got the shapes {shapes}")
+        for name, tensor in (("value", self.value), ("key_mask", self.key_mask)):
+            if tensor is not None and tensor.shape[:1] != self.key.shape[:1]:
+                raise ValueError(
+                    f"expected a {name} of {len(self.key)} rows, as the key has, got the shape {tuple(tensor.shape)}"
+                )
+
     def in_rows_like(self, query: Tensor) -> "Inputs":
         """With one row of key, value and mask for each of the query's, no matter which: to check sizes."""
         key, value = (x[:1].expand(len(query), *x.shape[1:]) for x in (self.key, self.value))
