@@ -110,7 +110,7 @@ def test_no_refused_call_moves_the_window(case: Case, wrong: str):
     state = mechanism.init_state(2)
     given = {"query": query[:, :, :1], "key": key[:, :, :1], "value": value[:, :, :1], "hidden": hidden[:, :1]}
     given[wrong] = {"value": value[:, :, :1, :5], "query": query[:, :, :2], "hidden": hidden[:, :2]}[wrong]
-    with pytest.raises(ValueError, match=r"the state takes|as many new queries|hidden must be"):
+    with pytest.raises(ValueError, match=r"the state takes|as many queries|hidden must be"):
         mechanism.extend(given["query"], given["key"], given["value"], state, hidden=given["hidden"])
     assert state.position.eq(0).all()
     assert state.far.sums.eq(0).all()

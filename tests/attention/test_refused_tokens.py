@@ -63,3 +63,10 @@ def test_heavy_decodes_no_rows():
     state = layer.init_state(0)
     output, _ = layer.extend(*(x[:0] for x in tokens(5)), state)
     assert output.shape == (0, HEADS, 5, HEAD_DIM)
+
+
+@pytest.mark.parametrize("name", ["polysketch", "polysketch-window"])
+def test_queries_as_many_as_keys_are_asked_for_by_their_own_names(name):
+    query, key, value = tokens(9)
+    with pytest.raises(ValueError, match="9 queries and 5 keys"):
+        mechanism(name)(query, key[:, :, :5], value[:, :, :5], causal=True, hidden=torch.ones(ROWS, 9, WIDTH))

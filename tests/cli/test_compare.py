@@ -57,7 +57,7 @@ def test_the_best_run_comes_first_with_what_it_is(make_run, capsys, tmp_path):
     ("arguments", "message"),
     [
         (["one", "other"], "expected runs of the same data, found other data in other"),
-        (["one", "one"], "named once"),
+        (["one", "one"], "found one twice"),
         (["one", "absent"], "expected a run folder"),
         (["one", "--plot", "losses.doc"], ".png"),
         (["one", "masked"], "expected runs of one objective, found masked in masked and auto in one"),

@@ -137,7 +137,7 @@ def test_any_other_model_of_transformers_can_be_scored(capsys, tmp_path, task_fo
     [
         (["--tasks", "hellaswog"], "expected a task of hellaswag"),
         (["--tasks", "bad"], "line 1 of {folder}/bad.jsonl: expected a number from 0 to 1 as `answer`"),
-        (["--tasks", "no/such/facts.jsonl"], "a .jsonl file of questions or a .json file of BIG-bench, found 'no/such"),
+        (["--tasks", "no/such/facts.jsonl"], "expected the file of a task, found none called no/such"),
         (["--tasks", "winogrande"], "expected a file winogrande_dev"),
         (["--tasks", ","], "expected names"),
         (["--tasks", "ruler_cwe"], "expected ruler_vt or ruler_fwe of RULER's tasks, found 'ruler_cwe'"),
@@ -162,7 +162,7 @@ def test_bad_input_gives_one_line_and_status_1(capsys, task_folder, arguments, m
 def test_without_any_folder_the_message_says_how_to_give_one(capsys):
     """Neither flag nor variable."""
     assert main(["evaluate", "run", "--tasks", "piqa"]) == 1
-    assert "neither --task-data nor POLYSKETCH_DATA was given" in capsys.readouterr().err
+    assert "none was given, nor POLYSKETCH_DATA" in capsys.readouterr().err
     assert main(["evaluate", "run", "--tasks", "piqa", "--task-data", "nowhere"]) == 1
     assert "--task-data: expected a folder, found none at nowhere" in capsys.readouterr().err
 

@@ -309,3 +309,10 @@ def test_bad_input_gives_one_line_and_status_1(capsys, arguments, message):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("polysketch: ")
     assert message in line
+
+
+def test_a_setting_that_means_nothing_is_refused_before_the_prompt_is_shown(capsys):
+    assert main(["generate", "run", "--prompt", "x", "--temperature", "-1"]) != 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "temperature of at least 0" in told.err

@@ -584,3 +584,9 @@ def test_ids_and_stops_of_any_kind_are_those_of_generate(model):
     expected = generate(model, [PROMPTS[4]], max_new_tokens=30, seed=2, stop=stop).tokens[0]
     assert drain(engine) == {1: expected}
     assert len(expected) < 30
+
+
+def test_layers_that_keep_keys_ask_for_the_number_of_tokens(hybrid):
+    with pytest.raises(ValueError, match="expected a number of tokens"):
+        bytes_of_request(hybrid)
+    assert bytes_of_request(hybrid, 10) > bytes_of_request(hybrid, 0)

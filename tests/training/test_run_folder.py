@@ -108,3 +108,8 @@ def test_every_flipped_bit_of_a_configuration_is_found_or_changes_nothing(tmp_pa
         except ValueError:
             continue
         assert {name: found[name] for name in CONFIG} == CONFIG
+
+
+def test_the_folder_of_a_conversion_says_where_its_model_is(tmp_path):
+    with pytest.raises(ValueError, match=r"found that of a conversion: its model is in .*model, once"):
+        read(tmp_path, json.dumps({"format": 3, "identity": "0f", "conversion": {}}))

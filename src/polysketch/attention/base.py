@@ -513,8 +513,7 @@ class Mechanism(nn.Module):
             TypeError, ValueError: as `real_inputs`, and for another number of queries.
         """
         cleaned = self.real_inputs(query, key, value, key_mask, hidden)
-        if query.shape[2] != key.shape[2]:
-            raise ValueError(f"expected as many new queries as new keys, got {query.shape[2]} and {key.shape[2]}")
+        require_as_many(query, key)
         return cleaned
 
     def _check_kinds(self, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -544,6 +543,16 @@ class Mechanism(nn.Module):
 def head_norm(head_dim: int) -> nn.LayerNorm:
     """The layer norm of queries or of keys that polynomial weights are taken of, shared by the heads."""
     return nn.LayerNorm(head_dim, eps=1e-5)
+
+
+def require_as_many(query: Tensor, key: Tensor) -> None:
+    """Refuse queries and keys (batch, heads, length, head_dim) of unlike lengths.
+
+    Raises:
+        ValueError: with both lengths.
+    """
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(f"expected as many queries as keys, got {query.shape[2]} queries and {key.shape[2]} keys")
 
 
 def check_even_degree(degree: int) -> None:

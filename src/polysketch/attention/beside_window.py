@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.abilities import mechanisms_that
+from polysketch.attention.base import require_as_many
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import in_range, sums_of_single_tokens, widened
 from polysketch.attention.masked import finite_at_masked, without_masked
@@ -211,6 +212,7 @@ class BesideWindow(RedrawnFeatures):
             unrotated: query and key before rotary positions, for features; those given when None.
         """
         query, key, value, hidden = self.real_inputs(query, key, value, key_mask, hidden)
+        require_as_many(query, key)
         blocks = self.block_options(block_size)
         vectors = self._sketched(query, key, unrotated, key_mask)
         beside = self._far(vectors, value, causal, key_mask, hidden)
@@ -440,7 +442,7 @@ class BesideWindow(RedrawnFeatures):
         expected = (state.far.batch_size, state.far.value_dim - self.sums_width, value.shape[2])
         found = (value.shape[0], value.shape[3], query.shape[2])
         if found != expected:
-            raise ValueError(f"the state takes (rows, value width, queries as many as keys) {expected}, got {found}")
+            raise ValueError(f"the state takes (batch size, value width, as many queries) {expected}, got {found}")
         if hidden is not None and hidden.shape[:2] != (value.shape[0], value.shape[2]):
             raise ValueError(
                 f"hidden must be (batch, length, width) of the {value.shape[2]} new tokens of "

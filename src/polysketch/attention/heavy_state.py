@@ -96,7 +96,7 @@ class HeavyState:
         """
         expected, found = (len(self.key), self.value.shape[4] - 1), (len(value), value.shape[3] - 1)
         if found != expected:
-            raise ValueError(f"the state takes (rows, value width) {expected}, got {found}")
+            raise ValueError(f"the state takes (batch size, value width) {expected}, got {found}")
 
     def clone(self) -> "HeavyState":
         """A copy to roll back to."""

@@ -51,8 +51,10 @@ def run(flags: CompareFlags) -> int:
     from polysketch.training.comparison import compared, comparison_table, differences, plot_comparison
 
     check_plot(flags.plot)
-    if len(set(flags.runs)) < max(1, len(flags.runs)):
-        raise ValueError("expected at least one run, each named once, found none or one twice")
+    if not flags.runs:
+        raise ValueError("expected at least one run to compare, found none")
+    if len(set(flags.runs)) < len(flags.runs):
+        raise ValueError(f"expected each run once, found one twice in {', '.join(map(str, flags.runs))}")
     runs = [compared(folder) for folder in flags.runs]
     other = next((one for one in runs if one.data != runs[0].data), None)
     if other is not None:

@@ -40,7 +40,7 @@ class GenerateFlags:
       polysketch generate runs/own --interactive --stop "\\n\\n"
       polysketch generate runs/own --prompts prompts.jsonl --out continued.jsonl
       polysketch generate exported --prompt "Once upon a time" --beams 4
-      polysketch generate converted --chat --prompt "Which animals bark?"
+      polysketch generate converted/model --chat --prompt "Which animals bark?"
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -99,9 +99,11 @@ class GenerateFlags:
 
 def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
+    from polysketch.generation import Sampler
     from polysketch.integrations.transformers_folder import is_transformers_folder
 
     _check(flags)
+    Sampler(flags.temperature, flags.top_k, flags.top_p, flags.repetition_penalty)  # refused before a prompt is shown
     of_transformers = is_transformers_folder(flags.run)
     if of_transformers and flags.checkpoint != "latest":
         raise ValueError(f"--checkpoint: expected a run, found a model of transformers in {flags.run}, which has none")

@@ -183,7 +183,7 @@ def _serve(flags: ServeFlags) -> int:
             chat_template=flags.chat_template,
         )
         keep_states_in(served.model, flags.state_dtype)
-        size = bytes_of_request(served.model)
+        size = bytes_of_request(served.model, 0)
         token_size = bytes_of_request(served.model, 1) - size
         slots = _slots(size + token_size, flags)
         engine = Engine(

@@ -202,8 +202,8 @@ def split_in(folder: Path, description: DataDescription, name: str) -> SplitDesc
     """
     if name not in description.splits:
         raise ValueError(
-            f"expected a split of {', '.join(description.splits)} in {folder}, found {name!r}: it may have been "
-            "prepared with a share of 0"
+            f"expected a split of {', '.join(description.splits)} in {folder}, found {name!r}: name one of these, or "
+            "prepare the text again with a share for it"
         )
     return description.splits[name]
 

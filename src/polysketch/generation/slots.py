@@ -107,18 +107,21 @@ class Slots:
         copy_rows_(self._all, slice(len(self)), self._used)
 
 
-def bytes_of_request(model: TransformerLM, tokens: int = 0) -> int:
+def bytes_of_request(model: TransformerLM, tokens: int | None = None) -> int:
     """Bytes of the state of one request: the same at every position, but for layers that keep keys and values.
 
     Args:
         model: a language model.
-        tokens: that the state has read; of no consequence where every layer has a state of constant size.
+        tokens: that the state has read; may be None where every layer has a state of constant size.
 
     Raises:
-        ValueError: as for `Slots`.
+        ValueError: as for `Slots`, or no number of tokens where a layer keeps keys and values.
     """
     one = state_of_one(model)
-    return _fixed_bytes(one) + tokens * _token_bytes(one)
+    of_each = _token_bytes(one)
+    if tokens is None and of_each:
+        raise ValueError(f"expected a number of tokens: layers keep keys and values, {of_each:,} bytes of each token")
+    return _fixed_bytes(one) + (tokens or 0) * of_each
 
 
 def reserve(state: ModelState, tokens: int) -> None:

@@ -295,7 +295,7 @@ def require_ours(folder: Path) -> None:
     if values.get("model_type") != MODEL_TYPE:
         raise ValueError(
             f"expected a model of type {MODEL_TYPE} in {folder}, found {values.get('model_type')!r}: "
-            "models of other kinds can be converted, see polysketch convert"
+            "models of other kinds, and converted ones, can be read by polysketch generate and by transformers alone"
         )
 
 

@@ -211,9 +211,10 @@ class MultiheadAttention(nn.Module):
             )
         able = kind.is_causal if causal else (kind.is_bidirectional and (same or self.mechanism.is_cross))
         if not able:
-            asked = "causal" if causal else "not causal" if same else "of keys of another length"
+            asked = "causal" if causal else "bidirectional" if same else "of keys of another length"
             takers = ", ".join(_takers(causal=causal, same=same))
-            raise ValueError(f"{kind.__name__} cannot be {asked}: choose attention of {takers}")
+            instead = " give is_causal=True, or" if kind.is_causal and same else ""
+            raise ValueError(f"{kind.__name__} cannot be {asked}:{instead} choose attention of {takers}")
 
     def _read(self, mask: Tensor, hidden: Tensor | None) -> tuple[bool, Tensor | None]:
         """Whether a mask is causal; if not, the keys that it hides from all queries, with those hidden already.

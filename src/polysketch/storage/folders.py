@@ -69,10 +69,10 @@ def require_free(folder: Path) -> None:
     Raises:
         FileExistsError: there is a file of that name, or a folder with contents.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(
-            f"expected a new or empty folder for --out, found {folder} with contents: choose another name or remove it"
-        )
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"expected a new or empty folder, found the file {folder}: choose another name")
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"expected a new or empty folder, found {folder} with contents: choose another name")
 
 
 @contextlib.contextmanager

@@ -278,6 +278,6 @@ def _extends(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def _advice(refused: list[str], meaning: Mapping[str, OnResume]) -> str:
     if refused == ["steps"] and meaning["steps"] is OnResume.EXTENDING:
-        return "give --extend for more steps (fewer are not possible)"
+        return "give --extend with more steps than before (fewer are not possible)"
     weights = " (--init-from takes over the weights)" if "init_from" in meaning else ""
     return f"give the old values, or start a new run{weights}"

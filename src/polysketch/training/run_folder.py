@@ -141,6 +141,11 @@ class RunFolder(LoopFolder):
         missing = list(_missing_entries(config))
         if missing and "model_type" in config:
             raise ValueError(f"{self.path}: expected the folder of a training run, found a model of transformers")
+        if missing and "conversion" in config:
+            raise ValueError(
+                f"{self.path}: expected the folder of a training run, found that of a conversion: its model is in "
+                f"{self.path / 'model'}, once the conversion has ended"
+            )
         if missing:
             raise ValueError(
                 f"{self.config}: expected the entries of a run's configuration, found none of the right type of "

@@ -112,3 +112,17 @@ def test_adapters_are_merged_before_a_model_is_saved(folder, tmp_path):
     merged = wrapped.merge_and_unload()
     save_replaced(merged, tmp_path)
     assert torch.equal(logits(load_replaced(tmp_path), text()), logits(merged.eval(), text()))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_a_folder_with_other_weights_is_refused(folder, tmp_path, name):
+    """Transformers would go on to load these, and compute softmax attention."""
+    model = sketch(load(folder, "llama"))
+    (tmp_path / name).write_bytes(b"earlier")
+    with pytest.raises(FileExistsError, match="Choose another folder"):
+        save_replaced(model, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    (tmp_path / name).unlink()
+    save_replaced(model, tmp_path)
+    save_replaced(model, tmp_path)  # its own weights may be written again
+    assert torch.equal(logits(load_replaced(tmp_path), text()), logits(model, text()))

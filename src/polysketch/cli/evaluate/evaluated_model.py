@@ -83,7 +83,7 @@ class EvaluatedModel:
         if folder is None and not (self.description.data.exists() or is_foreign(self.description.data)):
             raise FileNotFoundError(
                 f"expected the data of the run {self.path} in {self.description.data}, found nothing there: "
-                "if the folder was moved, say where it is with --data"
+                "if it was moved, or the run was imported, say with --data where prepared text is"
             )
         data = PreparedData.open(self.description.data if folder is None else folder, self.tokenizer)
         require_same_tokenizer(

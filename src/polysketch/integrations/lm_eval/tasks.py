@@ -150,6 +150,8 @@ def _load(name: str, folders: list[Path], download: bool, ruler: RulerTexts | No
             f"expected a file {' or '.join(LOCAL_TASKS[name].files)} ({', '.join(SUFFIXES)}) for the task {name} in "
             f"{_in_words(folders)}, found none: say where it is with --task-data, or have it fetched with --download"
         )
+    if name.endswith(SUFFIXES):
+        raise FileNotFoundError(f"expected the file of a task, found none called {name}, nor in {_in_words(folders)}")
     missing = [task for task, local in LOCAL_TASKS.items() if find_file(folders, local.files) is None]
     raise ValueError(
         f"expected a task of {', '.join([*LOCAL_TASKS, *ALIASES, *RULER_TASKS])}, a .jsonl file of questions or a "
@@ -273,7 +275,7 @@ def _is_jsonl(file: Path) -> bool:
 
 def _in_words(folders: Sequence[Path]) -> str:
     """The folders, for a message."""
-    return ", ".join(map(str, folders)) or "no folder (neither --task-data nor POLYSKETCH_DATA was given)"
+    return ", ".join(map(str, folders)) or "a folder of --task-data (none was given, nor POLYSKETCH_DATA)"
 
 
 @contextmanager

@@ -23,6 +23,9 @@ VARIANT = "polysketch"
 them into a model with its own attention, leave the mechanisms' weights out, and say so in a warning alone."""
 
 
+_USUAL = ("model*.safetensors", "pytorch_model*.bin")
+"""Files that transformers loads without a variant."""
+
 _GROUP_KEYS = {"layers", "name", "options", "sliding_window", "dropout"}
 _LATER_KEYS = {"position_bias", "softcap"}  # which earlier versions did not write
 
@@ -41,6 +44,7 @@ def save_replaced(model: Any, folder: str | Path) -> None:
     Raises:
         TypeError: not a transformers model.
         ValueError: nothing was replaced in it, or adapters of PEFT are not merged into its weights.
+        FileExistsError: the folder holds weights under the usual name, which transformers would go on to load.
     """
     plain = plain_model(model)
     if plain is not model or any(name.endswith(".base_layer") for name, _ in plain.named_modules()):
@@ -50,8 +54,19 @@ def save_replaced(model: Any, folder: str | Path) -> None:
         )
     if not replaced_layers(plain):
         raise ValueError("no attention was replaced in this model: call replace_attention first, or save_pretrained")
+    _require_no_other_weights(Path(folder))
     plain.save_pretrained(folder, variant=VARIANT)
     (Path(folder) / SUMS).unlink(missing_ok=True)  # of files that are gone
+
+
+def _require_no_other_weights(folder: Path) -> None:
+    files = (file for pattern in _USUAL for file in sorted(folder.glob(pattern)))
+    other = next((file for file in files if f".{VARIANT}." not in file.name), None)
+    if other is not None:
+        raise FileExistsError(
+            f"expected a folder without other weights, found {other}: transformers would load these, with softmax "
+            "attention. Choose another folder"
+        )
 
 
 def load_replaced(folder: str | Path, **options: Any) -> Any:
