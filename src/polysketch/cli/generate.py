@@ -99,15 +99,14 @@ class GenerateFlags:
 
 def run(flags: GenerateFlags) -> int:
     """Generate as the flags say, print text and speed, and return the exit status."""
-    from polysketch.generation import Sampler
     from polysketch.integrations.transformers_folder import is_transformers_folder
 
     _check(flags)
-    Sampler(flags.temperature, flags.top_k, flags.top_p, flags.repetition_penalty)  # refused before a prompt is shown
     of_transformers = is_transformers_folder(flags.run)
     if of_transformers and flags.checkpoint != "latest":
         raise ValueError(f"--checkpoint: expected a run, found a model of transformers in {flags.run}, which has none")
     model, tokenizer, prompts = (_open_transformers if of_transformers else _open_run)(flags)
+    _require_settings(flags)
     keep_states_in(model, flags.state_dtype)
     chat = _chat(flags, tokenizer)
     if flags.interactive:
@@ -192,6 +191,13 @@ def _read_prompts(flags: GenerateFlags) -> list[str]:
         return prompts_of(flags.prompts)
     texts = [sys.stdin.read() if text == "-" else text for text in flags.prompt or ("",)]
     return [text for text in texts for _ in range(flags.num_samples)]
+
+
+def _require_settings(flags: GenerateFlags) -> None:
+    """Refuse settings that mean nothing before a prompt is shown; PyTorch is loaded by now."""
+    from polysketch.generation import Sampler
+
+    Sampler(flags.temperature, flags.top_k, flags.top_p, flags.repetition_penalty)
 
 
 def _settings(flags: GenerateFlags) -> dict[str, Any]:
