@@ -196,7 +196,7 @@ def test_with_vllm_it_says_what_a_request_takes(tmp_path, attention, ending):
     size, page, count = (int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", said)[:3])
     assert count == (2 if attention == "linear" else 1)
     assert size == page * count
-    assert 0 <= size - (bytes_of_request(model) - model.init_state(1).position.nbytes) <= 64 * 4 * count
+    assert 0 <= size - (bytes_of_request(model, 0) - model.init_state(1).position.nbytes) <= 64 * 4 * count
     if attention == "linear":
         assert f"; {3 * 2**20 // size} fit" in said
     halved = about_states(tmp_path, megabytes=None)
