@@ -229,7 +229,7 @@ def test_a_state_that_does_not_fit_is_refused_and_stays_as_it_was():
     one = part(given, 0, 1)
     with pytest.raises(ValueError, match="value width"):
         mechanism.extend(**{**one, "value": one["value"][..., 1:]}, state=state)
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(ValueError, match="batch size"):
         mechanism.extend(**part(tokens(mechanism, 9, rows=2), 0, 1), state=state)
     assert all(torch.equal(x, before[name]) for name, x in tensors_of(state).items())
 

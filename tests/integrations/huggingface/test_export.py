@@ -174,7 +174,7 @@ def test_an_earlier_checkpoint_can_be_exported(make_run, tmp_path):
     ("files", "message"),
     [
         ({}, "found no config.json"),
-        ({"config.json": '{"model_type": "llama"}'}, "found 'llama'.*polysketch convert"),
+        ({"config.json": '{"model_type": "llama"}'}, "found 'llama'.*polysketch generate"),
         ({"adapter_config.json": "{}"}, "merge_and_unload"),
     ],
 )
