@@ -70,3 +70,16 @@ def test_queries_as_many_as_keys_are_asked_for_by_their_own_names(name):
     query, key, value = tokens(9)
     with pytest.raises(ValueError, match="9 queries and 5 keys"):
         mechanism(name)(query, key[:, :, :5], value[:, :, :5], causal=True, hidden=torch.ones(ROWS, 9, WIDTH))
+
+
+@pytest.mark.parametrize("count", [3, 12])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_span_has_as_many_queries_as_keys(name, count):
+    layer = mechanism(name)
+    try:
+        state = layer.init_span(ROWS)
+    except NotImplementedError:
+        pytest.skip("it has no spans")
+    query, key, value = torch.randn(ROWS, HEADS, count, HEAD_DIM), *tokens(9)[1:]
+    with pytest.raises(ValueError, match=f"{count}"):
+        layer.forward_span(query, key, value, state, hidden=torch.ones(ROWS, 9, WIDTH))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polysketch.attention.base import Mechanism
+from polysketch.attention.base import Mechanism, require_as_many
 from polysketch.attention.key_value_state import KeyValueRows, KeyValueState
 from polysketch.attention.masked import without_masked
 from polysketch.attention.recent_tokens import RecentTokens
@@ -189,6 +189,7 @@ class RecentTokensAttention(KeptTokensAttention):
     ) -> tuple[Tensor, SpanState]:
         """As `Mechanism.forward_span`."""
         self.check_inputs(query, key, value)
+        require_as_many(query, key)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
         new = {"key": key, "value": value}
         keys, values = (state.followed_by(name, x) for name, x in new.items())
