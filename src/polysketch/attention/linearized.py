@@ -245,7 +245,7 @@ def widened(x: Tensor) -> Tensor:
         TypeError: whole numbers, which would come back as rounded ones.
     """
     if not x.is_floating_point():
-        raise TypeError(f"expected tensors of floating point, got {x.dtype}")
+        raise TypeError(f"query, key and value must be floating point, got {x.dtype}")
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
