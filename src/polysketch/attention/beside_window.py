@@ -8,8 +8,8 @@ from torch import Tensor
 
 from polysketch import ops
 from polysketch.attention.abilities import mechanisms_that
-from polysketch.attention.base import require_as_many
 from polysketch.attention.head_logit import HeadLogit
+from polysketch.attention.heads import require_as_many
 from polysketch.attention.linearized import in_range, sums_of_single_tokens, widened
 from polysketch.attention.masked import finite_at_masked, without_masked
 from polysketch.attention.recent_tokens import RecentTokens

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polysketch.attention.base import Mechanism, require_as_many
+from polysketch.attention.base import Mechanism
+from polysketch.attention.heads import require_as_many
 from polysketch.attention.key_value_state import KeyValueRows, KeyValueState
 from polysketch.attention.masked import without_masked
 from polysketch.attention.recent_tokens import RecentTokens
