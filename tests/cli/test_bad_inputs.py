@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 
 from polysketch.cli import flags_of, main
 from polysketch.cli.help import subcommands_of
@@ -123,6 +124,7 @@ def _run_and_exit(line: list[str], errors: int) -> None:
         os.dup2(errors, 2)
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
         sys.stdout, sys.stdin = open(os.devnull, "w"), open(os.devnull)  # noqa: SIM115
+        torch.set_num_threads(1)  # those of the parent are not in a forked child, which would wait for them for ever
         status = main(line)
     except BaseException:  # noqa: BLE001  (whatever it is, it is what the test looks for)
         traceback.print_exc(file=sys.stderr)

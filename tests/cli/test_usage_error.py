@@ -7,13 +7,17 @@ import pytest
 from polysketch.cli import main
 
 LISTED = r"; polysketch \w+ --help lists what it takes\n"
+COMMAS = r" \(a flag takes one value, or some with commas between\)"
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ("train --data x --heads 2", r"no such flag or argument: --heads, 2 \(like --threads\?\)"),
-        ("train --data d --layers 1 2", "no such flag or argument: 2"),
+        ("train --data d --layers 1 2", rf"no such flag or argument: 2{COMMAS}"),
+        ("evaluate run --contexts 256 512", rf"no such flag or argument: 512{COMMAS}"),
+        ("benchmark attention --lengths 256,512", "--lengths: expected values with spaces between, found 256, 512"),
+        ("train --data d --steps -1", "--steps: expected at least 1, found -1"),
         ("evaluate a b", "no such flag or argument: b"),
         ("train", "needed: --data"),
         ("convert", "needed: MODEL, --data, --out"),

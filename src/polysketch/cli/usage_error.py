@@ -7,6 +7,8 @@ _RULE = re.compile(r"─{5,}")
 _EDGE = re.compile(r"^│ ?| ?│$")
 _FLAG = re.compile(r"^ {4}(-{1,2}[\w-]+|[A-Z][A-Z_]*)\b")
 _NOT_SET = "{None}|"
+_LISTED = re.compile(r"Could not find valid parse for arguments: \['(.*,.*)'\]\.?")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def usage_line(box: str, command: str) -> str:
@@ -23,7 +25,8 @@ def usage_line(box: str, command: str) -> str:
     said = " ".join(line.strip() for line in what)
     after = [line for part in rest for line in part]
     if said.startswith("Unrecognized options: "):
-        problem = f"no such flag or argument: {said.removeprefix('Unrecognized options: ')}{_meant(after)}"
+        unknown = said.removeprefix("Unrecognized options: ")
+        problem = f"no such flag or argument: {unknown}{_meant(after) or _commas(unknown)}"
     elif said.startswith("Missing from "):
         problem = f"needed: {', '.join(_names(what))}{_unknown_too(rest)}"
     elif said.startswith("Error parsing "):
@@ -64,9 +67,19 @@ def _meant(after: Sequence[str]) -> str:
     return f" (like {', '.join(dict.fromkeys(names))}?)" if names else ""
 
 
+def _commas(unknown: str) -> str:
+    """A hint for the rest of a list that was given with spaces between, to a flag that takes commas or one number."""
+    return " (a flag takes one value, or some with commas between)" if _NUMBER.fullmatch(unknown.split(", ")[0]) else ""
+
+
 def _unreadable(said: str, after: Sequence[str]) -> str:
     """A value that is none of the kind: which flag, what it takes, what was found."""
     flag, _, reason = said.removeprefix("Error parsing ").partition(": ")
+    if not flag.startswith("-"):  # the class of the flags: the flag itself is in its reason
+        return reason.rstrip(".")
+    listed = _LISTED.fullmatch(reason)
+    if listed:
+        return f"{flag}: expected values with spaces between, found {listed[1]}"
     kind = next(
         (line.split(maxsplit=1)[1] for line in after if line.split()[:1] == [flag] and len(line.split()) > 1), ""
     )
