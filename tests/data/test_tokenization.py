@@ -133,6 +133,14 @@ def test_an_existing_path_is_a_specification(tmp_path):
     assert parse_specification(str(tmp_path)) == (None, None)
 
 
+def test_the_tokenizer_of_bytes_has_a_name_and_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("bytes").serialized() == BytesTokenizer().serialized()
+    (tmp_path / "bytes").write_text("a file of this name is read")
+    with pytest.raises(ValueError, match="bytes"):
+        load_tokenizer("bytes")
+
+
 def test_a_missing_tokenizer_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing at"):
         load_tokenizer(tmp_path / "tokenizer.json")

@@ -5,11 +5,30 @@ import json
 import pytest
 
 from polysketch import attention
-from polysketch.models import PRESETS, ModelConfig, preset, preset_attention
+from polysketch.models import (
+    PRESETS,
+    ModelConfig,
+    TransformerEncoder,
+    TransformerEncoderDecoder,
+    TransformerLM,
+    preset,
+    preset_attention,
+)
 
 
 def config(**changes) -> ModelConfig:
     return ModelConfig(**{"vocab_size": 50, "num_layers": 2, "hidden_size": 16, "num_heads": 2, **changes})
+
+
+@pytest.mark.parametrize("model", [TransformerLM, TransformerEncoder, TransformerEncoderDecoder])
+def test_a_model_is_made_of_a_configuration(model: type):
+    with pytest.raises(TypeError, match=r"must be a \w+Config, got dict$"):
+        model({"vocab_size": 50})
+    with pytest.raises(
+        TypeError,
+        match=r"got str: polysketch\.models\.preset\('tiny'\) is one" if model is TransformerLM else "got str$",
+    ):
+        model("tiny")
 
 
 def test_sizes_left_out_are_filled_in():

@@ -185,11 +185,11 @@ def _size(text: str, known: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _tokenizer(flags: TaskFlags) -> Any:
-    from polysketch.data.tokenization import BytesTokenizer, load_tokenizer
+    from polysketch.data.tokenization import load_tokenizer
 
     if flags.tokenizer == "symbols" and flags.name in ("texts", "sequences"):
         return None
-    return BytesTokenizer() if flags.tokenizer == "bytes" else load_tokenizer(flags.tokenizer)
+    return load_tokenizer(flags.tokenizer)
 
 
 def _from_files(flags: TaskFlags, tokenizer: Any) -> Any:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polysketch.models.blocks import build_block
+from polysketch.models.config import require_configuration
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.nn import Rotation
 
@@ -23,6 +24,7 @@ class BlockEncoder(nn.Module):
         config: sizes and mechanisms.
 
     Raises:
+        TypeError: the configuration is none.
         ValueError: a `block_size` that a mechanism with its options does not take.
 
     Attributes:
@@ -32,6 +34,7 @@ class BlockEncoder(nn.Module):
     """
 
     def __init__(self, config: EncoderConfig) -> None:
+        require_configuration(config, EncoderConfig)
         super().__init__()
         self.config = config
         self.activation_checkpointing = False

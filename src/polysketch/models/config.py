@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from polysketch.models.layers import check_layer, layer_names, layer_options, windows_between
+from polysketch.models.presets import PRESETS
 from polysketch.nn import gated_width
 from polysketch.ops.arguments import check_at_least_one
 
@@ -180,6 +181,23 @@ class ModelConfig:
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
             self._set(name, float(value))
+
+
+def require_configuration(config: Any, kind: type) -> None:
+    """Refuse the name of a preset, or anything else, in place of a configuration.
+
+    Args:
+        config: what a model was asked for with.
+        kind: the class of configuration that it takes.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(config, kind):
+        named = (
+            f": polysketch.models.preset({config!r}) is one" if kind is ModelConfig and config in (*PRESETS,) else ""
+        )
+        raise TypeError(f"config must be a {kind.__name__}, got {type(config).__name__}{named}")
 
 
 def _frozen(value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from polysketch import attention
 from polysketch.models.base import TokenModel
 from polysketch.models.blocks import build_block
-from polysketch.models.config import ModelConfig
+from polysketch.models.config import ModelConfig, require_configuration
 from polysketch.models.encoder import TransformerEncoder
 from polysketch.models.encoder_config import EncoderConfig
 from polysketch.models.mean_cross_entropy import mean_token_loss
@@ -135,6 +135,9 @@ class TransformerEncoderDecoder(TokenModel):
     Args:
         config: sizes and mechanisms.
 
+    Raises:
+        TypeError: the configuration is none.
+
     Attributes:
         config: as given.
         activation_checkpointing: recompute each block of the decoder in backward instead of keeping what is inside it;
@@ -143,6 +146,7 @@ class TransformerEncoderDecoder(TokenModel):
     """
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
+        require_configuration(config, EncoderDecoderConfig)
         super().__init__()
         self.config, decoder = config, config.decoder
         self.activation_checkpointing = False

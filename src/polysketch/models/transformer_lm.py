@@ -11,7 +11,7 @@ from polysketch.distributed import ContextGroup
 from polysketch.models.base import TokenModel
 from polysketch.models.blocks import build_block
 from polysketch.models.carried import CarriedRows, hidden_states_of
-from polysketch.models.config import ModelConfig
+from polysketch.models.config import ModelConfig, require_configuration
 from polysketch.models.cross_entropy import token_losses
 from polysketch.models.mean_cross_entropy import mean_token_loss
 from polysketch.models.over_ranks import loss_over_ranks
@@ -38,6 +38,9 @@ class TransformerLM(TokenModel):
     Args:
         config: sizes and mechanisms.
 
+    Raises:
+        TypeError: the configuration is none.
+
     Attributes:
         config: as given.
         activation_checkpointing: recompute each block in backward instead of keeping what is inside it; False at
@@ -46,6 +49,7 @@ class TransformerLM(TokenModel):
     """
 
     def __init__(self, config: ModelConfig) -> None:
+        require_configuration(config, ModelConfig)
         super().__init__()
         self.config = config
         self.activation_checkpointing = False

@@ -32,7 +32,7 @@ def load_tokenizer(path: str | Path, end_of_text: str | int | None = None) -> To
         path: A tokenizer.json; encoder.json or vocab.bpe, vocab.json or merges.txt, with the other beside it; a
             sentencepiece .model; each also with .gz. Or a folder: one that ``prepare`` made, a run, or one of a
             transformers model, whose tokenizer_config.json, special_tokens_map.json, generation_config.json or
-            config.json may declare the end of text.
+            config.json may declare the end of text. Or ``bytes``, where nothing is called so: its tokens are bytes.
         end_of_text: The token that ends a document, or its id; None for the declared one, else the one token of a usual
             name.
 
@@ -44,7 +44,11 @@ def load_tokenizer(path: str | Path, end_of_text: str | int | None = None) -> To
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"expected a tokenizer file or a folder with one, found nothing at {path}")
+        if str(path) == BytesTokenizer.kind and end_of_text is None:
+            return BytesTokenizer()
+        raise FileNotFoundError(
+            f"expected {BytesTokenizer.kind}, a tokenizer file or a folder with one, found nothing at {path}"
+        )
     return _of_folder(path, end_of_text) if path.is_dir() else _of_file(path, end_of_text)
 
 
