@@ -102,3 +102,22 @@ def test_processes_share_rows_of_documents(model, tokens):
 def test_a_text_in_which_nothing_can_be_predicted_is_refused(model):
     with pytest.raises(ValueError, match="expected a document of at least 2 tokens"):
         evaluate(model, np.zeros(9, dtype=np.int64), context_length=CONTEXT, end_of_text=END)
+
+
+@pytest.mark.parametrize("carry", [False, True])
+@pytest.mark.parametrize("place", [2, -1])
+def test_ids_that_are_no_tokens_are_refused(model, tokens, carry, place):
+    """Inside a document, and as the last token, which is only predicted."""
+    wrong = tokens.copy()
+    wrong[place] = 23
+    with pytest.raises(ValueError, match="expected token ids from 0 to 22, found 23"):
+        evaluate(model, wrong, context_length=CONTEXT, end_of_text=END, carry=carry)
+    with pytest.raises(ValueError, match="expected token ids from 0 to 21, found 22"):
+        evaluate(
+            model,
+            np.where(wrong == 23, 22, wrong),
+            context_length=CONTEXT,
+            end_of_text=END,
+            carry=carry,
+            token_bytes=np.ones(22, dtype=np.int64),
+        )

@@ -11,6 +11,7 @@ from polysketch.attention import PackedDocuments
 from polysketch.data import DocumentLanes, DocumentRows, PackedBatch
 from polysketch.data.tokens import Tokens
 from polysketch.evaluation.losses import PositionLosses, Sharing, added_up
+from polysketch.evaluation.windows import require_known_ids
 from polysketch.models import TransformerLM
 from polysketch.models.carried import CarriedRows, LayerStates
 from polysketch.models.modes import evaluation_mode
@@ -40,13 +41,18 @@ def sum_document_losses(
         carry: read whole documents in place of pieces, `context_length` tokens at a time, with the state carried along.
             Every process computes all of them.
         batch_size: rows of `context_length` tokens at a time; 1 where states are carried.
+
+    Raises:
+        ValueError: ids that are no tokens of the model, or have no number of bytes.
     """
+    known = min(model.config.vocab_size, model.config.vocab_size if token_bytes is None else len(token_bytes))
     sums, counts, num_bytes = np.zeros(0), np.zeros(0, dtype=np.int64), 0
     with evaluation_mode(model), torch.inference_mode():
         if carry:
-            found = _carried(model, DocumentLanes(tokens, context_length, 1, 0, end_of_text), device)
+            found = _carried(model, DocumentLanes(tokens, context_length, 1, 0, end_of_text), known, device)
         else:
-            found = _apart(model, DocumentRows(tokens, context_length, 0, end_of_text), batch_size, device, sharing)
+            rows = DocumentRows(tokens, context_length, 0, end_of_text)
+            found = _apart(model, rows, batch_size, known, device, sharing)
         for positions, losses, targets in found:
             size = max(len(sums), int(positions.max()) + 1)
             sums = _longer(sums, size) + np.bincount(positions, losses, size)
@@ -66,25 +72,36 @@ Found = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def _apart(
-    model: TransformerLM, rows: DocumentRows, batch_size: int, device: torch.device, sharing: Sharing | None
+    model: TransformerLM,
+    rows: DocumentRows,
+    batch_size: int,
+    known: int,
+    device: torch.device,
+    sharing: Sharing | None,
 ) -> Found:
     for index, first in enumerate(range(0, rows.num_rows, batch_size)):
         if sharing is not None and index % sharing.count != sharing.rank:
             continue
         batch = rows.batch(index, batch_size).split(min(batch_size, rows.num_rows - first))[0]
+        _require_known(batch, known)
         documents = PackedDocuments(batch.cu_seqlens)
         hidden = model.hidden_states(batch.ids.to(device), cu_seqlens=documents)
         yield _found(model, hidden, batch, documents.positions())
 
 
-def _carried(model: TransformerLM, lanes: DocumentLanes, device: torch.device) -> Found:
+def _carried(model: TransformerLM, lanes: DocumentLanes, known: int, device: torch.device) -> Found:
     states: dict[int, LayerStates] = {}
     for step in range(lanes.num_steps):
         batch = lanes.batch(step, 1)
+        _require_known(batch, known)
         rows = CarriedRows.of(batch.cu_seqlens, batch.positions, batch.goes_on, states)
         hidden = model.hidden_states(batch.ids.to(device), carried=rows)
         states = rows.after
         yield _found(model, hidden, batch, rows.documents.positions())
+
+
+def _require_known(batch: PackedBatch, known: int) -> None:
+    require_known_ids(torch.cat([batch.ids.flatten(), batch.targets[batch.targets != NO_TARGET]]), known)
 
 
 def _found(model: TransformerLM, hidden: Tensor, batch: PackedBatch, positions: Tensor) -> tuple[Any, ...]:

@@ -44,11 +44,11 @@ def window_batches(
 def _cut(tokens: Tokens, start: int, count: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return `count` consecutive windows of `length` from `start` on, as inputs and targets."""
     ids = torch.from_numpy(np.array(tokens[start : start + count * length + 1], dtype=np.int64))
-    _require_known_ids(ids, vocab_size)
+    require_known_ids(ids, vocab_size)
     return ids[:-1].view(count, length), ids[1:].view(count, length)
 
 
-def _require_known_ids(ids: Tensor, vocab_size: int) -> None:
+def require_known_ids(ids: Tensor, vocab_size: int) -> None:
     """Refuse ids outside [0, vocab_size): on a GPU they would end the process instead of raising."""
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocab_size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,8 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
         raise ValueError(
             f"expected a chat template that is text, found {type(source).__name__} in the tokenizer's folder"
         )
+    if getattr(tokenizer, "split_special_tokens", False):
+        return _renderer_with_marks(tokenizer, source)
     program = Template(source, tokenizer.special_tokens_map)
 
     def render(messages: Messages) -> list[int]:
@@ -94,6 +98,34 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
         text = program.render(messages)
         check_unicode([text])
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return render
+
+
+def _renderer_with_marks(tokenizer: Any, source: str) -> Callable[[Messages], list[int]]:
+    """The same for a tokenizer to which text that spells a special token is text.
+
+    The template's own special tokens are tokens all the same: it is given marks in their place, which no message can
+    hold, for nobody knows them.
+    """
+    named = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    tokens = sorted({*named.values(), *added}, key=len, reverse=True)
+    marks = {token: f"[{secrets.token_hex(16)}]" for token in tokens}
+    for token, mark in marks.items():
+        source = source.replace(token, mark)
+    program = Template(source, {name: marks[token] for name, token in named.items()})
+    ids = {mark: tokenizer.convert_tokens_to_ids(token) for token, mark in marks.items()}
+    borders = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
+
+    def render(messages: Messages) -> list[int]:
+        """The token ids of messages."""
+        text = program.render(messages)
+        check_unicode([text])
+        found: list[int] = []
+        for piece in filter(None, borders.split(text)):
+            found += [ids[piece]] if piece in ids else tokenizer(piece, add_special_tokens=False)["input_ids"]
+        return found
 
     return render
 

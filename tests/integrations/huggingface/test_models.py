@@ -248,6 +248,14 @@ class TestPadding:
         with pytest.raises(ValueError, match=r"row 2.*padding_side = 'left'"):
             model.generate(ids, attention_mask=mask, max_new_tokens=2, use_cache=use_cache, pad_token_id=0)
 
+    def test_alone_is_refused_by_generate(self, ids):
+        """There is no token to go on from."""
+        mask = torch.ones_like(ids)
+        mask[1] = 0
+        model = PolysketchForCausalLM.from_transformer(tiny())
+        with pytest.raises(ValueError, match="padding alone in row 1"):
+            model.generate(ids, attention_mask=mask, max_new_tokens=2, pad_token_id=0)
+
     def test_on_the_right_is_refused_by_tokens_that_follow(self, ids):
         """When they are read, not when the cache is made: the one pass before was exact."""
         model = PolysketchForCausalLM.from_transformer(tiny())

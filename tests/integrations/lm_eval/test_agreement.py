@@ -7,6 +7,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from polysketch.generation import generate
 from polysketch.integrations.huggingface import PolysketchForCausalLM
 from polysketch.integrations.lm_eval import PolysketchLM, evaluate_tasks, load_tasks
 from polysketch.models import ModelConfig, TransformerLM
@@ -142,6 +143,18 @@ def test_generated_answers_are_equal(transformer, tokenizer, fast_tokenizer):
     assert found == expected
     assert stop not in "".join(found)
     assert len(found[1]) < len(free[1])
+
+
+@pytest.mark.parametrize("contexts", [[""], ["", "She looks at the"]])
+def test_an_empty_context_is_the_end_of_a_text(transformer, tokenizer, contexts):
+    model = PolysketchLM(transformer, tokenizer=tokenizer, max_length=MAX_LENGTH, batch_size=3)
+    settings = {"until": ["no stop"], "max_gen_toks": 12, "do_sample": False}
+    found = model.generate_until(requests("generate_until", [(each, dict(settings)) for each in contexts]), True)
+    for context, text in zip(contexts, found, strict=True):
+        prompt = tokenizer.encode(context) or [tokenizer.end_of_text]
+        end = tokenizer.end_of_text
+        new = generate(transformer, [prompt], max_new_tokens=12, temperature=0.0, stop=end).tokens[0]
+        assert text == tokenizer.decode([index for index in new if index != end])
 
 
 def test_logits_are_held_where_something_is_scored_and_nowhere_else(pair, monkeypatch):

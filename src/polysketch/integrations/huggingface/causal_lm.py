@@ -13,7 +13,7 @@ from polysketch.integrations.huggingface.cache import PolysketchCache, give_cach
 from polysketch.integrations.huggingface.configuration import PolysketchConfig
 from polysketch.integrations.huggingface.model import PolysketchModel
 from polysketch.integrations.huggingface.packed import take_documents
-from polysketch.integrations.huggingface.padding import refuse_right_padding
+from polysketch.integrations.huggingface.padding import refuse_empty_rows, refuse_right_padding
 from polysketch.integrations.huggingface.pretrained import PolysketchPreTrainedModel
 from polysketch.models import TransformerLM, mean_token_loss
 from polysketch.targets import NO_TARGET
@@ -99,11 +99,12 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         """What `generate` gives the next call; refuses rows that end in padding.
 
         Raises:
-            ValueError: padding on the right, from where generation would go on.
+            ValueError: padding on the right, from where generation would go on, or a row of padding alone.
         """
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             refuse_right_padding(mask.bool())
+            refuse_empty_rows(mask.bool())
         return super().prepare_inputs_for_generation(input_ids, *args, **for_the_model(kwargs))
 
     def _loss(

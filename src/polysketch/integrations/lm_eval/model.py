@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import DEFAULT_MAX_LENGTH, normalize_gen_kwargs
+from torch import Tensor
 
 from polysketch.integrations.huggingface import PolysketchForCausalLM
 from polysketch.integrations.lm_eval.scoring import Continuation, Score, score_batches
@@ -112,6 +114,15 @@ class PolysketchLM(HFLM):
                 f"{self.max_length}: allow it a longer context"
             )
         return super().generate_until(requests, disable_tqdm)
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As HFLM's; a context without tokens is the one that stands before a text, as for `loglikelihood`."""
+        ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
+        if not ids.shape[1]:
+            ids, mask = (each.new_zeros(len(strings), 1, dtype=torch.long) for each in (ids, mask))
+        empty = ~mask.bool().any(1)
+        ids[empty, -1], mask[empty, -1] = self.prefix_token_id, 1
+        return ids, mask
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
