@@ -35,3 +35,14 @@ def test_a_template_without_special_tokens_is_text():
     render = renderer(to_fast_tokenizer(BytesTokenizer()), "{{ messages[0].content }}!")
     assert render([{"role": "user", "content": "é"}]) == [*"é!".encode()]
     assert render([{"role": "user", "content": ""}]) == [*b"!"]
+
+
+def test_the_template_of_transformers_has_its_special_tokens_where_texts_may_spell_them():
+    """As docs/huggingface.md says."""
+    from polysketch.integrations.huggingface.tokenizer import to_fast_tokenizer
+
+    tokenizer = to_fast_tokenizer(BytesTokenizer())
+    tokenizer.chat_template = TEMPLATES["by name"]
+    tokenizer.split_special_tokens = False
+    found = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], return_dict=False)
+    assert found == [END, *b"hi", END]
