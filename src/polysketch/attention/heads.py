@@ -13,13 +13,7 @@ class Heads(nn.Module):
     """How many heads of which width, and what is taken of a token; other tokens are refused before anything is done.
 
     Args:
-        num_heads: query heads.
-        head_dim: width of one query or key head.
-        num_kv_heads: key and value heads, a divisor of `num_heads` (grouped queries); `num_heads` when None.
-
-    Raises:
-        TypeError: a size that is not an integer.
-        ValueError: a size below one, or heads that do not divide.
+        num_heads, head_dim, num_kv_heads: as for `Mechanism`, with its errors.
     """
 
     def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int | None = None) -> None:

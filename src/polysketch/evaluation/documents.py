@@ -45,7 +45,7 @@ def sum_document_losses(
     Raises:
         ValueError: ids that are no tokens of the model, or have no number of bytes.
     """
-    known = min(model.config.vocab_size, model.config.vocab_size if token_bytes is None else len(token_bytes))
+    known = model.config.vocab_size if token_bytes is None else len(token_bytes)
     sums, counts, num_bytes = np.zeros(0), np.zeros(0, dtype=np.int64), 0
     with evaluation_mode(model), torch.inference_mode():
         if carry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,34 +89,11 @@ def renderer(tokenizer: Any, template: str | None = None) -> Callable[[Messages]
         raise ValueError(
             f"expected a chat template that is text, found {type(source).__name__} in the tokenizer's folder"
         )
-    if getattr(tokenizer, "split_special_tokens", False):
-        return _renderer_with_marks(tokenizer, source)
-    program = Template(source, tokenizer.special_tokens_map)
-
-    def render(messages: Messages) -> list[int]:
-        """The token ids of messages."""
-        text = program.render(messages)
-        check_unicode([text])
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    return render
-
-
-def _renderer_with_marks(tokenizer: Any, source: str) -> Callable[[Messages], list[int]]:
-    """The same for a tokenizer to which text that spells a special token is text.
-
-    The template's own special tokens are tokens all the same: it is given marks in their place, which no message can
-    hold, for nobody knows them.
-    """
-    named = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-    tokens = sorted({*named.values(), *added}, key=len, reverse=True)
-    marks = {token: f"[{secrets.token_hex(16)}]" for token in tokens}
-    for token, mark in marks.items():
-        source = source.replace(token, mark)
-    program = Template(source, {name: marks[token] for name, token in named.items()})
+    marks = _marks(tokenizer) if getattr(tokenizer, "split_special_tokens", False) else {}
+    variables = {name: marks.get(str(token), token) for name, token in tokenizer.special_tokens_map.items()}
+    program = Template(_any_of(marks).sub(lambda token: marks[token[0]], source), variables)
     ids = {mark: tokenizer.convert_tokens_to_ids(token) for token, mark in marks.items()}
-    borders = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
+    borders = _any_of(ids)
 
     def render(messages: Messages) -> list[int]:
         """The token ids of messages."""
@@ -128,6 +105,22 @@ def _renderer_with_marks(tokenizer: Any, source: str) -> Callable[[Messages], li
         return found
 
     return render
+
+
+def _marks(tokenizer: Any) -> dict[str, str]:
+    """What a template is given in place of special tokens, where a text that spells one stays text.
+
+    No message can hold a mark, for nobody knows it: so the template's own special tokens are told from spelled ones.
+    """
+    named = (token for token in tokenizer.special_tokens_map.values() if isinstance(token, str))
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return {token: f"[{secrets.token_hex(16)}]" for token in {*named, *added} if token}
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Where one of them stands, the longest first; nowhere, where there are none."""
+    found = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
+    return re.compile(f"({found})" if found else "(?!)")
 
 
 def _renderer_of_run(tokenizer: TokenizerLike, template: str | None) -> Callable[[Messages], list[int]] | None:
