@@ -15,6 +15,7 @@ from polysketch.integrations.language_model import HuggingFaceLM
 from polysketch.integrations.transformers_folder import new_model, read_model
 from polysketch.storage import disk, whole_folder
 from polysketch.studies.finished import Stopped
+from polysketch.studies.in_turn import one_at_a_time
 from polysketch.studies.passages import labelled, recall_passages
 from polysketch.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
 from polysketch.training.environment import resolve_device
@@ -35,7 +36,8 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 def teacher(settings: LineariseSettings, data: PreparedData, out: Path) -> Path:
     """The folder of the trained model: `out`, made now unless it is there already.
 
-    Training that was stopped or killed goes on from its last checkpoint, in a folder beside `out`.
+    Training that was stopped or killed goes on from its last checkpoint, in a folder beside `out`. Where another
+    process trains it, this one waits.
 
     Args:
         settings: size and training.
@@ -46,14 +48,15 @@ def teacher(settings: LineariseSettings, data: PreparedData, out: Path) -> Path:
         Stopped: a signal asked for it; all steps are saved.
     """
     checkpoints = out.with_name(f"{out.name}-checkpoints")
-    if not (out / "config.json").is_file():
-        torch.manual_seed(_SEED)
-        model = new_model(_config(settings, data.tokenizer.vocab_size)).to(resolve_device("auto"))
-        _train(HuggingFaceLM(model.train()), settings, data, checkpoints)
-        with whole_folder(out) as temporary:
-            model.save_pretrained(temporary)
-    if checkpoints.is_dir():
-        disk.delete_tree(checkpoints)
+    with one_at_a_time(out.parent):
+        if not (out / "config.json").is_file():
+            torch.manual_seed(_SEED)
+            model = new_model(_config(settings, data.tokenizer.vocab_size)).to(resolve_device("auto"))
+            _train(HuggingFaceLM(model.train()), settings, data, checkpoints)
+            with whole_folder(out) as temporary:
+                model.save_pretrained(temporary)
+        if checkpoints.is_dir():
+            disk.delete_tree(checkpoints)
     return out
 
 

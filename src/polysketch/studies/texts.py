@@ -12,6 +12,7 @@ from typing import Any
 from polysketch.data import PreparedData, ReadOptions, prepare
 from polysketch.data.description import DESCRIPTION_FILE
 from polysketch.studies import kept
+from polysketch.studies.in_turn import one_at_a_time
 
 _SHORTEST = 2_000  # bytes of a file: in shorter ones nothing repeats from afar
 _FEW_SHARE = 0.25  # of few files, that no split is empty
@@ -22,6 +23,8 @@ def prepared_once(
 ) -> PreparedData:
     """The prepared text in `place` that has been made by these settings, or a new one.
 
+    Where another process is making one, this one waits.
+
     Args:
         place: a folder that the runs of a study share.
         name: of the text.
@@ -29,10 +32,15 @@ def prepared_once(
         make: gets the folder to make.
     """
     out = place / f"{name}-{kept.digest(told)}"
-    if (out / DESCRIPTION_FILE).is_file():
-        return PreparedData.open(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return make(out)
+    if not _is_prepared(out):
+        with one_at_a_time(place):
+            if not _is_prepared(out):
+                return make(out)
+    return PreparedData.open(out)
+
+
+def _is_prepared(folder: Path) -> bool:
+    return (folder / DESCRIPTION_FILE).is_file()
 
 
 def source_code(tokenizer: str, place: Path, *, files: int | None = None) -> PreparedData:
