@@ -163,6 +163,68 @@ def test_assisted_generation_takes_back_what_it_does_not_accept(mixed, folder, h
     assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("changed", [slice(0, 3), slice(20, 22), slice(None)], ids=["shown", "hidden", "all shown"])
+def test_a_mask_of_another_past_than_was_read_is_refused(mixed, changed):
+    """A state cannot forget a token that it has read as a real one, nor read one that it has left out."""
+    ids, cache = text(), replacement_cache(mixed)
+    mask = left_padding(ids)
+    logits(mixed, ids[:, :30], mask[:, :30], past_key_values=cache)
+    assert any(layer.padding is not None for layer in cache.layers if isinstance(layer, StateLayer))
+    same = logits(mixed, ids[:, 30:34], mask[:, :34], past_key_values=copy.deepcopy(cache))
+    torch.testing.assert_close(same, logits(mixed, ids[:, :34], mask[:, :34])[:, 30:], rtol=1e-3, atol=1e-3)
+    other = mask[:, :34].clone()
+    other[:, changed] = 1 - other[:, changed] if changed.stop == 22 else 1
+    with pytest.raises(ValueError, match="a state cannot forget a token"):
+        logits(mixed, ids[:, 30:34], other, past_key_values=cache)
+
+
+def test_what_a_state_has_left_out_goes_with_its_rows_and_comes_back_with_its_tokens(mixed):
+    ids, cache = text(), replacement_cache(mixed)
+    mask = left_padding(ids)
+    cache.activate_past_recording()
+    logits(mixed, ids[:, :30], mask[:, :30], past_key_values=cache)
+    layer = next(layer for layer in cache.layers if isinstance(layer, StateLayer))
+    expected = (mask[:, :30] == 0).sum(1)
+    assert layer.padding.tolist() == expected.tolist()
+    assert len(set(expected.tolist())) > 1
+    cache.crop(-28)
+    assert layer.padding.tolist() == (mask[:, :2] == 0).sum(1).tolist()
+    order = torch.arange(len(ids)).flip(0)
+    cache.reorder_cache(order)
+    assert layer.padding.tolist() == (mask[:, :2] == 0).sum(1)[order].tolist()
+
+
+def test_a_cache_is_cropped_to_a_length_as_by_transformers(mixed, folder):
+    """Above 0 the number says what stays, until transformers 5.18; below, what is taken back."""
+    ids, unmodified = text(), load(folder, "llama")
+    for number in (20, -10, 30, 99):
+        ours, theirs = replacement_cache(mixed), DynamicCache()
+        ours.activate_past_recording()
+        for model, cache in ((mixed, ours), (unmodified, theirs)):
+            logits(model, ids[:, :30], past_key_values=cache)
+            cache.crop(number)
+        assert [layer.get_seq_length() for layer in ours.layers] == [theirs.get_seq_length()] * len(ours.layers)
+
+
+def test_a_cache_that_the_model_was_asked_to_make_has_states(mixed):
+    """As guidance and loops over the model's forward ask for one."""
+    ids = text()
+    with torch.no_grad():
+        first = mixed(ids[:, :30], use_cache=True)
+        rest = mixed(ids[:, 30:], past_key_values=first.past_key_values).logits
+    torch.testing.assert_close(rest, logits(mixed, ids)[:, 30:], rtol=1e-3, atol=1e-3)
+    assert any(isinstance(layer, StateLayer) for layer in first.past_key_values.layers)
+    with torch.no_grad():
+        assert mixed(ids, use_cache=False).past_key_values is None
+
+
+def test_guidance_by_a_prompt_left_out_is_the_same_with_states(mixed):
+    ids = text()[:1]
+    found = generate(mixed, ids, tokens=6, guidance_scale=1.5)
+    plain = generate(mixed, ids, tokens=6, guidance_scale=1.5, use_cache=False)
+    assert_same_generation(found, plain)
+
+
 def test_assisted_generation_without_such_a_cache_is_refused(mixed):
     """It says what to pass."""
     with pytest.raises(RuntimeError, match="replacement_cache"):

@@ -70,9 +70,10 @@ class StateLayer(CacheLayerMixin):
         self.mechanism: Mechanism = mechanism_of(attention)
         self.state: Any = None
         self.length = 0
+        self.padding: Tensor | None = None  # (batch,) int64: tokens of each row that were no real ones; None where none
         self._awaited = False
         self._recording = False
-        self._last: tuple[Any, NewTokens] | None = None
+        self._last: tuple[Any, Tensor | None, NewTokens] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make the state before the first token, for as many rows as the keys have."""
@@ -116,8 +117,14 @@ class StateLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(tokens.key, tokens.value)
         if self._recording:
-            self._last = (self.state.clone(), tokens)
+            self._last = (self.state.clone(), self.padding, tokens)
+        return self._read(tokens)
+
+    def _read(self, tokens: "NewTokens") -> Tensor:
         output, self.state = tokens.extend(self.mechanism, self.state)
+        if tokens.key_mask is not None:
+            padding = (~tokens.key_mask).sum(1)
+            self.padding = padding if self.padding is None else self.padding + padding
         return output
 
     @property
@@ -139,19 +146,20 @@ class StateLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Back to before the first token."""
-        self.state, self.length, self._last = None, 0, None
+        self.state, self.length, self.padding, self._last = None, 0, None, None
         self.is_initialized = self._awaited = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows `beam_idx` (int64), repeats allowed."""
         if self.state is not None:
             self.state = self.state.reorder(beam_idx)
+        if self.padding is not None:
+            self.padding = self.padding[beam_idx.to(self.padding.device)]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row so many times in a row."""
         if self.state is not None:
-            rows = torch.arange(self.state.position.shape[0])
-            self.state = self.state.reorder(rows.repeat_interleave(repeats))
+            self.reorder_cache(torch.arange(self.state.position.shape[0]).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`."""
@@ -162,26 +170,32 @@ class StateLayer(CacheLayerMixin):
         self._recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last `tokens_to_remove` tokens, which must be of the last call.
+        """Take back tokens of the last call.
+
+        Args:
+            tokens_to_remove: minus the number of tokens; or, above 0, the number that shall stay, as transformers has
+                it until its version 5.18.
 
         Raises:
             RuntimeError: `activate_past_recording` was not called before, or more tokens than the last call had.
         """
-        remove = abs(int(tokens_to_remove))
+        given = int(tokens_to_remove)
+        remove = max(0, self.length - given) if given > 0 else -given
         if remove == 0:
             self._last = None
             return
         if self._last is None:
             raise RuntimeError(
                 "a state cannot give tokens back unless it records them: for assisted generation, pass"
-                " past_key_values=polysketch.replacement_cache(model) to generate"
+                " past_key_values=polysketch.replacement_cache(model) to generate; a model with replaced attention"
+                " cannot be the assistant of another"
             )
-        self.state, tokens = self._last
+        self.state, self.padding, tokens = self._last
         last = tokens.query.shape[2]
         if remove > last:
             raise RuntimeError(f"only the {last} tokens of the last call can be taken back, got {remove}")
         if remove < last:
-            _, self.state = tokens.first(last - remove).extend(self.mechanism, self.state)
+            self._read(tokens.first(last - remove))
         self.length -= remove
         self._last = None
 
@@ -196,6 +210,7 @@ class StateLayer(CacheLayerMixin):
         other = StateLayer(self.attention)
         other.length, other.is_initialized, other._recording = self.length, self.is_initialized, self._recording
         other.state = None if self.state is None else self.state.clone()
+        other.padding = self.padding  # never changed in place
         memo[id(self)] = other
         return other
 
@@ -287,11 +302,23 @@ def _give(cache: Any, layers: dict[int, nn.Module], kind: type[StateLayer] | typ
         cache.layers[index] = kind(attention)
 
 
-def give_states_before_forward(decoder: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """The hook: any cache that is passed to the model gets the states it needs. Without one nothing happens."""
+def give_states_before_forward(
+    decoder: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The hook: any cache that is passed to the model gets the states it needs.
+
+    Where the caller asks for a cache by `use_cache=True` and gives none, the model gets one that has states. Else
+    nothing happens.
+    """
     cache = keywords.get("past_key_values", next((each for each in arguments if isinstance(each, Cache)), None))
     if cache is not None:
         give_states(decoder, cache)
+        return None
+    if keywords.get("use_cache") is not True or torch.is_grad_enabled() or _replaced(decoder, "source"):
+        return None
+    made = DynamicCache(config=decoder.config)
+    give_states(decoder, made)
+    return arguments, {**keywords, "past_key_values": made}
 
 
 def _grows(cache: Cache) -> bool:

@@ -148,6 +148,8 @@ def _decode(record: LayerRecord, call: AttentionCall, state: StateLayer | Source
         )
     if isinstance(state, SourceLayer):
         return state.attend(call.attention, call.query, call.key, call.value, call.key_mask)
+    if call._mask is not None:
+        call._mask.require_same_past(state.padding)
     return state.attend(call.attention, NewTokens(call.query, call.key, call.value, call.key_mask, **call.given))
 
 

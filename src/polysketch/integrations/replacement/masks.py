@@ -25,6 +25,7 @@ class DeferredMask:
         self._arguments = arguments
         self._original: dict[str, Any] = {}
         self._real: tuple[Tensor | None] | None = None
+        self._same_past = False
         self._documents: tuple[PackedDocuments | None] | None = None
 
     @property
@@ -54,6 +55,27 @@ class DeferredMask:
         if self._real is None:
             self._real = (self._new_tokens(),)
         return self._real[0]
+
+    def require_same_past(self, padding: Tensor | None) -> None:
+        """Refuse a mask that shows or hides other tokens of the past than those that the state has read.
+
+        Args:
+            padding: (batch,) tokens of the past that the state has left out; None for none.
+
+        Raises:
+            ValueError: another number of them is hidden now.
+        """
+        mask: Tensor | None = self._arguments["attention_mask"]
+        if mask is None or self._same_past or torch.compiler.is_compiling():
+            return
+        hidden = (mask[:, : int(self._arguments["q_offset"])] == 0).sum(1)
+        if bool((hidden != (0 if padding is None else padding.to(hidden.device))).any()):
+            raise ValueError(
+                f"attention_mask hides {hidden.tolist()} tokens of the past of each row, and the states in the cache "
+                f"were made with {[0] * len(hidden) if padding is None else padding.tolist()} hidden: a state cannot "
+                "forget a token. Mark padding when it is first given, or begin with a new cache"
+            )
+        self._same_past = True
 
     def source_mask(self) -> Tensor | None:
         """(batch, source length) bool, true for a real token of the encoder's; None where all are real."""
