@@ -1,6 +1,7 @@
 """``polysketch prepare`` makes a folder and says what is in it."""
 
 import json
+import shlex
 
 import pytest
 
@@ -57,6 +58,28 @@ def test_every_flag_reaches_the_library(sources, tmp_path):
     assert set(description.splits) == {"train", "test"}
     assert description.splits["train"].documents > 7
     assert description.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("shares", "ending"),
+    [
+        (SHARES, []),
+        (("--validation-share", "0.2", "--test-share", "0"), []),
+        (("--validation-share", "0", "--test-share", "0"), ["--eval-every", "0"]),
+    ],
+)
+def test_the_next_command_finds_all_that_it_reads(sources, tmp_path, capsys, shares, ending):
+    """Training evaluates on the validation split unless it is told not to."""
+    out = tmp_path / "out"
+    run(parse(sources, "--out", out, "--no-progress", *shares))
+    line = capsys.readouterr().out.splitlines()[-1]
+    expected = ["train", "--data", str(out), "--preset", "tiny", "--out", "runs/out", *ending]
+    assert shlex.split(line) == ["next:", "polysketch", *expected]
+
+
+def test_nothing_is_next_where_there_is_nothing_to_train_on(sources, tmp_path, capsys):
+    run(parse(sources, "--out", tmp_path / "out", "--no-progress", "--splits", "test", *SHARES))
+    assert capsys.readouterr().out.splitlines()[-1] == f"prepared {tmp_path / 'out'}"
 
 
 def test_a_normalising_tokenizer_is_pointed_out(sources, tmp_path, capsys):

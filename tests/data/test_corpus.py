@@ -8,7 +8,7 @@ import pytest
 
 from polysketch.data import PreparedData, ReadOptions, prepare
 from polysketch.data.corpus import Corpus, Selection
-from polysketch.data.corpus.cutting import LONGEST_DOCUMENT, SHORTEST_SEARCH
+from polysketch.data.corpus.cutting import LONGEST_DOCUMENT, searched_for_line_end
 from polysketch.data.splits import SplitRule, SplitTable
 
 
@@ -74,8 +74,23 @@ def test_text_without_line_ends_is_cut_too_and_no_character_is(write_files, size
     pieces = texts_of(write_files({"a.txt": line}), options=ReadOptions(cut_text=size))
     assert "".join(pieces) == line
     assert len(pieces) > 1
-    assert all(len(piece.encode()) <= 2 * max(size, SHORTEST_SEARCH) + 4 for piece in pieces)
+    assert all(len(piece.encode()) <= size + searched_for_line_end(size) for piece in pieces)
     assert " " not in line or all(piece.endswith(" ") for piece in pieces)
+
+
+@pytest.mark.parametrize("line", ["word " * 5000, "a\ttab " * 5000, "x" * 25_000, "é€😀" * 4000])
+@pytest.mark.parametrize("size", [1, 99, 1000, 5000])
+def test_pieces_of_a_long_line_are_as_long_as_asked(write_files, size, line):
+    """But for the last one, which goes on to the end of the line."""
+    pieces = texts_of(write_files({"a.txt": line + "\n"}), options=ReadOptions(cut_text=size))
+    assert "".join(pieces) == line + "\n"
+    assert {len(piece.encode()) for piece in pieces[:-1]} <= set(range(size, size + 6))
+
+
+@pytest.mark.parametrize(("size", "line"), [(1, 400), (100, 500), (1000, 4900), (4096, 8100), (20_000, 39_000)])
+def test_a_line_is_whole_up_to_some_times_the_length_asked_for(write_files, size, line):
+    text = f"{'word ' * (line // 5 - 1)}end.\n" * 3
+    assert len(texts_of(write_files({"a.txt": text}), options=ReadOptions(cut_text=size))) == 3
 
 
 @pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5", "utf-8", "latin-1"])

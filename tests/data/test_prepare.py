@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polysketch.data import DataDescription, PreparedData, ReadOptions, TrainingWindows, encoding, prepare
+from polysketch.data import DataDescription, PreparedData, ReadOptions, TrainingWindows, encoding, prepare, unfinished
 from polysketch.data.tokenization import BpeTokenizer
 from polysketch.data.writer import SplitWriter, token_dtype
 from polysketch.storage import disk, folders, whole_folder
@@ -132,7 +133,7 @@ def test_a_share_of_zero_gives_no_such_split(corpus_folder, tmp_path):
 def test_an_empty_split_is_refused_and_leaves_nothing(write_files, tmp_path, tokenizer, seed):
     folder = write_files({"a.txt": "one document, that can be in one split only " * 50})
     with pytest.raises(ValueError, match=r"none of .* in (train|validation|test).*--cut-text"):
-        prepare(folder, tokenizer, tmp_path / "out", seed=seed, **SHARES)
+        prepare(folder, tokenizer, tmp_path / "out", seed=seed, options=ReadOptions(cut_text=0), **SHARES)
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.partial").exists()
 
@@ -153,6 +154,30 @@ def test_one_book_gives_all_splits_and_it_is_said(write_files, tmp_path, texts):
     whole = dict(options=ReadOptions(cut_text=0), validation_share=0, test_share=0, progress=False)
     data = prepare(tmp_path / "files", "bytes", tmp_path / "whole", **whole, say=said.append)
     assert data.description.splits["train"].documents == len(said) == 1
+
+
+@pytest.mark.parametrize("length", [10, 80, 160, 500, 7000], ids="lines of {} words".format)
+def test_a_small_file_gives_all_splits_however_long_its_lines_are(write_files, tmp_path, length):
+    drawn = random.Random(0)
+    words = ["".join(drawn.choices("abcdefghij", k=drawn.randint(2, 8))) for _ in range(7000)]
+    lines = [" ".join(words[first : first + length]) for first in range(0, 7000, length)]
+    folder = write_files({"a.txt": "\n".join(lines)})
+    data = prepare(folder, "bytes", tmp_path / "out", progress=False)
+    assert set(data.description.splits) == {"train", "validation", "test"}
+    assert sum(split.documents for split in data.description.splits.values()) > 80
+    assert sum(split.bytes for split in data.description.splits.values()) == (folder / "a.txt").stat().st_size
+
+
+@pytest.mark.usefixtures("single_documents")
+def test_an_empty_split_does_not_stand_in_the_way_of_its_own_remedy(write_files, tmp_path, monkeypatch):
+    """However much was recorded before: going on would end in the same empty split."""
+    monkeypatch.setattr(unfinished, "SECONDS_BETWEEN", 0.0)
+    folder = write_files({"a.jsonl": '{"text": "the same in every row"}\n' * 100})
+    with pytest.raises(ValueError, match="--validation-share 0 does without the split"):
+        prepare(folder, "bytes", tmp_path / "out", progress=False)
+    assert not (tmp_path / "out.partial").exists()
+    data = prepare(folder, "bytes", tmp_path / "out", progress=False, validation_share=0, test_share=0)
+    assert data.description.splits["train"].documents == 100
 
 
 def test_fewer_ids_than_asked_for_are_said(corpus_folder, tmp_path):

@@ -72,7 +72,7 @@ def test_what_asks_for_nothing_is_let_through():
         ({"max_tokens": 101}, "from 1 to 100, found 101"),
         ({"max_tokens": "7"}, "max_tokens: expected a whole number"),
         ({"max_tokens": True}, "max_tokens: expected a whole number"),
-        ({"n": 0}, "n: expected a whole number of at least 1, found 0"),
+        ({"n": 0}, "n: expected a whole number from 1 to 1000000, found 0"),
         ({"temperature": "hot"}, "temperature: expected a number, found 'hot'"),
         ({"temperature": -0.5}, "temperature of at least 0, found -0.5"),
         ({"temperature": float("nan")}, "finite temperature"),
@@ -81,11 +81,18 @@ def test_what_asks_for_nothing_is_let_through():
         ({"top_k": 1.5}, "top_k: expected a whole number"),
         ({"seed": "x"}, "seed: expected a whole number"),
         ({"stop": [""]}, "stop: expected a text"),
-        ({"stop": 3}, "stop: expected a text"),
+        ({"stop": 3}, "stop: expected a text, or a list of texts, none of them empty, found 3"),
+        ({"stop": ""}, "none of them empty, found ''"),
+        ({"stop": {"a": 1}}, "none of them empty, found an object"),
         ({"stop": ["a"] * 17}, "stop: expected at most 16 texts, found 17"),
         ({"stream": 1}, "stream: expected true or false"),
         ({"stream_options": 1}, "stream_options: expected an object"),
         ({"stream_options": {"x": 1}}, "stream_options.x is not served here"),
+        (
+            {"stream_options": {"include_usage": "no"}},
+            "stream_options.include_usage: expected true or false, found 'no'",
+        ),
+        ({"stream_options": {"continuous_usage_stats": 1}}, "continuous_usage_stats: expected true or false, found 1"),
         ({"logprobs": 3}, "logprobs is not served here: leave it out"),
         ({"echo": True}, "echo is not served here"),
         ({"presence_penalty": 0.5}, "presence_penalty is not served here"),
@@ -100,6 +107,33 @@ def test_a_completion_that_is_none_is_refused(body, message):
         asked_completion(body, "small", LIMITS)
     assert message in str(refused.value)
     assert refused.value.status == (404 if "model" in message else 400)
+
+
+HUGE = 10**4300 - 1
+"""The longest whole number that Python reads out of JSON."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({name: HUGE} for name in ("n", "max_tokens", "temperature", "model", "stop", "echo", "stream", "prompt")),
+        *({name: "x" * 9999} for name in ("n", "model", "seed")),
+        *({"top_k": -HUGE}, {"stream_options": {"include_usage": HUGE}}, {"stream_options": {"x" * 9999: 1}}),
+        {"x" * 9999: 1},
+    ],
+    ids=lambda body: next(iter(body))[:20],
+)
+def test_what_is_refused_is_not_repeated_at_length(body):
+    with pytest.raises(ApiError) as refused:
+        asked_completion({"prompt": "x", **body}, "small", LIMITS)
+    assert len(str(refused.value)) < 600
+    assert len(refused.value.param or "") < 100
+
+
+def test_usage_that_is_not_set_is_not_sent():
+    options = {"include_usage": False, "continuous_usage_stats": None}
+    asked = asked_completion({"prompt": "x", "stream_options": options}, "small", LIMITS)
+    assert (asked.with_usage, asked.with_running_usage) == (False, False)
 
 
 @pytest.mark.parametrize(

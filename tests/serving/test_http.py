@@ -17,6 +17,7 @@ from polysketch.serving.running import address_of, how_to_ask, listen, run_app
 from polysketch.serving.worker import Worker
 
 JSON = {"Content-Type": "application/json"}
+HUGE = "9" * 4300  # more digits are no number in JSON as Python reads it
 
 
 def ask(address: str, method: str, path: str, body: bytes | str | None = None, headers: dict | None = None):
@@ -43,7 +44,31 @@ def ask(address: str, method: str, path: str, body: bytes | str | None = None, h
         ("POST", "/v1/completions", "[" * 100_000, JSON, 400, "expected JSON"),
         ("POST", "/v1/completions", '{"prompt": "\\ud800"}', JSON, 400, "half a surrogate pair"),
         ("POST", "/v1/completions", '{"prompt": "x", "\\ud800": 0}', JSON, 400, "\\ud800 is not served here"),
-        ("POST", "/v1/completions", json.dumps({"prompt": "x", "n": 10**15}), JSON, 400, "continuations in a request"),
+        ("POST", "/v1/completions", json.dumps({"prompt": "x", "n": 10**6}), JSON, 400, "continuations in a request"),
+        (
+            "POST",
+            "/v1/completions",
+            json.dumps({"prompt": "x", "n": 10**15}),
+            JSON,
+            400,
+            "from 1 to 1000000, found 1000",
+        ),
+        (
+            "POST",
+            "/v1/completions",
+            f'{{"prompt": ["a", "b"], "n": {HUGE}}}',
+            JSON,
+            400,
+            "from 1 to 1000000, found 999",
+        ),
+        (
+            "POST",
+            "/v1/completions",
+            f'{{"prompt": [1, {HUGE}]}}',
+            JSON,
+            400,
+            "expected token ids from 0 to 256, found 1",
+        ),
         ("POST", "/v1/completions", json.dumps({"prompt": "x" * 5000}), JSON, 400, "at most 4000 tokens, found 5000"),
         ("POST", "/v1/completions", b" " * 200_001, JSON, 413, "at most 200000 bytes"),
         ("GET", "/v1/models", None, {"Host": "evil.example"}, 403, "by its own name"),
@@ -58,6 +83,7 @@ def test_what_is_refused_is_refused_in_json(serve, method, path, body, headers, 
     error = json.loads(text)["error"]
     assert message in error["message"]
     assert "\n" not in error["message"]
+    assert len(error["message"]) < 600
     assert error["type"] == "invalid_request_error"
 
 

@@ -191,8 +191,13 @@ def summary_lines(data: PreparedData, seconds: float) -> list[str]:
     lines += [f"left out: {count:,} {reason} documents" for reason, count in description.skipped.items()]
     if not description.tokenizer.lossless:
         lines.append("note: this tokenizer does not keep all text; bits per byte count what it keeps")
-    return [
-        *lines,
-        f"prepared {data.folder}",
-        next_command("train", "--data", data.folder, "--preset", "tiny", "--out", f"runs/{data.folder.name}"),
-    ]
+    return [*lines, f"prepared {data.folder}", *_next_lines(data)]
+
+
+def _next_lines(data: PreparedData) -> list[str]:
+    """The command that trains on the data, if there is something to train on."""
+    splits = data.description.splits
+    if "train" not in splits:
+        return []
+    words = ("train", "--data", data.folder, "--preset", "tiny", "--out", f"runs/{data.folder.name}")
+    return [next_command(*words, *(() if "validation" in splits else ("--eval-every", "0")))]

@@ -72,7 +72,7 @@ def prepare(
     and what training the tokenizer needs.
 
     Twice a minute it is recorded in ``OUT.partial`` how far the work is. However it ends before it is whole, the same
-    call goes on from there and gives the same bytes as if nothing had happened.
+    call goes on from there and gives the same bytes as if nothing had happened. Nothing is kept where a split is empty.
 
     Text files are cut where there are so few that a split would be empty, or where they are longer than a megabyte;
     ``ReadOptions.cut_text`` says it otherwise.
@@ -147,9 +147,10 @@ def prepare(
         if record is None:
             tokenizer.save(folder)
         described = TokenizerDescription.of(tokenizer)
-        work = _Work(folder, corpus, tokenizer, Keeper(folder, job, described), progress)
+        keeper = Keeper(folder, job, described)
+        work = _Work(folder, corpus, tokenizer, keeper, progress)
         writers = work.written(shard_tokens, record, workers=workers, ray=ray)
-        kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule)
+        kept = _finished(writers, _wanted_splits(corpus, rule, selection), rule, keeper)
         if say is not None:
             _say_what_was_found(corpus, say)
             _say_how_many_ids(str(job["tokenizer"]), tokenizer.vocab_size, say)
@@ -278,10 +279,13 @@ def _wanted_splits(corpus: Corpus, rule: SplitRule, selection: Selection) -> set
     return {"train", *(name for name in SPLITS if corpus.split_by_hash and rule.share_of(name) > 0)}
 
 
-def _finished(writers: dict[str, SplitWriter], wanted: set[str], rule: SplitRule) -> dict[str, SplitDescription]:
+def _finished(
+    writers: dict[str, SplitWriter], wanted: set[str], rule: SplitRule, keeper: Keeper
+) -> dict[str, SplitDescription]:
     """The splits that have documents; refuses an empty one that somebody asked for."""
     total = sum(writer.documents for writer in writers.values())
     for name in [name for name, writer in writers.items() if writer.documents == 0 and name in wanted]:
+        keeper.drop()  # other shares are a remedy, and a command with others is refused while there is a record
         raise ValueError(_empty_split(name, rule.share_of(name), str(total)))
     return {name: writer.finish() for name, writer in writers.items() if writer.documents}
 

@@ -69,6 +69,12 @@ class Keeper:
         disk.replace_file(self._folder / RECORD_FILE, json.dumps(record, indent=2).encode() + b"\n")
         self._last = time.monotonic()
 
+    def drop(self) -> None:
+        """Forget what was recorded: the job, gone on with, would fail again."""
+        path = self._folder / RECORD_FILE
+        if path.exists():
+            disk.delete(path)
+
 
 def read_record(folder: Path, job: Mapping[str, Any], corpus: Corpus) -> Record | None:
     """What was done in a folder of the same job; None in one where nothing was recorded.

@@ -13,6 +13,9 @@ __all__ = ["Asked", "asked_chat", "asked_completion"]
 _USUAL_COMPLETION = 16
 """New tokens of a completion that does not say how many: OpenAI's number."""
 
+_MOST_SAMPLES = 1_000_000
+"""Continuations of a prompt: more than any server gives at once. The server's own, smaller bound is asked later."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -40,6 +43,9 @@ class Asked:
     with_usage: bool
     with_running_usage: bool
 
+
+_LONGEST_SHOWN = 60
+"""Letters of what a client sent that a message repeats."""
 
 _SHARED = (
     *("model", "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "n", "stop"),
@@ -99,32 +105,39 @@ def _fields(body: Any, known: tuple[str, ...], model: str) -> dict[str, Any]:
     fields = {name: value for name, value in body.items() if value is not None}
     for name, value in fields.items():
         if name not in known and not any(_same(value, one) for one in _WITHOUT_EFFECT.get(name, ())):
-            told = _shown(name)
+            told = _told(name)
             raise ApiError(400, f"{told} is not served here: leave it out", param=told, code="unsupported_parameter")
     named = fields.get("model", model)
     if named != model:
-        message = f"expected the model {model!r}, which is served here, found {named!r}"
+        message = f"expected the model {model!r}, which is served here, found {_shown(named)}"
         raise ApiError(404, message, param="model", code="model_not_found")
     return fields
 
 
 def _asked(fields: dict[str, Any], prompts: list[Any], limits: Limits, new_tokens: Any) -> Asked:
-    options = _read(fields, "stream_options", dict, {})
-    unknown = sorted(map(_shown, options.keys() - {"include_usage", "continuous_usage_stats"}))
-    if unknown:
-        raise ApiError(400, f"stream_options.{unknown[0]} is not served here: leave it out", param="stream_options")
-    stream = _read(fields, "stream", bool, False)
+    with_usage, with_running_usage = _usage_of(_read(fields, "stream_options", dict, {}))
     return Asked(
         prompts=prompts,
         new_tokens=_between("max_tokens", new_tokens, 1, limits.new_tokens),
         sampler=_sampler(fields),
         seed=_read(fields, "seed", int, None),
-        samples=_between("n", fields.get("n", 1), 1, None),
+        samples=_between("n", fields.get("n", 1), 1, _MOST_SAMPLES),
         stop=_stop(fields.get("stop", ()), limits),
-        stream=stream,
-        with_usage=bool(options.get("include_usage")),
-        with_running_usage=bool(options.get("continuous_usage_stats")),
+        stream=_read(fields, "stream", bool, False),
+        with_usage=with_usage,
+        with_running_usage=with_running_usage,
     )
+
+
+def _usage_of(options: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether numbers of tokens are sent at the end of a stream, and with every piece."""
+    known = ("include_usage", "continuous_usage_stats")
+    unknown = sorted(map(_told, options.keys() - set(known)))
+    if unknown:
+        raise ApiError(400, f"stream_options.{unknown[0]} is not served here: leave it out", param="stream_options")
+    fields = {f"stream_options.{name}": value for name, value in options.items() if value is not None}
+    with_usage, with_running_usage = (_read(fields, f"stream_options.{name}", bool, False) for name in known)
+    return with_usage, with_running_usage
 
 
 def _sampler(fields: dict[str, Any]) -> Sampler:
@@ -165,12 +178,12 @@ def _text_of(part: Any) -> str | None:
 
 
 def _stop(stop: Any, limits: Limits) -> tuple[str, ...]:
-    stop = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, list | tuple) else None
-    if stop is None or not all(isinstance(each, str) and each for each in stop):
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) and each for each in texts):
         raise _wrong("stop", "a text, or a list of texts, none of them empty", stop)
-    if len(stop) > limits.stop_strings:
-        raise _wrong("stop", f"at most {limits.stop_strings} texts", len(stop))
-    return tuple(stop)
+    if len(texts) > limits.stop_strings:
+        raise _wrong("stop", f"at most {limits.stop_strings} texts", len(texts))
+    return tuple(texts)
 
 
 def _read(fields: dict[str, Any], name: str, kind: type, usual: Any) -> Any:
@@ -184,16 +197,15 @@ def _read(fields: dict[str, Any], name: str, kind: type, usual: Any) -> Any:
     return float(value) if kind is float else value
 
 
-def _between(name: str, value: Any, least: int, most: int | None) -> int:
-    if not _is_int(value) or value < least or (most is not None and value > most):
-        bound = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise _wrong(name, f"a whole number {bound}", value)
+def _between(name: str, value: Any, least: int, most: int) -> int:
+    if not _is_int(value) or not least <= value <= most:
+        raise _wrong(name, f"a whole number from {least} to {most}", value)
     return value
 
 
-def _shown(name: str) -> str:
-    """A name out of JSON; half of a surrogate pair, which no answer can hold, as its escape."""
-    return name.encode(errors="backslashreplace").decode()
+def _told(name: str) -> str:
+    """The beginning of a name out of JSON; half of a surrogate pair, which no answer can hold, as its escape."""
+    return name[:_LONGEST_SHOWN].encode(errors="backslashreplace").decode()
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -223,8 +235,12 @@ _KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _wrong(name: str, expected: str, found: Any) -> ApiError:
-    shown = repr(found) if isinstance(found, int | float | str) else _kind(found)
-    return ApiError(400, f"{name}: expected {expected}, found {shown[:60]}", param=name)
+    return ApiError(400, f"{name}: expected {expected}, found {_shown(found)}", param=name)
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, or what it is."""
+    return repr(value)[:_LONGEST_SHOWN] if isinstance(value, int | float | str) else _kind(value)
 
 
 def _kind(value: Any) -> str:

@@ -4,13 +4,16 @@ from typing import Any
 
 __all__ = ["ApiError"]
 
+_LONGEST_MESSAGE = 500
+"""Letters. What was found may be a number of thousands of digits, out of a client's request."""
+
 
 class ApiError(Exception):
     """An answer with an error.
 
     Args:
         status: of HTTP.
-        message: one line: what was expected, and what was found.
+        message: one line: what was expected, and what was found. Of a long one the middle is left out.
         param: the field of the request that it is about.
         code: a word for programs.
         headers: of the answer.
@@ -25,7 +28,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.status = status
         self.param = param
         self.code = code
@@ -37,3 +40,9 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = "rate_limit_error" if self.status == 429 else kind
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def _shortened(message: str) -> str:
+    """Both ends, which say what was expected and what to do."""
+    half = _LONGEST_MESSAGE // 2
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"

@@ -278,6 +278,19 @@ class TestLoss:
         with pytest.raises(ValueError, match="labels of shape"):
             model(ids, decoder_input_ids=target, labels=labels[:, 1:])
 
+    @pytest.mark.parametrize("shape", [(), (5,), (2, 5), (1, 5), (3, 5, 2)])
+    def test_labels_that_fit_no_source_are_named(self, model, shape):
+        labels = torch.ones(shape, dtype=torch.int64)
+        found = rf"expected labels of shape \(3, length\), .* found \({', '.join(map(str, shape))},?\)"
+        for source in ({"input_ids": tokens()}, {"encoder_outputs": model.get_encoder()(tokens())}):
+            with pytest.raises(ValueError, match=found):
+                model(**source, labels=labels)
+        with pytest.raises(ValueError, match="expected decoder_input_ids of shape"):
+            model(tokens(), decoder_input_ids=labels)
+        if len(shape) != 2:
+            with pytest.raises(ValueError, match=r"expected labels of shape \(batch, length\), found"):
+                model.prepare_decoder_input_ids_from_labels(labels)
+
     def test_checkpointed_blocks_give_the_same_gradients(self):
         ids, labels, gradients = tokens(), tokens(length=LENGTH, seed=4), []
         model = PolysketchForSeq2SeqLM.from_transformer(own("features")).train()
@@ -314,6 +327,17 @@ class TestLoss:
         before = trainer.evaluate()["eval_loss"]
         trainer.train()
         assert trainer.evaluate()["eval_loss"] < before - 0.05
+
+
+def test_a_source_without_a_token_is_named(model):
+    empty, target = tokens(length=0), tokens(length=LENGTH)
+    wide = torch.zeros(3, 0, 24, dtype=torch.float64)
+    for source in ({"input_ids": empty}, {"encoder_outputs": (wide,)}):
+        for written in ({"labels": target}, {"decoder_input_ids": target}):
+            with pytest.raises(ValueError, match=r"token in every row that the encoder reads, .* \(3, 0\)"):
+                model(**source, **written)
+    with pytest.raises(ValueError, match="token in every row that the encoder reads"):
+        generate(model, empty)
 
 
 def test_what_is_not_understood_is_refused(model):

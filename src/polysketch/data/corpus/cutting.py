@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -16,8 +17,8 @@ EXPECTED_DOCUMENTS = 20  # in the smallest split
 FEW_DOCUMENTS = 4  # a split of whole files is empty with a probability of 2 % where so many are expected
 SHORTEST_DOCUMENT, USUAL_DOCUMENT = 100, 20_000  # bytes
 
-# A line end is looked for over this many bytes beyond the wanted length, or over that length where it is more.
-SHORTEST_SEARCH = 4096
+# A line end is not looked for beyond so many bytes after the wanted length, unless that length is more.
+LONGEST_SEARCH = 4096
 
 
 def cut_for(text_files: Sequence[Path], other_documents: bool, rule: SplitRule) -> int:
@@ -40,33 +41,49 @@ def cut_for(text_files: Sequence[Path], other_documents: bool, rule: SplitRule) 
 
 
 def pieces_of_file(file: BinaryIO, size: int, encoding: str) -> Iterator[bytes]:
-    """Cut a file after the first line end beyond `size` bytes, or where lines are long at a sensible place before it.
+    """Cut a file after the first line end beyond `size` bytes, or where a line is long at a sensible place in it.
 
-    A line that goes on for as long again (4,096 bytes at least) is cut after its last space, or between two
-    characters. So memory does not grow with the file. Together the pieces are the file.
+    A line that goes on for longer than `searched_for_line_end` is cut after its first space beyond `size` bytes, or
+    between two characters. So memory does not grow with the file. Together the pieces are the file.
 
     Args:
         file: Open for reading.
         size: Bytes, at least 1.
         encoding: Of the text; one whose line ends are single bytes.
     """
-    searched = max(size, SHORTEST_SEARCH)
-    head = file.read(size)
-    while head:
-        tail = file.readline(searched)
+    searched, ahead = searched_for_line_end(size), b""  # what was read ahead holds no line end
+    while head := ahead[:size] + file.read(max(0, size - len(ahead))):
+        tail = ahead[size:]
+        tail += file.readline(searched - len(tail))
         cut = _sensible_cut(head, tail, searched, encoding)
         yield head + tail[:cut]
-        head = tail[cut:] + file.read(max(0, size - len(tail[cut:])))
+        ahead = tail[cut:]
+
+
+def searched_for_line_end(size: int) -> int:
+    """Bytes beyond the wanted length over which a line end is looked for.
+
+    Pieces may become so much longer, and yet a split that was to get 20 of them is hardly ever empty.
+    """
+    longer = EXPECTED_DOCUMENTS // FEW_DOCUMENTS - 1
+    return max(size, min(LONGEST_SEARCH, longer * max(size, SHORTEST_DOCUMENT)))
 
 
 def _sensible_cut(head: bytes, tail: bytes, searched: int, encoding: str) -> int:
     """How much of the bytes that follow belongs to the piece before."""
     if tail.endswith(b"\n") or len(tail) < searched:
         return len(tail)
-    space = max(tail.rfind(b" "), tail.rfind(b"\t"))
-    if space >= 0:
-        return space + 1
+    space = re.search(rb"[ \t]", tail)
+    return _rest_of_character(head, tail, encoding) if space is None else space.end()
+
+
+def _rest_of_character(head: bytes, tail: bytes, encoding: str) -> int:
+    """Bytes that follow and belong to a character that has begun before."""
     decoder = codecs.getincrementaldecoder(encoding)(errors="ignore")
-    decoder.decode(head + tail)
-    begun, _ = decoder.getstate()  # bytes of a character that is not whole yet
-    return len(tail) - len(begun)
+    decoder.decode(head)
+    for rest in range(len(tail)):
+        begun, _ = decoder.getstate()
+        if not begun:
+            return rest
+        decoder.decode(tail[rest : rest + 1])
+    return len(tail)

@@ -39,8 +39,9 @@ class ReadOptions:
         encoding: Of text files and JSON lines.
         undecodable: What becomes of text that the encoding does not allow: ``"error"``, ``"skip"`` (leave the document
             out and count it) or ``"replace"`` (with U+FFFD).
-        cut_text: Cut plain text files at the first line end after this many bytes, each piece a document of its own; 0
-            keeps them whole. None leaves it to ``prepare``, see ``corpus.cutting``.
+        cut_text: Cut plain text files at the first line end after this many bytes, or where the line is long at a
+            space, each piece a document of its own; 0 keeps them whole. None leaves it to ``prepare``, see
+            ``corpus.cutting``.
         format: What files hold whatever their names end with, or ``"auto"``: text, jsonl, csv, tsv, parquet.
         damaged: What becomes of a line or row that cannot be read: ``"error"``, or ``"skip"`` (leave it out, count it).
         deduplicate: Leave out documents whose text is that of an earlier one, and count them. This keeps about 100

@@ -46,7 +46,7 @@ TEXT_SUFFIXES = (
 
 
 def read_text(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[RawDocument]:
-    """A plain text file: one document, or pieces of about ``options.cut_text`` bytes that end with a line."""
+    """A plain text file: one document, or pieces of about ``options.cut_text`` bytes, see ``corpus.cutting``."""
     if not options.cut_text:
         whole = read_bounded(file, LONGEST_TEXT, f"{origin}: cut it, with --cut-text 1000000 for instance")
         yield origin, _without_mark(whole, options)

@@ -105,8 +105,8 @@ class PolysketchEncoderDecoderModel(PolysketchEncoderDecoderPreTrainedModel):
             `past_key_values` where asked for.
 
         Raises:
-            ValueError: no target, no source, masks of another shape, with padding between tokens or for rows without
-                tokens, or an argument that these models do not know.
+            ValueError: no target, no source, a target of other rows than the source, masks of another shape, with
+                padding between tokens or for rows without tokens, or an argument that these models do not know.
             TypeError: a cache of another class.
         """
         if decoder_input_ids is None:
@@ -116,6 +116,7 @@ class PolysketchEncoderDecoderModel(PolysketchEncoderDecoderPreTrainedModel):
         encoded = None
         if cache is None or not cache.has_source:
             encoded = self._encoded(input_ids, attention_mask, encoder_outputs)
+            check_rows("decoder_input_ids", decoder_input_ids, encoded)
         if cache is None and not use_cache:
             hidden = self._whole(encoded, attention_mask, decoder_input_ids, decoder_attention_mask)
         else:
@@ -143,6 +144,24 @@ class PolysketchEncoderDecoderModel(PolysketchEncoderDecoderPreTrainedModel):
             ids,
             source_mask=both_sides_mask(source_mask, encoded.shape[:2]),
             key_mask=None if own is None else without_right_padding(own),
+        )
+
+
+def check_rows(name: str, target: Tensor, source: Tensor) -> None:
+    """Refuse a target that has not a row for each row of the source.
+
+    Args:
+        name: of the target.
+        target: (batch, length).
+        source: (batch, source length, ...).
+
+    Raises:
+        ValueError: another shape of the target.
+    """
+    if target.dim() != 2 or len(target) != len(source):
+        raise ValueError(
+            f"expected {name} of shape ({len(source)}, length), a row for each row of the source, "
+            f"found {tuple(target.shape)}"
         )
 
 

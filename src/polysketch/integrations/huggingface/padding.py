@@ -75,8 +75,13 @@ def both_sides_mask(attention_mask: Tensor | None, shape: torch.Size) -> Tensor 
         (batch, length) bool, or None when all of them are real.
 
     Raises:
-        ValueError: a mask of another shape, padding between real tokens, or a row of padding alone.
+        ValueError: rows of length 0, a mask of another shape, padding between real tokens, or a row of padding alone.
     """
+    if 0 in shape[1:]:
+        raise ValueError(
+            f"expected a token in every row that the encoder reads, found rows of shape {tuple(shape)}: leave empty "
+            "texts out, or give the token that ends a text"
+        )
     mask = new_tokens_mask(attention_mask, shape, 0)
     if mask is not None:
         refuse_holes(mask)

@@ -14,6 +14,7 @@ from polysketch.integrations.huggingface.encoder_decoder_configuration import Po
 from polysketch.integrations.huggingface.encoder_decoder_model import (
     PolysketchEncoderDecoderModel,
     PolysketchEncoderDecoderPreTrainedModel,
+    check_rows,
 )
 from polysketch.integrations.huggingface.padding import refuse_right_padding, start_behind_padding
 from polysketch.models import TransformerEncoderDecoder, mean_token_loss
@@ -76,9 +77,13 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
             `past_key_values` and `encoder_last_hidden_state` as for `PolysketchEncoderDecoderModel.forward`.
 
         Raises:
-            ValueError: as `PolysketchEncoderDecoderModel.forward`, or labels of another shape than the target.
+            ValueError: as `PolysketchEncoderDecoderModel.forward`, or labels of another shape than the target, or of
+                other rows than the source.
         """
         if decoder_input_ids is None and labels is not None:
+            source = input_ids if encoder_outputs is None else encoder_outputs[0]
+            if past_key_values is None and source is not None and source.dim() > 1:  # else the model says what is wrong
+                check_rows("labels", labels, source)
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         found = self.model(
             input_ids=input_ids,
@@ -110,7 +115,12 @@ class PolysketchForSeq2SeqLM(PolysketchEncoderDecoderPreTrainedModel, Generation
         """(batch, length) labels -> the target that predicts them: the start token, and then all labels but the last.
 
         Where nothing is to be predicted stands the start token, too.
+
+        Raises:
+            ValueError: labels of another shape.
         """
+        if labels.dim() != 2:
+            raise ValueError(f"expected labels of shape (batch, length), found {tuple(labels.shape)}")
         start = self.config.decoder_start_token_id
         target = labels.new_full(labels.shape, start)
         target[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == NO_TARGET, start)

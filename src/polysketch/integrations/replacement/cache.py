@@ -303,7 +303,7 @@ def _give(cache: Any, layers: dict[int, nn.Module], kind: type[StateLayer] | typ
 
 
 def give_states_before_forward(
-    decoder: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    decoder: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The hook: any cache that is passed to the model gets the states it needs.
 
