@@ -303,7 +303,7 @@ def test_rotary_positions_are_as_asked_for_and_stay_so(fast_flags, tmp_path, cap
 
 
 def test_a_run_from_before_a_model_option_existed_can_be_resumed(fast_flags, tmp_path, capfd):
-    assert main(fast_flags("--projection-convolution", "0", "--query-key-norm", "False")) == 0
+    assert main(fast_flags("--projection-convolution", "0", "--query-key-norm", "False", "--head-gate", "False")) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     del config["model"]["rotary"], config["model"]["input_positions"], config["sha256"]
     config |= {"format": 1, "training": config["training"] | {"attention": "polysketch"}}

@@ -14,6 +14,7 @@ from polysketch.models import (
     preset,
     preset_attention,
 )
+from polysketch.models.answering import encoder_preset
 
 
 def config(**changes) -> ModelConfig:
@@ -176,10 +177,12 @@ def test_a_configuration_from_before_anything_stood_around_attention_is_one_with
     assert (preset("based-tiny").projection_convolution, preset("based-tiny").head_gate) == (0, False)
 
 
-def test_presets_have_a_convolution_and_norms_around_attention_and_the_papers_models_have_not():
+def test_presets_have_a_convolution_norms_and_gates_around_attention_and_the_papers_models_have_not():
     tiny, paper = preset("tiny"), preset("gpt2-small-paper")
-    assert (tiny.projection_convolution, tiny.query_key_norm, tiny.input_positions) == (4, True, False)
-    assert (paper.projection_convolution, paper.query_key_norm, paper.input_positions) == (0, False, True)
+    around = ("projection_convolution", "query_key_norm", "head_gate", "input_positions")
+    assert [getattr(tiny, name) for name in around] == [4, True, True, False]
+    assert [getattr(paper, name) for name in around] == [0, False, False, True]
+    assert not encoder_preset("tiny").head_gate  # what gates are worth to encoders was not measured
     assert paper.layers() == [("polysketch-paper", {})] * 12
 
 

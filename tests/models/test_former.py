@@ -78,3 +78,12 @@ def test_what_a_training_left_to_its_preset_is_as_in_its_model():
     found = training_of_format(1, training, {"projection_convolution": 3, "input_positions": False})
     expected = {**PLAIN, "projection_convolution": 3, "input_positions": False}
     assert found == {"attention": "polysketch-paper", "attention_options": {}, "steps": 3, **expected}
+
+
+@pytest.mark.parametrize("model", [{}, {"head_gate": False}])
+def test_presets_of_format_3_had_no_gates_of_heads(model: dict):
+    training = {"attention": "softmax", "attention_options": {}, "query_key_norm": None, "head_gate": None}
+    assert training_of_format(3, training, model) == {**training, "head_gate": False}
+    assert training_of_format(3, training, {"head_gate": True}) == {**training, "head_gate": True}
+    assert training_of_format(3, {**training, "head_gate": True}, {}) == {**training, "head_gate": True}
+    assert training_of_format(4, training, model) == training

@@ -55,7 +55,7 @@ def test_an_entry_of_another_type_is_named(tmp_path, key, value):
 @pytest.mark.parametrize("written", [0, 99, "3", True, None])
 def test_a_format_that_is_not_known_is_refused(tmp_path, written):
     """Rather than read as this one."""
-    with pytest.raises(ValueError, match=r"config\.json: expected a format from 1 to 3, found "):
+    with pytest.raises(ValueError, match=r"config\.json: expected a format from 1 to 4, found "):
         read(tmp_path, json.dumps(CONFIG | {"format": written}))
 
 

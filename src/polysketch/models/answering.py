@@ -171,7 +171,7 @@ def encoder_preset(name: str, kind: type[EncoderConfig] = EncoderConfig, **chang
     return kind.from_dict({**fields, "input_positions": True, **changes})
 
 
-_OF_DECODERS = ("attention", "attention_options", "rotary", "projection_convolution", EVERY)
+_OF_DECODERS = ("attention", "attention_options", "rotary", "projection_convolution", "head_gate", EVERY)
 """What a preset says of its decoder alone."""
 
 

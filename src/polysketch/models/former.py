@@ -2,17 +2,18 @@
 
 In format 1 the paper's mechanism was called "polysketch", and the one of that name today "polysketch-delta". Presets
 had no convolution of projections and no norm of queries and keys. Up to format 2 the sketches of today's "polysketch"
-had 24 numbers each where nothing was said.
+had 24 numbers each where nothing was said. Up to format 3 presets had no gates of heads.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """What saved configurations say under "format"."""
 
 _NAMES = {"polysketch": "polysketch-paper", "polysketch-delta": "polysketch"}
-_OPTIONS = {"polysketch": {"sketch_size": 24}}  # up to format 2, where nothing was said
+_OPTIONS = {"polysketch": {"sketch_size": 24}}  # before _NEW_SKETCHES, where nothing was said
+_NEW_SKETCHES = 3
 _DEFAULTS: dict[str, Any] = {
     "projection_convolution": 0,
     "query_key_norm": False,
@@ -37,7 +38,7 @@ def check_format(written: Any, origin: str) -> None:
 def mechanism_of_format(written: int, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the options of today of a mechanism that format `written` called `name`."""
     today = _renamed(name) if written == 1 else name
-    return today, _with_options(today, options) if written < FORMAT else dict(options)
+    return today, _with_options(today, options) if written < _NEW_SKETCHES else dict(options)
 
 
 def attention_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def attention_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, An
     Raises:
         ValueError: an earlier format, and no names or no options.
     """
-    if written < FORMAT:
+    if written < _NEW_SKETCHES:
         _require_names(fields.get("attention"), fields.get("attention_options"))
     found = dict(fields)
     if written == 1:
@@ -59,7 +60,7 @@ def attention_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, An
     options = found.get("attention_options")
     if isinstance(options, Mapping) and isinstance(found.get("attention"), list | tuple) and written == 1:
         options = {_renamed(name): value for name, value in options.items()}
-    if written < FORMAT and found.get("attention") is not None:
+    if written < _NEW_SKETCHES and found.get("attention") is not None:
         options = _options_of(found["attention"], options or {})
     return found if options is None else {**found, "attention_options": options}
 
@@ -78,9 +79,10 @@ def model_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, Any]:
 def training_of_format(written: int, training: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a training as format `written` saved them, for today.
 
-    What format 1 left to the preset is as in its model.
+    What was left to the preset, and has another default now, is as in its model.
     """
-    around = {name: model.get(name, was) for name, was in _DEFAULTS.items()} if written == 1 else {}
+    changed = _DEFAULTS if written == 1 else ("head_gate",) if written < FORMAT else ()
+    around = {name: model.get(name, _DEFAULTS[name]) for name in changed if training.get(name) is None}
     return {**attention_of_format(written, training), **around}
 
 

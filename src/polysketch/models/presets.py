@@ -22,7 +22,7 @@ _BASED_POSITIONS = {"rotary": ("sliding-window",), "input_positions": False}
 
 # What stands around every mechanism where nothing else is asked for: docs/results.md has what it is worth. With a
 # convolution of projections a model starts with induction (`nn.SelfAttention`). Rotary positions are enough.
-_AROUND = {"projection_convolution": 4, "query_key_norm": True, "input_positions": False}
+_AROUND = {"projection_convolution": 4, "query_key_norm": True, "head_gate": True, "input_positions": False}
 
 # Every second layer looks beyond its window: it predicts and recalls nearly as well as all of them, in less
 # time, with a smaller state (docs/results.md). A mechanism that is asked for by name stands in

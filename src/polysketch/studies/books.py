@@ -252,6 +252,7 @@ def _of_steps(row: str, seed: int, settings: BooksSettings, context: int, data: 
         preset=settings.preset,
         projection_convolution=0,
         query_key_norm=False,
+        head_gate=False,
         input_positions=True,
         layers=layers,
         attention=name,

@@ -168,6 +168,7 @@ def _training(row: str, seed: int, settings: CarriedSettings, data: Path, out: P
         preset="tiny",
         layers=settings.layers,
         attention=settings.attention,
+        head_gate=False,  # as the first records have it, made before presets had gates
         context=settings.context,
         batch_size=settings.batch_size,
         steps=settings.steps,

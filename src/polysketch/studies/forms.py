@@ -134,7 +134,8 @@ class FormsSettings:
         context: tokens of a training window.
         window: tokens with exact weights, in every form that has such a part.
         batch_size, steps, learning_rate, optimizer, schedule: of training, on windows of the text.
-        projection_convolution, query_key_norm, head_gate: what stands around every mechanism.
+        projection_convolution, query_key_norm, head_gate: what stands around every mechanism. The presets have all
+            three; most records have no gates, for they were made before.
         input_positions: whether sinusoidal positions are added to embedded tokens.
         validation_tokens: tokens of each evaluation during training.
         evaluation_windows: held-out windows whose losses are told apart.

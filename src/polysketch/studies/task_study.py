@@ -338,6 +338,7 @@ def training_of(
         **changes: other options of `TrainingConfig`.
     """
     given = {
+        "head_gate": False,  # as the first records have it, made before presets had gates
         "steps": settings.steps,
         "learning_rate": settings.learning_rate,
         "eval_tokens": _eval_tokens(settings, task),

@@ -78,7 +78,7 @@ class ModelOptions:
 
     head_gate: bool | None = option(None, on_resume=OnResume.REFUSED)
     """Gate the output of every head by a sigmoid of the layer's input, whatever the mechanism. Default: the preset's
-    own, which is not."""
+    own, true in most."""
 
     input_positions: bool | None = option(None, on_resume=OnResume.REFUSED)
     """Add sinusoidal positions to the embedded tokens. Default: the preset's own, true in the
