@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from polysketch.feature_maps import lecun_normal_
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 
 _BIAS_RANGE = (3.0, 8.0)  # heads forget over about e^3 = 20 to e^8 = 3,000 tokens to begin with
 
@@ -40,7 +41,7 @@ class DecayGate(nn.Module):
             raise ValueError(f"a gated mechanism needs hidden=(batch, length, {self.hidden_size}), got {found}")
         # A slow head's decay is 3e-4 a token: logits in half precision would be wrong by some per cent of it.
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device.type):
             logits = F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
             return F.logsigmoid(logits).transpose(1, 2)
 

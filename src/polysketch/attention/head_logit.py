@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from polysketch.feature_maps import lecun_normal_
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 
 _SPREAD = 0.6
 _START = 0.1  # of the standard deviation of other projections: to begin with, biases decide
@@ -56,7 +57,7 @@ class HeadLogit(nn.Module):
         if self.weight is None:
             return self.bias.to(dtype)[None, :, None]
         hidden = self.checked(hidden)
-        with torch.autocast(hidden.device.type, enabled=False):
+        with without_autocast(hidden.device.type):
             return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)
 
     def checked(self, hidden: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from polysketch.attention.polysketch_paper import PolysketchPaperAttention
 from polysketch.attention.span_state import SpanState
 from polysketch.feature_maps.draws import draw_normal_
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.heavy import chunk_edges, heavy_correction, line_codes
 
 MAX_HASH_BITS = 16
@@ -302,7 +303,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
     ) -> tuple[Tensor, Tensor]:
         """As `PolysketchPaperAttention`, with heavy entries moved from the sketched to the exact mass."""
         prefix, exact = super()._masses(query, key, key_mask, hidden, with_gain=with_gain)
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             dtype = next(self.parameters()).dtype
             query, key = query.to(dtype), key.to(dtype)
             features, options = self.operands(query, key, dtype, None, with_gain=with_gain)
@@ -330,7 +331,7 @@ def _line_codes(norm: nn.LayerNorm, x: Tensor, normed: Tensor, hyperplanes: Tens
     """Buckets of norm(x); `normed` is that, in the precision of its inputs."""
     wide = torch.promote_types(x.dtype, torch.float32)
     if torch.finfo(x.dtype).bits < 32 or torch.finfo(norm.weight.dtype).bits < 32:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             normed = F.layer_norm(x.to(wide), norm.normalized_shape, norm.weight.to(wide), norm.bias.to(wide), norm.eps)
     return line_codes(normed, hyperplanes)
 

@@ -14,6 +14,7 @@ from polysketch.attention.prefix_gain import PrefixGain, mean_share
 from polysketch.attention.redrawn import check_interval, first_seed
 from polysketch.feature_maps import GaussianSketch, LearnedSketch, RandomSketch, SRHTSketch
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 
 _PAPER_NETWORKS = {"expansion": 8, "depth": 2, "activation": "gelu"}
 PROJECTIONS: dict[str, type[RandomSketch]] = {"gaussian": GaussianSketch, "srht": SRHTSketch}
@@ -223,7 +224,7 @@ class PolysketchPaperAttention(LinearizedAttention):
     ) -> tuple[Tensor, Tensor]:
         """Sums of the sketched and of the exact weights of every token: (batch, num_heads, length) each, float32."""
         self._expect_local("the share of the prefix")
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             dtype = next(self.parameters()).dtype
             features, options = self.operands(query.to(dtype), key.to(dtype), dtype, hidden, with_gain=with_gain)
         local = options["local"]

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch.feature_maps.base import FeatureMap
+from polysketch.ops.autocast import without_autocast
 
 _RELU_EPSILON = 1e-6
 
@@ -70,7 +71,7 @@ class FocusedFeatures(FeatureMap):
     def map(self, x: Tensor) -> Tensor:
         """(batch, heads, length, head_dim) -> the same, float32 or float64; the heads of a token all together."""
         self.check_input(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             x = x.to(torch.promote_types(x.dtype, torch.float32))
             return _focused(self.scale(x.relu() + _RELU_EPSILON), self.focus).flatten(1, 2)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.draws import begin_draw, seed_or_default
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.random_features import random_features
 from polysketch.ops.random_features.reference import KINDS, LARGEST_EXPONENT, projections
 
@@ -114,7 +115,7 @@ class PerformerFeatures(FeatureMap):
             raise ValueError(f"log_scale needs kind='softmax': features of kind {self.kind!r} have no constants")
         self.check_input(query)
         projected, scaled = projections(query, self.weight)
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             return projected.amax(-1) - scaled.square().sum(-1) / 2 + self.key_constant.to(projected.dtype)
 
     def extra_repr(self) -> str:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.feature_maps.focused import ChannelScale
+from polysketch.ops.autocast import without_autocast
 
 _POWER_RANGE = 4.0
 
@@ -38,7 +39,7 @@ class PolarityFeatures(FeatureMap):
     def map(self, x: Tensor) -> Tensor:
         """(batch, heads, length, head_dim) -> (batch, heads, length, 2 head_dim), non-negative, float32 or float64."""
         self.check_input(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             y = self.scale(x.to(torch.promote_types(x.dtype, torch.float32)))
             power = 1 + _POWER_RANGE * self.exponent.to(y.dtype).sigmoid()[:, None, None]
             return torch.cat([y.relu() ** power, (-y).relu() ** power], -1).flatten(1, 2)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.ops import rotated_heads
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.triton.availability import AUTO_DEVICES
 
 _NORM_EPSILON = 1e-6
@@ -46,7 +47,7 @@ class SketchProducts(FeatureMap):
         for products of long vectors.
         """
         self.check_input(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             if x.dtype == torch.bfloat16 and x.device.type in AUTO_DEVICES:
                 found = _unit_halves_by_program(self._sketches(x))
                 if found is not None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polysketch.feature_maps.base import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.autocast import without_autocast
 
 _SHARPNESS = 3.3
 _NORM_EPSILON = 1e-6
@@ -56,7 +57,7 @@ class SoftCodes(FeatureMap):
         """Both codes, one after the other; each adds up to sqrt(r)."""
         self.check_input(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             unit = F.rms_norm(wide, wide.shape[-1:], eps=_NORM_EPSILON).unflatten(1, (self.num_maps, -1))
             weight, bias, sharpness = (
                 parameter.to(unit.dtype).view(self.num_maps, 1, -1, 2 * self.codewords)

@@ -79,10 +79,11 @@ def model_of_format(written: int, fields: Mapping[str, Any]) -> dict[str, Any]:
 def training_of_format(written: int, training: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a training as format `written` saved them, for today.
 
-    What was left to the preset, and has another default now, is as in its model.
+    What was left to the preset, and has another default now, is as in its model: all of it in format 1, later the
+    gates of heads.
     """
-    changed = _DEFAULTS if written == 1 else ("head_gate",) if written < FORMAT else ()
-    around = {name: model.get(name, _DEFAULTS[name]) for name in changed if training.get(name) is None}
+    left = [*_DEFAULTS] if written == 1 else ["head_gate"] * (written < FORMAT and training.get("head_gate") is None)
+    around = {name: model.get(name, _DEFAULTS[name]) for name in left}
     return {**attention_of_format(written, training), **around}
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
+
 _CHUNK_LOGITS = 2**24  # logits held at a time: 64 MB in float32, whatever the vocabulary
 _MORE_ON_CUDA = 4  # times as many: after each chunk the gradient of all weights is read and written once more
 _BLOCK_WEIGHTS = 2**19  # weights held as float32 at a time where the product needs them so: 2 MB, in a core's cache
@@ -90,7 +92,7 @@ def gradients_by_products(
 
 def _wide_product(rows: Tensor, weight: Tensor) -> Tensor:
     """The product of 16-bit (tokens, hidden_size) and (vocab, hidden_size), its sums not rounded: float32."""
-    with torch.autocast(rows.device.type, enabled=False):  # which would round the sums after all
+    with without_autocast(rows.device.type):  # which would round the sums after all
         if _multiplies_into_float32(rows.device):
             return torch.mm(rows, weight.T, out_dtype=torch.float32)
         product = rows.new_empty(rows.shape[0], weight.shape[0], dtype=torch.float32)

@@ -31,7 +31,7 @@ class HeadGate(nn.Module):
     def forward(self, output: Tensor, hidden: Tensor) -> Tensor:
         """Gate (batch, num_heads, length, value_dim) by (batch, length, hidden_size); in the dtype of `output`."""
         gates = 2 * torch.sigmoid(F.linear(hidden, self.weight, self.bias))
-        return output * gates.transpose(1, 2)[..., None].to(output.dtype)
+        return output * gates.mT.unsqueeze(-1).to(output.dtype)
 
     def extra_repr(self) -> str:
         """Sizes."""

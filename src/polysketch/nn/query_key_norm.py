@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polysketch.ops.autocast import without_autocast
+
 
 class QueryKeyNorm(nn.Module):
     """x / sqrt(mean(x^2) + 1e-5) * g over the channels of a head; g is learned, a factor a channel of every head.
@@ -36,7 +38,7 @@ class QueryKeyNorm(nn.Module):
         """(batch, num_heads, length, head_dim) -> the same shape and dtype; computed in float32 or better."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         scale = self.scale.view(self.num_heads, 1, self.head_dim)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             normed = F.rms_norm(x.to(dtype), (self.head_dim,), eps=self.eps) * scale.to(dtype)
         return normed.to(x.dtype)
 

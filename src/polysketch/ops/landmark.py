@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.polynomial.reference import real_tokens, working_dtype
 from polysketch.ops.softmax import masked_attention
 
@@ -49,7 +50,7 @@ def nystrom_attention(
     iterations * 8 * num_landmarks^3.
     """
     mask = _check(query, key, value, key_mask, num_landmarks)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         dtype, scale = working_dtype(query, key, value), query.shape[3] ** -0.5
         query, key, wide_value = (real_tokens(x.to(dtype), key_mask) for x in (query, key, value))
         means, present = _segment_means(mask, min(num_landmarks, key.shape[2]), dtype)
@@ -106,7 +107,7 @@ def skyformer_attention(
     """
     _check_samples(samples)
     mask = _check(query, key, value, key_mask, samples.shape[0])
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         dtype, groups = working_dtype(query, key, value), query.shape[1] // key.shape[1]
         query, key, wide_value = (real_tokens(x.to(dtype), key_mask) for x in (query, key, value))
         query, key = query * query.shape[3] ** -0.25, key * key.shape[3] ** -0.25

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.blocks import seen_by_blocks
 from polysketch.ops.linear.alignment import align
 from polysketch.ops.local import OpenChunk, behind_open_chunk, mask_in_chunks
@@ -74,7 +75,7 @@ def local_softmax_attention(
     if key_mask is not None:
         key = key.masked_fill(~key_mask[:, None, :, None], 0.0)
     mask = mask_in_chunks(chunk, causal, block_size)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         if opened is not None and query.shape[2] == 1:
             result = _attend_one(queries, key, value, opened)
         else:

@@ -1,9 +1,9 @@
 """Convolution over a picture's patches."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.convolution.checks import check, check_odd, masked, sum_dtype
 
 
@@ -40,6 +40,6 @@ def depthwise_convolution_2d(
     picture = masked(x, key_mask).to(sum_dtype(x)).transpose(2, 3).reshape(batch, heads * channels, height, width)
     taps = weight.to(sum_dtype(x)).expand(heads, channels, -1, -1).reshape(heads * channels, 1, *weight.shape[2:])
     padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         output = F.conv2d(picture, taps, padding=padding, groups=heads * channels)
     return output.reshape(batch, heads, channels, length).transpose(2, 3).to(x.dtype)

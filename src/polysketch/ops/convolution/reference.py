@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.convolution.checks import masked, sum_dtype, tail_shape
 
 
@@ -12,10 +13,10 @@ def causal_convolution(
     x: Tensor, weight: Tensor, key_mask: Tensor | None, tail: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The output and the tail after it; arguments as `polysketch.ops.causal_convolution`."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         before = x.new_zeros(tail_shape(x, weight)) if tail is None else tail
         seen = torch.cat([before, masked(x, key_mask)], 2)
-        output = _convolved(seen.to(sum_dtype(x)), weight.to(sum_dtype(x)).mT.contiguous(), x.shape[2])
+        output = _convolved(seen.to(sum_dtype(x)), weight.to(sum_dtype(x)).mT, x.shape[2])
     # A copy: a view would keep all of `seen` alive.
     return output.to(x.dtype), seen[:, :, x.shape[2] :].clone()
 
@@ -24,6 +25,7 @@ def _convolved(seen: Tensor, taps: Tensor, length: int) -> Tensor:
     """(batch, heads, size - 1 + length, width) and taps (heads or 1, size, width or 1) -> (.., length, width)."""
     if length == 1:
         return (seen * taps).sum(2, keepdim=True)
+    taps = taps.contiguous()
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _sum_of_taps(seen, taps, length)
     return _SumOfTaps.apply(seen, taps, length)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_devices
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.delta import operator, reference
 from polysketch.ops.delta.operator import aligned_columns
@@ -93,7 +94,7 @@ def _writes(inputs: Inputs, factors: int, half: torch.dtype | None, backend: str
         picked = "chunked"
     if picked != "reference":
         return operator.writes(inputs, factors, picked, half if picked == "triton" else None)
-    with torch.autocast(inputs.value.device.type, enabled=False):
+    with without_autocast(inputs.value.device.type):
         return reference.writes(inputs, factors)
 
 

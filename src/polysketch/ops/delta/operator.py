@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.delta import chunked, native, triton
 from polysketch.ops.delta.types import Inputs
@@ -71,7 +72,7 @@ def delta_writes_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     """What each token writes; and, for the backward pass, its error."""
     *tensors, factors, backend, half = arguments
     inputs = Inputs(*tensors)
-    with torch.autocast(inputs.value.device.type, enabled=False):
+    with without_autocast(inputs.value.device.type):
         errors = BACKENDS[backend].errors(inputs, factors, half)
         return errors * inputs.strength[..., None], errors
 
@@ -135,7 +136,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 def delta_writes_backward_operator(gradient: Tensor, written: Tensor, errors: Tensor, *arguments: Any) -> list[Tensor]:
     """Gradients of key, value, strength and, if given, of the sums."""
     *tensors, factors, backend, half = arguments
-    with torch.autocast(gradient.device.type, enabled=False):
+    with without_autocast(gradient.device.type):
         return gradients(Inputs(*tensors), factors, BACKENDS[backend], half, (written, errors), gradient)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.head_sketch import reference, triton
 from polysketch.ops.head_sketch.self_check import programs_agree
@@ -94,7 +95,7 @@ def head_sketch_operator(
     x: Tensor, scale: Tensor, bias: Tensor, matrices: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The programs' forward; features of width 0 without matrices."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         return triton.forward(x, scale, bias, matrices, eps)
 
 
@@ -107,7 +108,7 @@ def head_sketch_backward_operator(
     of_normed: Tensor | None, of_features: Tensor | None, x: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, and of scale and bias as one, for results share no memory."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         return triton.backward(of_normed, of_features, x, *arguments)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.heavy.candidates import sort_keys, windows
 from polysketch.ops.heavy.tile_pairs import KEYS, QUERIES, Pairs, make_pairs, pairs_at_most
@@ -161,7 +162,7 @@ def _each(leads: Leads, work: Callable[[slice], None]) -> None:
         return
     device = leads.query.device
     threads = min(num_workers(device), count * queries // _QUERIES_WORTH_A_THREAD)
-    with torch.autocast(device.type, enabled=False):
+    with without_autocast(device.type):
         run_in_parallel(lambda share: work(slice(share[0], share[-1] + 1)), deal(range(count), threads))
 
 

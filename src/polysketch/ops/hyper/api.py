@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors, check_causal_lengths
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.hyper.approximate import Options, attend_approximately, attend_by_halves
 from polysketch.ops.hyper.backends import check_backend, picked_backend
 from polysketch.ops.hyper.calls import attend_by_programs
@@ -149,7 +150,7 @@ def hyper_attention(
         return softmax_attention(query, key, value, causal=causal, key_mask=key_mask, scale=scale)
     scale = query.shape[3] ** -0.5 if scale is None else scale
     options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask, bounds)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         backend = picked_backend(backend, query, key, value, causal, key_mask is not None, options)
         wider = _shared_dtype if backend == "triton" else working_dtype
         dtype = wider(query, key, value)

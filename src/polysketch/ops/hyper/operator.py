@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.hyper import native, triton
 from polysketch.ops.hyper.meetings import Meetings
@@ -30,7 +31,7 @@ def _unpacked(arguments: Any) -> tuple[Given, Any]:
 def hyper_attention_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The programs' forward: output, and peak and mass of each query for backward; in float32 for half precision."""
     given, programs = _unpacked(arguments)
-    with torch.autocast(given.query.device.type, enabled=False):
+    with without_autocast(given.query.device.type):
         return programs.forward(given)
 
 
@@ -51,7 +52,7 @@ def hyper_attention_backward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The programs' backward: gradients of query, key and value."""
     given, programs = _unpacked(arguments)
-    with torch.autocast(given.query.device.type, enabled=False):
+    with without_autocast(given.query.device.type):
         return programs.backward(given, (output, peak, mass), gradient)
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polysketch.ops.arguments import check_devices
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.hyper.exact_keys import Tiles
 
 MAX_HASH_BITS = 62  # a code is one int64 of either use: bits, and a rank to sort by
@@ -36,7 +37,7 @@ def hash_codes(x: Tensor, hyperplanes: Tensor) -> Tensor:
         raise TypeError(f"vectors to hash must be floating point, got {x.dtype}")
     check_hyperplanes(hyperplanes, x.shape[-1] if x.dim() else 0)
     check_devices(vectors=x, hyperplanes=hyperplanes)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(x.device.type):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         sides = x.to(dtype) @ hyperplanes.to(dtype) > 0
         places = torch.ones((), dtype=torch.int64, device=x.device) << torch.arange(sides.shape[-1], device=x.device)

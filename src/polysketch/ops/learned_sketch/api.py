@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.learned_sketch import chunked, native, one_by_one, reference, triton
 from polysketch.ops.learned_sketch.gradients import dtype_of_all, length_of_all, parts_of
@@ -129,7 +130,7 @@ def learned_sketch_operator(
     inputs: list[Tensor], weights: list[Tensor], leaves: int, depth: int, activation: str, backend: str
 ) -> list[Tensor]:
     """A backend's forward."""
-    with torch.autocast(inputs[0].device.type, enabled=False):
+    with without_autocast(inputs[0].device.type):
         return BACKENDS[backend][0](inputs, weights, Networks(leaves, depth, activation))
 
 
@@ -144,7 +145,7 @@ def learned_sketch_backward_operator(
     backend: str,
 ) -> list[Tensor]:
     """A backend's backward: gradients of every input, and last of all weights as one, for results share no memory."""
-    with torch.autocast(inputs[0].device.type, enabled=False):
+    with without_autocast(inputs[0].device.type):
         return BACKENDS[backend][1](grads, inputs, weights, Networks(leaves, depth, activation))
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.learned_sketch.activations import ACTIVATIONS
 from polysketch.ops.learned_sketch.networks import TENSORS, Networks
 
@@ -14,7 +15,7 @@ from polysketch.ops.learned_sketch.networks import TENSORS, Networks
 def learned_sketch(x: Tensor, weights: list[Tensor], networks: Networks) -> Tensor:
     """phi(x), (batch, heads, length, r), where the maps share the heads of x evenly; arguments as of a backend."""
     maps = _parts(weights, networks.tensors)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         parts = zip(x.chunk(len(maps), 1), maps, strict=True)
         return torch.cat([sketch(part, own, networks) for part, own in parts], 1)
 

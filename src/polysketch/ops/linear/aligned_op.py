@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.linear.backends import BACKENDS, Backend
 from polysketch.ops.linear.packing import expanded_size
@@ -45,7 +46,7 @@ def _unpacked(arguments) -> tuple[Inputs, Plan, Backend]:
 def linear_attention_operator(*arguments):
     """A backend's forward on aligned inputs: (output, denominator, sums, normalizer), both last empty unless asked."""
     inputs, plan, backend = _unpacked(arguments)
-    with torch.autocast(inputs.query.device.type, enabled=False):
+    with without_autocast(inputs.query.device.type):
         return tuple(backend.forward(inputs, plan))
 
 
@@ -60,7 +61,7 @@ def linear_attention_backward_operator(gradients, outputs, *arguments):
     """A backend's backward: gradients of query, key, value and, in order, of those optional tensors that are given."""
     inputs, plan, backend = _unpacked(arguments)
     outputs, upstream = Outputs(*outputs), Outputs(*gradients)
-    with torch.autocast(inputs.query.device.type, enabled=False):
+    with without_autocast(inputs.query.device.type):
         found = backend.backward(inputs, plan, outputs, upstream)
         if inputs.log_decay is not None:
             found["log_decay"] = _decay_gradient(inputs, plan, outputs, upstream, found)

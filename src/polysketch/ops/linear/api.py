@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.linear.aligned import attend
 from polysketch.ops.linear.aligned_op import fold
 from polysketch.ops.linear.backends import BACKENDS
@@ -133,7 +133,7 @@ def linear_attention(
     picked = linear_attention_backend(query_features, key_features, value, state=state, backend=backend)
     if backend == "auto" and picked == "triton" and not programs_agree(inputs, plan):
         picked = "chunked"
-    with torch.autocast(value.device.type, enabled=False):
+    with without_autocast(value.device.type):
         if state is None or not state.rounds_sums:
             return attend(BACKENDS[picked], inputs, plan, key_mask, state)
         result = attend(BACKENDS[picked], inputs, plan, key_mask, state.with_sums_in(state.normalizer.dtype))
@@ -188,7 +188,7 @@ def linear_attention_sums(
     if picked == "triton" and not programs_agree(inputs, plan):
         picked = "chunked"
     backend = BACKENDS["chunked" if picked == "reference" else picked]
-    with torch.autocast(value.device.type, enabled=False):
+    with without_autocast(value.device.type):
         plan = plan._replace(chunk=backend.compute_chunk.of(value.shape[2]))
         sums, normalizer = fold(inputs, plan, backend)
         if inputs.log_decay is None:

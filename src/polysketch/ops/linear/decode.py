@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import refuse_tangents
 from polysketch.ops.linear import native
 from polysketch.ops.linear.api import linear_attention
@@ -95,7 +96,7 @@ def linear_attention_extend_(
         compute_chunk=None,
     )
     refuse_tangents("linear_attention_extend_", *inputs)
-    with torch.autocast(value.device.type, enabled=False):
+    with without_autocast(value.device.type):
         if _step_for(inputs, plan, state) is _extend_one:
             output, denominator = _extend_on_copies(inputs, plan, state)
         else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.low_rank_sketch import native, reference, triton
 from polysketch.ops.low_rank_sketch.self_check import programs_agree
@@ -100,7 +101,7 @@ def _is_quicker_kept(x: Tensor, factors: Tensor) -> bool:
 @custom_op("polysketch::low_rank_sketch")
 def low_rank_sketch_operator(x: Tensor, factors: Tensor, backend: str) -> Tensor:
     """A backend's forward."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         return BACKENDS[backend][0](x, factors)
 
 
@@ -109,7 +110,7 @@ def low_rank_sketch_backward_operator(
     upstream: Tensor, x: Tensor, factors: Tensor, backend: str
 ) -> tuple[Tensor, Tensor]:
     """A backend's backward: gradients of x and of the factors."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         return BACKENDS[backend][1](upstream, x, factors)
 
 

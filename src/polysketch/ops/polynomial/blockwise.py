@@ -7,6 +7,7 @@ keys. Both directions are ``torch.library`` operators, ``polysketch::polynomial_
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.reference import reciprocal, working_dtype
@@ -52,7 +53,7 @@ def _forward(
     nearly cancels where one weight holds most of the mass, so an output rounded to half precision would not do.
     """
     output, denominator = empty_outputs(query, key, value)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         for tile in tiles(query, key, value, first_position, block_size, num_buffers=1):
             keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)
             for rows in tile.row_blocks():
@@ -90,7 +91,7 @@ def _backward(
     about denominator_i^(1 / degree), so that no power overflows and no gradient is lost by a huge denominator.
     """
     grad_query, grad_key, grad_value = empty_like_inputs(query, key, value)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         shrink, remainder = (factor.unsqueeze(-1) for factor in _split_reciprocal(denominator, degree))
         for tile in tiles(query, key, value, first_position, block_size, num_buffers=2):
             keys, values = tile.read_keys(key, key_mask), tile.read_keys(value, key_mask)

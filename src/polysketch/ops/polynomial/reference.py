@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.blocks import hide_later
 from polysketch.ops.mass import is_none
 
@@ -37,7 +38,7 @@ def reference_polynomial_attention(
 
     Memory: query_length * key_length numbers a head, several times over when gradients are wanted.
     """
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         dtype = working_dtype(query, key, value)
         groups = query.shape[1] // key.shape[1]
         wide_key, wide_value = real_tokens(key.to(dtype), key_mask), real_tokens(value.to(dtype), key_mask)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.polynomial.blockwise import empty_like_inputs, empty_outputs, visible_pairs
@@ -52,7 +53,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Output (batch, heads, query_length, value_dim) and denominator (batch, heads, query_length), working dtype."""
     output, denominator = empty_outputs(query, key, value)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         terms = coefficients.to(output.dtype).unbind()
         for tile in tiles(query, key, value, first_position, block_size, num_buffers=2):
             keys, values = tile.read_keys(key, key_mask), _values_and_ones(tile, value, key_mask)
@@ -91,7 +92,7 @@ def _backward(
     """
     grad_query, grad_key, grad_value = empty_like_inputs(query, key, value)
     moments = torch.zeros(coefficients.shape, dtype=torch.float64, device=query.device)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         shrink = reciprocal(denominator).sqrt().unsqueeze(-1)
         terms = coefficients.to(denominator.dtype).unbind()
         upstream = torch.cat([grad_output.to(denominator.dtype), -row_term.unsqueeze(-1)], -1)

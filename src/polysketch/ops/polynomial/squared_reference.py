@@ -1,8 +1,8 @@
 """Attention by the square of a polynomial, by its definition: quadratic, plain PyTorch, the other backend's oracle."""
 
-import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.blocks import hide_later
 from polysketch.ops.polynomial.reference import real_tokens, reciprocal, working_dtype
 
@@ -35,7 +35,7 @@ def reference_squared_polynomial_attention(
 
     Memory: query_length * key_length numbers a head, several times over when gradients are wanted.
     """
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         dtype = working_dtype(query, key, value)
         groups = query.shape[1] // key.shape[1]
         wide_key, wide_value = real_tokens(key.to(dtype), key_mask), real_tokens(value.to(dtype), key_mask)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
+
 SOFTMAX_EPSILON = 1e-6
 RELU_EPSILON = 1e-3
 # No feature of a key exceeds exp of this: sums of very many stay far below the largest float32, exp(88).
@@ -14,7 +16,7 @@ LARGEST_EXPONENT = 40.0
 def random_features(x: Tensor, weight: Tensor, key_constant: Tensor | None, kind: str) -> Tensor:
     """m^(-1/2) f(W x'); arguments as `polysketch.ops.random_features.random_features`."""
     projected, scaled = projections(x, weight)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         constant = None if key_constant is None else key_constant.to(projected.dtype)
         return KINDS[kind](projected, scaled, constant) * weight.shape[0] ** -0.5
 
@@ -22,7 +24,7 @@ def random_features(x: Tensor, weight: Tensor, key_constant: Tensor | None, kind
 def projections(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """u = W x' and x' = x head_dim^(-1/4), in float32 or better."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         scaled = x.to(dtype) * x.shape[-1] ** -0.25
         return scaled @ weight.to(dtype).mT, scaled
 

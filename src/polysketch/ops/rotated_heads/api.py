@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op
 from polysketch.ops.rotated_heads import reference, triton
 from polysketch.ops.rotated_heads.self_check import programs_agree
@@ -114,7 +115,7 @@ def rotated_heads_operator(
     x: Tensor, scale: Tensor | None, cos: Tensor | None, sin: Tensor | None, eps: float, keep_normed: bool
 ) -> tuple[Tensor, Tensor]:
     """The programs' forward; what is not given has no rows."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         return triton.forward(x, scale, cos, sin, eps, keep_normed)
 
 
@@ -127,7 +128,7 @@ def rotated_heads_backward_operator(
     of_normed: Tensor | None, of_rotated: Tensor | None, *arguments: Any
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and of scale, the latter without numbers where there is no norm."""
-    with torch.autocast(triton.given(of_normed, of_rotated).device.type, enabled=False):
+    with without_autocast(triton.given(of_normed, of_rotated).device.type):
         return triton.backward(of_normed, of_rotated, *arguments)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polysketch.ops.autocast import without_autocast
 from polysketch.ops.custom_op import custom_op, nothing_looks_on, refuse_tangents
 from polysketch.ops.operation_counts import counts_operations_of
 from polysketch.ops.window import native
@@ -46,7 +47,7 @@ def _unpacked(arguments: Any) -> tuple[Inputs, Plan, Any]:
 def window_attention_operator(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The programs' forward: output, and what they keep of each query for their backward, in float32."""
     inputs, plan, programs = _unpacked(arguments)
-    with torch.autocast(inputs.query.device.type, enabled=False):
+    with without_autocast(inputs.query.device.type):
         output, *kept = programs.forward(inputs, plan)
         return output.to(inputs.query.dtype), *kept
 
@@ -62,7 +63,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def window_attention_backward_operator(gradient: Tensor, outputs: list[Tensor], *arguments: Any) -> list[Tensor]:
     """The programs' backward: gradients of query, key, value and, if given, of the key beside."""
     inputs, plan, programs = _unpacked(arguments)
-    with torch.autocast(inputs.query.device.type, enabled=False):
+    with without_autocast(inputs.query.device.type):
         found = programs.backward(inputs, plan, (outputs[0], outputs[1], outputs[2]), gradient)
         return [of_x.to(x.dtype) for of_x, x in zip(found, _differentiable(inputs), strict=True)]
 
