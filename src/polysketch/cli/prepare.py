@@ -82,8 +82,9 @@ class PrepareFlags:
     """Leave out documents whose text is exactly that of an earlier one. They are counted."""
 
     cut_text: int | None = None
-    """Cut text files into documents of about this many bytes, at line ends; 0 keeps them whole. Default: few files are
-    cut so that every split gets some text, and all into documents of at most a megabyte."""
+    """Cut text files into documents of about this many bytes, at line ends, and long lines at a space; 0 keeps them
+    whole. Default: few files are cut so that every split gets some text, and all files into documents of at most a
+    megabyte."""
 
     exclude: tuple[str, ...] = ()
     """Patterns of paths inside folders to leave out, for instance '*/test/*'."""
