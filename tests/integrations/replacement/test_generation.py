@@ -218,6 +218,30 @@ def test_a_cache_that_the_model_was_asked_to_make_has_states(mixed):
         assert mixed(ids, use_cache=False).past_key_values is None
 
 
+def test_no_cache_is_made_where_one_may_be_given_by_position_or_the_model_is_observed(mixed):
+    ids = text()
+    expected = logits(mixed, ids, use_cache=False)
+    with torch.no_grad():
+        hidden = mixed.model(ids, None, None, None, use_cache=True).last_hidden_state
+        torch.testing.assert_close(mixed.lm_head(hidden), expected, rtol=1e-3, atol=1e-3)
+        with observing_attention(mixed, lambda call: call.replacement()):
+            torch.testing.assert_close(mixed(ids, use_cache=True).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_crop_that_is_refused_or_removes_nothing_leaves_the_cache_as_it_was(mixed):
+    ids, cache = text(), replacement_cache(mixed)
+    cache.activate_past_recording()
+    logits(mixed, ids[:, :30], past_key_values=cache)
+    logits(mixed, ids[:, 30:33], past_key_values=cache)
+    layer = next(layer for layer in cache.layers if isinstance(layer, StateLayer))
+    layer.crop(99)
+    with pytest.raises(RuntimeError, match="only the 3 tokens"):
+        layer.crop(-5)
+    assert layer.state.position.tolist() == [33] * len(ids)
+    layer.crop(-2)
+    assert layer.state.position.tolist() == [31] * len(ids)
+
+
 def test_guidance_by_a_prompt_left_out_is_the_same_with_states(mixed):
     ids = text()[:1]
     found = generate(mixed, ids, tokens=6, guidance_scale=1.5)

@@ -181,8 +181,9 @@ class StateLayer(CacheLayerMixin):
         """
         given = int(tokens_to_remove)
         remove = max(0, self.length - given) if given > 0 else -given
-        if remove == 0:
+        if given == 0:
             self._last = None
+        if remove == 0:
             return
         if self._last is None:
             raise RuntimeError(
@@ -190,10 +191,11 @@ class StateLayer(CacheLayerMixin):
                 " past_key_values=polysketch.replacement_cache(model) to generate; a model with replaced attention"
                 " cannot be the assistant of another"
             )
-        self.state, self.padding, tokens = self._last
+        state, padding, tokens = self._last
         last = tokens.query.shape[2]
         if remove > last:
             raise RuntimeError(f"only the {last} tokens of the last call can be taken back, got {remove}")
+        self.state, self.padding = state, padding
         if remove < last:
             self._read(tokens.first(last - remove))
         self.length -= remove
@@ -307,18 +309,25 @@ def give_states_before_forward(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The hook: any cache that is passed to the model gets the states it needs.
 
-    Where the caller asks for a cache by `use_cache=True` and gives none, the model gets one that has states. Else
-    nothing happens.
+    Where the caller asks for a cache by `use_cache=True` and gives none, a decoder alone gets one that has states,
+    unless it is observed or a gradient is wanted. Else nothing happens.
     """
     cache = keywords.get("past_key_values", next((each for each in arguments if isinstance(each, Cache)), None))
     if cache is not None:
         give_states(decoder, cache)
         return None
-    if keywords.get("use_cache") is not True or torch.is_grad_enabled() or _replaced(decoder, "source"):
+    if keywords.get("use_cache") is not True or torch.is_grad_enabled() or len(arguments) > 1:
+        return None  # beyond the tokens, an argument given by position may be the cache
+    if getattr(decoder.config, "is_encoder_decoder", False) or _is_observed(decoder):
         return None
     made = DynamicCache(config=decoder.config)
     give_states(decoder, made)
     return arguments, {**keywords, "past_key_values": made}
+
+
+def _is_observed(decoder: Any) -> bool:
+    records = (record_of(module) for module in decoder.modules())
+    return any(record is not None and record.model.observer is not None for record in records)
 
 
 def _grows(cache: Cache) -> bool:

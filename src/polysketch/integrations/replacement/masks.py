@@ -57,7 +57,7 @@ class DeferredMask:
         return self._real[0]
 
     def require_same_past(self, padding: Tensor | None) -> None:
-        """Refuse a mask that shows or hides other tokens of the past than those that the state has read.
+        """Refuse a mask that hides another number of tokens of the past than the state has left out.
 
         Args:
             padding: (batch,) tokens of the past that the state has left out; None for none.
