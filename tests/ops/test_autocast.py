@@ -22,6 +22,18 @@ def test_nothing_is_entered_where_it_is_off_or_the_device_has_none():
     assert isinstance(without_autocast("meta"), contextlib.nullcontext)
 
 
+def test_an_exported_graph_keeps_the_block():
+    class Product(torch.nn.Module):
+        def forward(self, left, right):
+            with without_autocast("cpu"):
+                return left @ right
+
+    given = torch.ones(2, 2), torch.ones(2, 2)
+    exported = torch.export.export(Product(), given).module()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert exported(*given).dtype is torch.float32
+
+
 def test_a_compiler_sees_a_block_that_leaves_autocast_off():
     def product(left, right):
         with without_autocast("cpu"):

@@ -16,6 +16,8 @@ def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     Args:
         device_type: of the tensors, `tensor.device.type`.
     """
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # which knows no "meta"
+    if device_type == "meta":  # which has no autocast
         return contextlib.nullcontext()
-    return torch.autocast(device_type, enabled=False)
+    if torch.is_autocast_enabled(device_type) or torch.compiler.is_exporting():
+        return torch.autocast(device_type, enabled=False)  # an exported graph may be run under autocast
+    return contextlib.nullcontext()

@@ -171,6 +171,17 @@ def test_the_cache_depends_on_no_length():
     assert len(set(sizes.values())) == 1
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_cache_that_a_model_with_two_sides_makes_is_its_own(name):
+    """Where its decoder alone was replaced, no cache of states takes the place of one for both sides."""
+    model, given = model_of(name), inputs(name)
+    replace_attention(model, "linear", part="decoder", **BIASED.get(name, {}))
+    with torch.no_grad():
+        asked = model(**given, decoder_input_ids=target(), use_cache=True)
+    assert isinstance(asked.past_key_values, EncoderDecoderCache)
+    torch.testing.assert_close(asked.logits, logits(model, given), rtol=0, atol=3e-4)
+
+
 def test_a_cache_is_copied_and_its_rows_are_taken():
     """Each goes on as the row it came from, with its own source."""
     model, given, ids = mixed("bart"), inputs("bart"), target()

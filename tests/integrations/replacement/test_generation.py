@@ -242,6 +242,16 @@ def test_a_crop_that_is_refused_or_removes_nothing_leaves_the_cache_as_it_was(mi
     assert layer.state.position.tolist() == [31] * len(ids)
 
 
+def test_a_copy_takes_back_what_the_cache_has_read_last(mixed):
+    ids, cache = text(), replacement_cache(mixed)
+    cache.activate_past_recording()
+    logits(mixed, ids[:, :30], past_key_values=cache)
+    for each in (copy.deepcopy(cache), cache):
+        each.crop(-10)
+        found = logits(mixed, ids[:, 20:30], past_key_values=each)
+        torch.testing.assert_close(found, logits(mixed, ids[:, :30])[:, 20:], rtol=1e-3, atol=1e-3)
+
+
 def test_guidance_by_a_prompt_left_out_is_the_same_with_states(mixed):
     ids = text()[:1]
     found = generate(mixed, ids, tokens=6, guidance_scale=1.5)

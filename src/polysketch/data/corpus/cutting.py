@@ -17,6 +17,9 @@ EXPECTED_DOCUMENTS = 20  # in the smallest split
 FEW_DOCUMENTS = 4  # a split of whole files is empty with a probability of 2 % where so many are expected
 SHORTEST_DOCUMENT, USUAL_DOCUMENT = 100, 20_000  # bytes
 
+# Of the places where files are cut. Work that was begun by another number is not gone on with.
+CUTTING = 2
+
 # A line end is not looked for beyond so many bytes after the wanted length, unless that length is more.
 LONGEST_SEARCH = 4096
 

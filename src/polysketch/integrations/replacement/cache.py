@@ -213,6 +213,9 @@ class StateLayer(CacheLayerMixin):
         other.length, other.is_initialized, other._recording = self.length, self.is_initialized, self._recording
         other.state = None if self.state is None else self.state.clone()
         other.padding = self.padding  # never changed in place
+        if self._last is not None:
+            state, *before = self._last
+            other._last = (state.clone(), *before)
         memo[id(self)] = other
         return other
 
