@@ -364,7 +364,7 @@ def test_pieces_of_another_length_do_not_go_on_in_the_middle_of_a_file(tmp_path,
         prepare(folder, out=out, **SETTINGS, options=ReadOptions(cut_text=given.cut_text + 1))
     path = tmp_path / "out.partial" / unfinished.RECORD_FILE
     kept = path.read_bytes()
-    del record["job"]["cutting"]  # as recorded when files were cut at other places
+    del record["cutting"]  # as recorded when files were cut at other places
     path.write_text(json.dumps(record))
     with pytest.raises(FileExistsError, match="found another cutting: "):
         prepare(folder, out=out, **SETTINGS, options=given)

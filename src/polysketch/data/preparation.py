@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from polysketch.data.corpus import BEGINNING, Corpus, Document, Place, ReadOptions, Selection
-from polysketch.data.corpus.cutting import CUTTING, LONGEST_DOCUMENT
+from polysketch.data.corpus.cutting import LONGEST_DOCUMENT
 from polysketch.data.description import (
     DESCRIPTION_FILE,
     RECORD_FILE,
@@ -137,7 +137,7 @@ def prepare(
     with whole_folder(Path(out), record=RECORD_FILE) as folder:
         corpus = Corpus(names, options, rule, table=table, selection=selection, mirror=place)
         # What the sizes of all files decided, if no option did: files that were not read yet may have changed since.
-        job |= {"cut_text": corpus.cut_text, "cutting": CUTTING if corpus.cut_text else None}
+        job["cut_text"] = corpus.cut_text
         if say is not None and options.cut_text is None:
             _say_how_it_is_cut(corpus.cut_text, say)
         record = read_record(folder, job, corpus)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.data.corpus import Corpus, Place
+from polysketch.data.corpus.cutting import CUTTING
 from polysketch.data.description import RECORD_FILE, SplitDescription, TokenizerDescription
 from polysketch.data.writer import SplitWriter
 from polysketch.storage import disk
@@ -64,6 +65,7 @@ class Keeper:
             "job": self._job,
             "tokenizer": asdict(self._tokenizer),
             "place": place.to_dict(),
+            "cutting": CUTTING,
             "splits": {name: asdict(writer.commit()) for name, writer in writers.items()},
         }
         disk.replace_file(self._folder / RECORD_FILE, json.dumps(record, indent=2).encode() + b"\n")
@@ -99,6 +101,8 @@ def read_record(folder: Path, job: Mapping[str, Any], corpus: Corpus) -> Record 
         tokenizer = TokenizerDescription.from_dict(values["tokenizer"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: expected a record of unfinished work, found another: delete {folder}") from error
+    if not changed and job.get("cut_text") and values.get("cutting") != CUTTING:
+        changed = ["cutting"]
     if not changed and not corpus.still_has(place):
         changed = ["a file that was read already"]
     if changed:
