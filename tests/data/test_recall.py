@@ -74,6 +74,7 @@ def test_the_tightest_fit_still_works(change):
         ({"vocab_size": 32}, "1 to 15 pairs"),
         ({"length": 62}, "a slot for each"),
         ({"minimum_gap": 90}, "a slot for each of the 16 queries, found 3"),
+        ({"minimum_gap": -1}, "minimum_gap must be at least 0"),
         ({"filler": "ones"}, "zero, random"),
         ({"index": -1}, "non-negative"),
     ],

@@ -57,7 +57,12 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     assert same(read(named, words_field="words", labels_field="ner_tags"), expected)
     tabs = "\n".join("".join(f"{word}\t{label}\n" for word, label in zip(*each, strict=True)) for each in SENTENCES)
     four = "-DOCSTART- -X- -X- O\n\n" + tabs.replace("\t", " NN I-NP ") + "\n\n"  # as CoNLL-2003 has them
-    for name, content in (("a.tsv", tabs), ("a.conll", four), ("a.txt", "\ufeff" + tabs.replace("\n", "\r\n").strip())):
+    for name, content in (
+        ("a.tsv", tabs),
+        ("a.conll", four),
+        ("alone.conll", "-DOCSTART-\n\n" + tabs),
+        ("a.txt", "\ufeff" + tabs.replace("\n", "\r\n").strip()),
+    ):
         (tmp_path / name).write_text(content, "utf-8", newline="")
         assert same(read(tmp_path / name), expected), name
 

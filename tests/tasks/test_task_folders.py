@@ -225,6 +225,10 @@ def test_wrong_image_files_are_refused(tmp_path: Path):
     (tmp_path / "three").write_bytes(idx(np.zeros(3, np.uint8)))
     with pytest.raises(ValueError, match="as many labels"):
         classified_images({"train": [tmp_path / "images", tmp_path / "three"]})
+    for name, array in (("none", np.zeros((0, 3, 3), np.uint8)), ("nothing", np.zeros(0, np.uint8))):
+        (tmp_path / name).write_bytes(idx(array))
+    with pytest.raises(ValueError, match=r"expected images, found none: .*none"):
+        classified_images({"train": [tmp_path / "none", tmp_path / "nothing"]})
     (tmp_path / "batch.bin").write_bytes(bytes(3074))
     with pytest.raises(ValueError, match="rows of 3073 bytes"):
         classified_images({"train": [tmp_path / "batch.bin"]})

@@ -251,6 +251,34 @@ def test_another_task_of_other_answers_is_refused_in_one_line(make_learning, cap
     assert "expected a run that learned text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("shape", "patch_size"), [((6, 4, 1), 2), ((4, 6, 1), 1), ((2, 3, 4), 1)])
+def test_pictures_in_another_grid_are_refused(shape, patch_size, make_learning, capsys, tmp_path):
+    config = make_learning("picture", steps=1, eval_every=0)
+    train(config, progress=False)
+    task, other = open_task(config.data), tmp_path / "other"
+    write_task(Classification(task.splits, 256, ["a", "b", "c"], shape, patch_size=patch_size), other)
+    assert main(["evaluate", str(config.out), "--data", str(other), "--device", "cpu"]) == 1
+    told = capsys.readouterr().err
+    assert "expected pictures of 4 x 6 x 1 in patches of 2" in told
+    assert f"found pictures of {' x '.join(map(str, shape))} in patches of {patch_size}" in told
+
+
+def test_an_encoder_of_pictures_wider_than_their_brightness_gives_its_body(make_learning, tmp_path):
+    """Its embedding is a matrix of patches, whose rows are not ids."""
+    first = make_learning("picture", out=tmp_path / "first", steps=1, eval_every=0, preset="mini", layers=1)
+    train(first, progress=False)
+    task, other = open_task(first.data), tmp_path / "five"
+    write_task(Classification(task.splits, 256, list("abcde"), (4, 6, 1), patch_size=2), other)
+    config = dataclasses.replace(first, data=other, out=tmp_path / "second", init_from=first.out)
+    goal = make_plan(config).goal
+    model = goal.build_model()
+    goal.initialize(model, torch.device("cpu"), torch.float32)
+    body = load_answering_model(first.out)[0].encoder.state_dict()
+    assert len(body["embedding.weight"]) > 256
+    for name, tensor in model.encoder.state_dict().items():
+        torch.testing.assert_close(tensor, body[name], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_same_classes_in_another_order_are_refused(kept: bool, make_learning, capsys, tmp_path):
     config = make_learning("class", steps=1, eval_every=0)

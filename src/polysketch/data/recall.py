@@ -52,7 +52,9 @@ def recall_batch(
     Raises:
         ValueError: The pairs do not fit the vocabulary, or the queries do not fit the length and the gap.
     """
-    first_slot = max(0, minimum_gap // 2)
+    if minimum_gap < 0:
+        raise ValueError(f"minimum_gap must be at least 0, got {minimum_gap}")
+    first_slot = minimum_gap // 2
     num_slots = (length - 2 * num_pairs) // 2
     _check(num_pairs, vocab_size, num_slots - first_slot, minimum_gap, length)
     if filler not in FILLERS:

@@ -45,7 +45,7 @@ class RecallResult:
 
     Attributes:
         pairs: numbers of pairs of a key and a value.
-        gaps: least number of positions between the pairs and the first query.
+        gaps: least number of positions from the last pair's value to the first query.
         accuracy: float64, (pairs, gaps): share of queries whose most probable next token is their value.
         chance: accuracy of who knows no more than that answers are values: one in the number of values there are.
         num_queries: int64, (pairs,): queries behind each accuracy.
@@ -77,7 +77,7 @@ def recall_grid(
     Args:
         model: a language model; one that was not trained on the task answers by copying, or not at all.
         pairs: values of K.
-        gaps: least numbers of positions between the pairs and a query.
+        gaps: least numbers of positions from the last pair's value to a query.
         vocab_size: ids that keys and values are drawn from, keys from its lower half. Default: the model's.
         num_batches: batches at every number of pairs and gap.
         batch_size: sequences of a batch.

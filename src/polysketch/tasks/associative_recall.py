@@ -20,7 +20,7 @@ class AssociativeRecall(GeneratedTask):
         length: tokens of a row.
         vocabulary: ids; half of them are keys, half values.
         pairs: K, the key-value pairs at the beginning of a row.
-        minimum_gap: positions between the pairs and the first query, at least.
+        minimum_gap: positions from the last pair's value to the first query, at least.
         filler: what stands between pairs and queries: `zero` or `random` tokens.
     """
 

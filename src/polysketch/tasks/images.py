@@ -80,6 +80,8 @@ def _images(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
             f"expected images in {paths[0]} and as many labels in {paths[1]}, found shapes {images.shape} and "
             f"{labels.shape}"
         )
+    if not images.size:
+        raise ValueError(f"expected images, found none: {paths[0]}")
     return images.reshape(*images.shape[:3], -1), labels
 
 

@@ -120,9 +120,9 @@ def _of_columns(path: Path) -> Iterator[Sentence]:
         lines = [(place, line) for place, line in lines if "\t" in line or not line.startswith("#")]
     for place, line in lines:
         cells = line.strip().split("\t") if "\t" in line.strip() else line.split()
-        if len(cells) == 1:
-            raise ValueError(f"{place}: expected a word and its label, found {line.strip()[:60]!r} alone")
         if cells and cells[0] != _BEGINNING_OF_DOCUMENT:
+            if len(cells) == 1:
+                raise ValueError(f"{place}: expected a word and its label, found {line.strip()[:60]!r} alone")
             begun = begun or place
             words.append(cells[0])
             labels.append(cells[-1])

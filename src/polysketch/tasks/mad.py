@@ -52,17 +52,21 @@ class InContextRecall(GeneratedTask):
             row = self._filled(generator)
             if np.any(row.answer != NO_TARGET):
                 return row
-        raise ValueError(f"no key comes twice in a length of {self.length}: give it a smaller vocabulary or more room")
+        return self._filled(generator, again=int(generator.integers(1, self.length // self._longest_pair)))
 
-    def _filled(self, generator: np.random.Generator) -> Row:
+    def _filled(self, generator: np.random.Generator, again: int | None = None) -> Row:
+        """A row. With `again`, the pair of that number has the key of the first one, and neither is noise."""
         ids, answer = np.full(self.length, self.vocab_size - 1), np.full(self.length, NO_TARGET)
         values: dict[tuple[int, ...], np.ndarray] = {}
-        end = 0
-        while end + self.key_motif + self.value_motif <= self.length:
-            if generator.random() < self.noise_share:
+        first = np.empty(0, int)
+        end = number = 0
+        while end + self._longest_pair <= self.length:
+            if generator.random() < self.noise_share and (again is None or number not in (0, again)):
                 pair = self.vocabulary + generator.integers(0, self.noise_vocabulary, 2)
             else:
-                key = self._motif(generator, 0, self.key_motif)
+                repeated = again is not None and number == again
+                key = first if repeated else self._motif(generator, 0, self.key_motif)
+                first = key if number == 0 else first
                 value = values.get(tuple(key.tolist()))
                 start = end + len(key) - 1
                 if value is None:
@@ -71,8 +75,12 @@ class InContextRecall(GeneratedTask):
                     answer[start : start + len(value)] = value
                 pair = np.concatenate([key, value])
             ids[end : end + len(pair)] = pair
-            end += len(pair)
+            end, number = end + len(pair), number + 1
         return Row(ids, answer)
+
+    @property
+    def _longest_pair(self) -> int:
+        return self.key_motif + self.value_motif
 
     @property
     def _half(self) -> int:
@@ -84,9 +92,8 @@ class InContextRecall(GeneratedTask):
         return first + generator.choice(self._half, size, replace=False)
 
     def _check(self) -> None:
-        motif = self.key_motif + self.value_motif
         fits = min(self.key_motif, self.value_motif) >= 1 and max(self.key_motif, self.value_motif) <= self._half
-        if not fits or self.length < 2 * motif:
+        if not fits or self.length < 2 * self._longest_pair:
             raise ValueError(
                 f"expected motifs of 1 to {self._half} tokens, half of the vocabulary, and room for two pairs, found "
                 f"{self.key_motif} and {self.value_motif} in a length of {self.length}"
@@ -113,6 +120,11 @@ class Memorization(GeneratedTask):
     asks = "next"
     length: int = 32
     vocabulary: int = 256
+
+    @property
+    def alphabet(self) -> str:
+        """Of another seed ids stand for other values."""
+        return self.name if self.seed == 0 else f"{self.name} of seed {self.seed}"
 
     def make(self, generator: np.random.Generator) -> Row:
         """As the base class has it."""

@@ -46,9 +46,11 @@ def take_weights(model: TokenModel, sizes: AnsweringConfig, task: Task, run: Pat
     if other_sizes == sizes:
         load_weights(model, other.state_dict(), str(run))
         return "all weights"
-    _check_sizes(sizes, other_sizes, run, masked=saved["data"]["task"] == MaskedTokens.name)
+    masked = saved["data"]["task"] == MaskedTokens.name
+    _check_sizes(sizes, other_sizes, run, masked=masked)
     body = other.encoder.state_dict()  # type: ignore[union-attr]
-    body["embedding.weight"] = body["embedding.weight"][: sizes.vocab_size]
+    if masked:  # it has one more id, that of a hidden token
+        body["embedding.weight"] = body["embedding.weight"][: sizes.vocab_size]
     load_weights(model.encoder, body, str(run))  # type: ignore[arg-type]
     return "the encoder; what stands on it is new"
 

@@ -20,8 +20,8 @@ def measure_task(flags: EvaluateFlags) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no run, or no task where it is looked for.
-        ValueError: a task of other sizes of vocabulary or answers than the model's, of other classes, or without the
-            split.
+        ValueError: a task of other sizes of vocabulary, answers or pictures than the model's, of other classes, or
+            without the split.
     """
     model, sizes, run = load_answering_model(
         flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint
@@ -49,8 +49,18 @@ def _check_fits(sizes: Any, task: Any, flags: EvaluateFlags) -> None:
             f"--data: expected a task that asks {sizes.asks!r} with {sizes.vocab_size} ids and {sizes.num_classes} "
             f"classes, as the model was trained on, found {task.asks!r}, {task.vocab_size} and {task.num_classes}"
         )
+    if (found := _grid(task)) != (expected := _grid(sizes.sizes)):
+        raise ValueError(f"--data: expected {expected}, as the model was trained on, found {found}")
     if task.num_rows(flags.split) == 0:
         raise ValueError(f"--split {flags.split}: expected rows of it, found none in the task: choose another")
+
+
+def _grid(sizes: Any) -> str:
+    """The size of pictures and of their patches, of a task or of a model."""
+    image = getattr(sizes, "image_size", None)
+    if image is None:
+        return "no pictures in patches"
+    return f"pictures of {' x '.join(map(str, image))} in patches of {sizes.patch_size}"
 
 
 def _check_classes(run: RunDescription, task: Any) -> None:
