@@ -1,5 +1,6 @@
 """Evaluation counts every token once, and neither span nor batch size changes what it finds."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -191,3 +192,23 @@ def test_a_span_of_any_size_reads_a_window_at_once(model, tokens):
     """Also one that no tensor could have."""
     whole = evaluate(model, tokens, context_length=64, span=64)
     assert evaluate(model, tokens, context_length=64, span=10**20).loss == whole.loss
+
+
+def test_what_forward_estimates_is_measured_and_not_what_decoding_knows(tokens):
+    """Decoding with `hyper` is softmax; the losses of training, and its speed, are those of the estimate."""
+    torch.manual_seed(0)
+    options = {"min_length": 16, "chunk_size": 4, "sample_size": 4}
+    config = ModelConfig(
+        vocab_size=VOCAB, num_layers=2, hidden_size=32, num_heads=2, attention="hyper", attention_options=options
+    )
+    model = TransformerLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.dim() == 2 else 1.0)
+    expected = torch.cat(reference_losses(model, tokens, 128)).mean().item()
+    exact = TransformerLM(dataclasses.replace(config, attention="softmax", attention_options={})).eval()
+    exact.load_state_dict({name: x for name, x in model.state_dict().items() if "hyperplanes" not in name})
+    for span in (32, 128, 4096):
+        found = evaluate(model, tokens, context_length=128, span=span, batch_size=2).loss
+        assert found == pytest.approx(expected, rel=1e-5)
+    assert abs(expected - evaluate(exact, tokens, context_length=128).loss) > 1e-3

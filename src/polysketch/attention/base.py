@@ -44,6 +44,7 @@ class Mechanism(Heads):
         after_softmax: options, unless others are asked for, in a model that was trained with softmax.
         recalls_by_pairs: whether all its heads start with induction (`SelfAttention`) where other layers have windows:
             its sums tell what followed a token, and to a head that asks for the token itself they tell little.
+        estimates_forward: whether `forward` estimates, in long sequences, what `extend` computes exactly.
         sums_dtype: of sums over tokens in new states, see `keep_sums_in`; None for float32 or better.
     """
 
@@ -53,6 +54,7 @@ class Mechanism(Heads):
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     after_softmax: ClassVar[Mapping[str, Any]] = {}
     recalls_by_pairs = False
+    estimates_forward = False
     sums_dtype: torch.dtype | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:

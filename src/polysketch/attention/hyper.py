@@ -43,6 +43,7 @@ class HyperAttention(AllTokensAttention):
         hyperplanes: (head_dim, hash_bits) buffer, the same for all heads, queries and keys; saved with the module.
     """
 
+    estimates_forward = True
     hyperplanes: Tensor
 
     def __init__(

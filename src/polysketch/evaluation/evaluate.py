@@ -68,7 +68,8 @@ def evaluate(
 
     The tokens are cut into windows of `context_length` that do not overlap; every token but the first is predicted
     exactly once, from the tokens before it in its window (a shorter window takes what is left at the end). A window is
-    read `span` tokens at a time, carrying the model's state, so the context may exceed the one used in training.
+    read `span` tokens at a time, carrying the model's state, so the context may exceed the one used in training. With
+    `hyper` a window is read at once, for its state would give exact softmax and not its estimate.
 
     Cost: linear in the number of tokens for mechanisms whose state does not grow; memory of batch_size * span tokens'
     activations plus the state. Autocast regions of the caller apply. The model's training mode is restored.

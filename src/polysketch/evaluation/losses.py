@@ -1,13 +1,14 @@
 """The loss at every position of a context, in memory that does not grow with the context."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from polysketch.attention import Mechanism
 from polysketch.data.tokens import Tokens
 from polysketch.evaluation.windows import window_batches
 from polysketch.models import TransformerLM
@@ -61,7 +62,8 @@ def sum_losses(
     """Return the losses of every token of `tokens` but the first, summed by position in its window.
 
     A window is read `span` tokens at a time with the model's state carried along, so memory depends on
-    batch_size * span and the size of the state; of the context only 16 bytes per position are kept.
+    batch_size * span and the size of the state; of the context only 16 bytes per position are kept. Where a mechanism
+    estimates what its state would tell exactly, a window is read at once, for the estimate is what is asked about.
     """
     num_predicted = len(tokens) - 1
     sums = np.zeros(min(context_length, num_predicted), dtype=np.float64)
@@ -96,11 +98,24 @@ def added_up(
 
 
 def _window_losses(model: TransformerLM, inputs: Tensor, targets: Tensor, span: int) -> np.ndarray:
-    """Return the losses (batch, length) in float64 of one batch of windows, read span by span."""
-    state = model.init_state(len(inputs), device=inputs.device)
+    """Return the losses (batch, length) in float64 of one batch of windows, read span by span, or at once."""
     span = min(span, inputs.shape[1])  # of any size, also one that no tensor could have
-    losses = []
-    for span_inputs, span_targets in zip(inputs.split(span, dim=1), targets.split(span, dim=1), strict=True):
-        hidden, state = model.extend_hidden(span_inputs, state)
-        losses.append(model.token_losses(hidden, span_targets).cpu().double().numpy())
-    return np.concatenate(losses, axis=1)
+    read = _read_at_once if estimates_forward(model) else _read_by_spans
+    parts = zip(read(model, inputs, span), targets.split(span, dim=1), strict=True)
+    return np.concatenate([model.token_losses(*each).cpu().double().numpy() for each in parts], axis=1)
+
+
+def estimates_forward(model: nn.Module) -> bool:
+    """Whether reading a text at once gives other outputs than reading it part by part (`Mechanism`)."""
+    return any(isinstance(part, Mechanism) and part.estimates_forward for part in model.modules())
+
+
+def _read_at_once(model: TransformerLM, inputs: Tensor, span: int) -> Iterator[Tensor]:
+    yield from model.hidden_states(inputs).split(span, dim=1)
+
+
+def _read_by_spans(model: TransformerLM, inputs: Tensor, span: int) -> Iterator[Tensor]:
+    state = model.init_state(len(inputs), device=inputs.device)
+    for part in inputs.split(span, dim=1):
+        hidden, state = model.extend_hidden(part, state)
+        yield hidden
