@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from polysketch import attention, ops
-from polysketch.attention.beside_window import WindowState
 from polysketch.attention.recent_tokens import RecentTokens
+from polysketch.attention.window_state import WindowState
 from polysketch.ops.delta import one_token
 from polysketch.ops.native import build, why_unavailable
 

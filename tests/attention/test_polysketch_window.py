@@ -12,6 +12,7 @@ SKETCHES = {
 }
 CASES = [Case(name, {"window": 6, **sizes, "hidden_size": HIDDEN}) for name, sizes in SKETCHES.items()]
 EACH = pytest.mark.parametrize("case", CASES, ids=str)
+SIZES = {"window": 6, "sketch_size": 4}
 
 
 @EACH
@@ -114,3 +115,39 @@ def test_no_refused_call_moves_the_window(case: Case, wrong: str):
         mechanism.extend(given["query"], given["key"], given["value"], state, hidden=given["hidden"])
     assert state.position.eq(0).all()
     assert state.far.sums.eq(0).all()
+
+
+@EACH
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("other", [{"window": 5}, {"num_kv_heads": 1}, {"sketch_size": 2}])
+def test_a_state_of_other_sizes_is_refused_before_anything_is_read(case: Case, other: dict, tokens: int):
+    """A program reads memory by the sizes of its mechanism."""
+    mechanism = attention.build(case.name, num_heads=2, head_dim=8, **SIZES)
+    stranger = attention.build(case.name, num_heads=2, head_dim=8, **{**SIZES, **other})
+    state = stranger.init_state(2)
+    torch.manual_seed(1)
+    heads = [2, stranger.num_kv_heads, stranger.num_kv_heads]
+    for filled in (False, True):
+        if filled:
+            stranger.extend(*(torch.randn(2, each, 12, 8) for each in heads), state)
+        before = state.position.clone()
+        with pytest.raises(ValueError, match="made by a mechanism of other sizes"):
+            mechanism.extend(*torch.randn(3, 2, 2, tokens, 8), state)
+        assert state.position.equal(before)
+
+
+@EACH
+@pytest.mark.parametrize("place", [(slice(1),), (slice(None), slice(1)), (..., slice(4))])
+def test_unrotated_vectors_of_another_shape_are_refused(case: Case, place: tuple):
+    mechanism = attention.build(case.name, num_heads=2, head_dim=8, **SIZES)
+    torch.manual_seed(1)
+    query, key, value = torch.randn(3, 2, 2, 12, 8)
+    state = mechanism.init_state(2)
+    mechanism.extend(query, key, value, state)
+    one = [x[:, :, :1] for x in (query, key, value)]
+    for vectors in ((one[0][place], one[1]), (one[0], one[1][place])):
+        with pytest.raises(ValueError, match="unrotated must be"):
+            mechanism.extend(*one, state, unrotated=vectors)
+    with pytest.raises(ValueError, match="unrotated must be"):
+        mechanism(query, key, value, unrotated=(query[place], key[place]))
+    assert state.position.eq(12).all()

@@ -184,10 +184,6 @@ def test_memorization_has_one_value_a_key_in_all_rows_and_in_no_row():
     assert dataclasses.replace(task, seed=1).row("train", 0).answer.tolist() != task.row("train", 0).answer.tolist()
 
 
-def test_keys_of_another_seed_are_another_alphabet():
-    assert Memorization(seed=1).alphabet != Memorization().alphabet == "memorization"
-
-
 @pytest.mark.parametrize(
     "options",
     [

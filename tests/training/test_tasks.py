@@ -251,6 +251,30 @@ def test_another_task_of_other_answers_is_refused_in_one_line(make_learning, cap
     assert "expected a run that learned text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "other", "message"),
+    [
+        ("memorization", {"length": 8, "vocabulary": 9, "seed": 1}, {"seed": 0}, "expected seed 1"),
+        (
+            "in-context-recall",
+            {"length": 16, "vocabulary": 8, "noise_vocabulary": 4, "noise_share": 0.2},
+            {"vocabulary": 12, "noise_vocabulary": 0, "noise_share": 0.0},
+            "expected vocabulary 8",
+        ),
+    ],
+)
+def test_what_a_run_had_no_way_to_learn_is_refused(name, options, other, message, make_learning, capsys, tmp_path):
+    for folder, changes in (("own", {}), ("longer", {"length": 32}), ("other", other)):
+        write_task(task_class(name)(**{**options, **changes}), tmp_path / folder)
+    run = make_learning("next", data=tmp_path / "own", steps=1, eval_every=0).out
+    train(make_learning("next", data=tmp_path / "own", steps=1, eval_every=0), progress=False)
+    arguments = ["evaluate", str(run), "--max-tokens", "64", "--device", "cpu"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--data", str(tmp_path / "longer")]) == 0
+    assert main([*arguments, "--data", str(tmp_path / "other")]) == 1
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("shape", "patch_size"), [((6, 4, 1), 2), ((4, 6, 1), 1), ((2, 3, 4), 1)])
 def test_pictures_in_another_grid_are_refused(shape, patch_size, make_learning, capsys, tmp_path):
     config = make_learning("picture", steps=1, eval_every=0)

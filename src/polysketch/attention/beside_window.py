@@ -1,7 +1,5 @@
 """Softmax over a sliding window, and one key beside it that stands for all tokens before the window."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,8 +14,10 @@ from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.redrawn import RedrawnFeatures
 from polysketch.attention.span_state import Following, SpanState, sum_tensors
 from polysketch.attention.unit_scale import UnitScale
+from polysketch.attention.window_state import WindowState
 from polysketch.feature_maps import FeatureMap
 from polysketch.ops.arguments import check_at_least_one
+from polysketch.ops.linear.packing import expanded_size
 
 SKETCHED = {"unrotated": 1, "rotated": 1, "both": 2}
 """Of which vectors features are taken: queries and keys before rotary positions, after them, or one behind the other;
@@ -33,37 +33,6 @@ def sketched_width(head_dim: int, sketched: str) -> int:
     if sketched not in SKETCHED:
         raise ValueError(f"sketched must be one of {', '.join(map(repr, SKETCHED))}, got {sketched!r}")
     return head_dim * SKETCHED[sketched]
-
-
-@dataclass
-class WindowState:
-    """The tokens of the window, and sums over all tokens before them.
-
-    Attributes:
-        recent: the last `window` tokens: keys, behind them what is kept of each for the sums, and values.
-        far: sums over the tokens that have left the window; or rows of a server's, as `recent` is then too.
-    """
-
-    recent: RecentTokens
-    far: ops.LinearAttentionState | ops.StateRows
-
-    @property
-    def position(self) -> Tensor:
-        """(batch,) int64 in host memory, tokens seen since each row's first real one."""
-        return self.recent.position
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors: from the first tokens on the same at every position."""
-        return self.recent.nbytes + self.far.nbytes
-
-    def clone(self) -> "WindowState":
-        """A copy to roll back to."""
-        return WindowState(self.recent.clone(), self.far.clone())
-
-    def reorder(self, indices: Tensor) -> "WindowState":
-        """The rows `indices` (int64) of the batch, repeated or dropped as they are named: for beam search."""
-        return WindowState(self.recent.reorder(indices), self.far.reorder(indices))
 
 
 class BesideWindow(RedrawnFeatures):
@@ -410,6 +379,7 @@ class BesideWindow(RedrawnFeatures):
         if unrotated is None or self.sketched == "rotated":
             before = (query, key)
         else:
+            _check_unrotated(unrotated, query, key)
             before = finite_at_masked(unrotated[0], key_mask), without_masked(unrotated[1], key_mask)
         if self.sketched != "both":
             return before
@@ -443,6 +413,9 @@ class BesideWindow(RedrawnFeatures):
         found = (value.shape[0], value.shape[3], query.shape[2])
         if found != expected:
             raise ValueError(f"the state takes (batch size, value width, as many queries) {expected}, got {found}")
+        of_map = self.feature_map
+        sums = of_map.power, of_map.factors, expanded_size(of_map.feature_dim, of_map.power, of_map.factors)
+        state.require_sizes(self.num_kv_heads, self.window, self.head_dim + self.kept_width, value.shape[3], sums)
         if hidden is not None and hidden.shape[:2] != (value.shape[0], value.shape[2]):
             raise ValueError(
                 f"hidden must be (batch, length, width) of the {value.shape[2]} new tokens of "
@@ -498,3 +471,9 @@ def delayed(x: Tensor, by: int) -> Tensor:
     """x (batch, heads, length, width) with every token `by` places later, zeros before."""
     length = x.shape[2]
     return F.pad(x[:, :, : max(0, length - by)], (0, 0, min(by, length), 0))
+
+
+def _check_unrotated(unrotated: tuple[Tensor, Tensor], query: Tensor, key: Tensor) -> None:
+    expected, found = ([tuple(x.shape) for x in pair] for pair in ((query, key), unrotated))
+    if found != expected:
+        raise ValueError(f"unrotated must be a query and a key of the shapes {expected}, got {found}")

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polysketch import ops
-from polysketch.attention.beside_window import BesideWindow, WindowState, sketched_width
+from polysketch.attention.beside_window import BesideWindow, sketched_width
 from polysketch.attention.head_logit import HeadLogit
 from polysketch.attention.linearized import widened
 from polysketch.attention.masked import without_masked
 from polysketch.attention.span_state import Following
+from polysketch.attention.window_state import WindowState
 from polysketch.feature_maps import SketchProducts
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.custom_op import refuse_tangents

@@ -72,7 +72,8 @@ def evaluate(
     `hyper` a window is read at once, for its state would give exact softmax and not its estimate.
 
     Cost: linear in the number of tokens for mechanisms whose state does not grow; memory of batch_size * span tokens'
-    activations plus the state. Autocast regions of the caller apply. The model's training mode is restored.
+    activations plus the state; with `hyper` batch_size * context_length tokens' activations. Autocast regions of the
+    caller apply. The model's training mode is restored.
 
     Args:
         model: a language model; its weights are not changed.

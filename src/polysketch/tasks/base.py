@@ -110,8 +110,10 @@ class GeneratedTask(Task):
     Attributes:
         seed: of all rows. Another one gives other rows.
         examples: rows of training, seen again and again; 0 for new ones in every step.
+        learned: options that a model knows by heart: with others it is asked about what it never saw.
     """
 
+    learned: ClassVar[tuple[str, ...]] = ()
     seed: int = 0
     examples: int = 0
 

@@ -33,6 +33,7 @@ class InContextRecall(GeneratedTask):
 
     name = "in-context-recall"
     asks = "next"
+    learned = ("vocabulary", "noise_vocabulary")
     length: int = 128
     vocabulary: int = 16
     noise_vocabulary: int = 0
@@ -52,21 +53,20 @@ class InContextRecall(GeneratedTask):
             row = self._filled(generator)
             if np.any(row.answer != NO_TARGET):
                 return row
-        return self._filled(generator, again=int(generator.integers(1, self.length // self._longest_pair)))
+        return self._filled(generator, alike=(0, int(generator.integers(1, self.length // self._longest_pair))))
 
-    def _filled(self, generator: np.random.Generator, again: int | None = None) -> Row:
-        """A row. With `again`, the pair of that number has the key of the first one, and neither is noise."""
+    def _filled(self, generator: np.random.Generator, alike: tuple[int, ...] = ()) -> Row:
+        """A row; the pairs of the numbers `alike` have one key, and are no noise."""
         ids, answer = np.full(self.length, self.vocab_size - 1), np.full(self.length, NO_TARGET)
         values: dict[tuple[int, ...], np.ndarray] = {}
         first = np.empty(0, int)
         end = number = 0
         while end + self._longest_pair <= self.length:
-            if generator.random() < self.noise_share and (again is None or number not in (0, again)):
+            if generator.random() < self.noise_share and number not in alike:
                 pair = self.vocabulary + generator.integers(0, self.noise_vocabulary, 2)
             else:
-                repeated = again is not None and number == again
-                key = first if repeated else self._motif(generator, 0, self.key_motif)
-                first = key if number == 0 else first
+                key = first if number in alike[1:] else self._motif(generator, 0, self.key_motif)
+                first = key if number in alike[:1] else first
                 value = values.get(tuple(key.tolist()))
                 start = end + len(key) - 1
                 if value is None:
@@ -118,13 +118,9 @@ class Memorization(GeneratedTask):
 
     name = "memorization"
     asks = "next"
+    learned = ("seed",)
     length: int = 32
     vocabulary: int = 256
-
-    @property
-    def alphabet(self) -> str:
-        """Of another seed ids stand for other values."""
-        return self.name if self.seed == 0 else f"{self.name} of seed {self.seed}"
 
     def make(self, generator: np.random.Generator) -> Row:
         """As the base class has it."""

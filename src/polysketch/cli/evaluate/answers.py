@@ -29,6 +29,7 @@ def measure_task(flags: EvaluateFlags) -> dict[str, Any]:
     task = learned_task(run, flags.data)
     _check_fits(sizes, task, flags)
     _check_classes(run, task)
+    _check_learned(run, task)
     limit = sys.maxsize if task.num_rows(flags.split) is not None else _ROWS
     if flags.max_tokens is not None:
         limit = max(1, flags.max_tokens // task.longest)
@@ -72,3 +73,11 @@ def _check_classes(run: RunDescription, task: Any) -> None:
             f"found {', '.join(map(str, found))}: make the task from files of the same classes, by the version that "
             "made the run's"
         )
+
+
+def _check_learned(run: RunDescription, task: Any) -> None:
+    """Refuse what the model has had no way to learn: other values of keys, or ids of another kind."""
+    known = task_options(run)
+    for name in getattr(task, "learned", ()):
+        if name in known and known[name] != (found := task.options()[name]):
+            raise ValueError(f"--data: expected {name} {known[name]}, as the run learned {task.name}, found {found}")
