@@ -69,6 +69,25 @@ def test_padding_of_the_source_changes_nothing(case: Case):
     torch.testing.assert_close(found[1:], alone, **TIGHT)
 
 
+@pytest.mark.parametrize("case", CROSS, ids=str)
+def test_sources_and_queries_of_other_shapes_are_refused(case: Case):
+    """What broadcasts by chance, too: one row, one head, a mask of one token."""
+    mechanism, (query, key, value) = case.build(), tensors(case)
+    for keys, values, key_mask in (
+        (key[:, :1].repeat(1, 3, 1, 1), value, None),
+        (key, value[:1], None),
+        (key, value[:, :, :-1], None),
+        (key[..., :-1], value, None),
+        (key, value, mask()[:, :1]),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            mechanism.read_source(keys, values, key_mask=key_mask)
+    source = mechanism.read_source(key, value)
+    for queries in (query[:, :1], query[..., :-1], query[0]):
+        with pytest.raises(ValueError, match="query must be"):
+            mechanism.ask_source(queries, source)
+
+
 @pytest.mark.parametrize("name", ["based", "linear", "symmetric-power"])
 def test_what_is_kept_of_a_source_does_not_grow_with_it_on_features(name: str):
     mechanism = attention.build(name, num_heads=HEADS, head_dim=HEAD_DIM, num_kv_heads=1)

@@ -58,6 +58,24 @@ def test_no_new_token_leaves_a_state_as_it_is(name):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_span_of_nothing_leaves_a_state_as_it_is(name):
+    layer = mechanism(name)
+    try:
+        state = layer.init_span(2)
+    except NotImplementedError:
+        pytest.skip("it has no spans")
+    tensors, given = inputs(2, 5)
+    _, state = layer.forward_span(*tensors, state, **given)
+    nothing, none = inputs(2, 0)
+    output, after = layer.forward_span(*nothing, state, **none)
+    assert output.shape == (2, HEADS, 0, HEAD_DIM)
+    assert after.position == 5
+    assert all(torch.equal(tensor, state.tensors[name]) for name, tensor in after.tensors.items())
+    output.sum().backward()
+    assert all(tensor.grad is not None for tensor in nothing)
+
+
 @pytest.mark.parametrize("name", ["softmax", "polysketch-paper", "linear"])
 def test_shapes_that_do_not_fit_are_refused_as_ever(name):
     layer, (query, key, value) = mechanism(name), inputs(2, 0)[0]

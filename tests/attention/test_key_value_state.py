@@ -108,7 +108,7 @@ def test_other_batches_and_widths_are_refused():
     with pytest.raises(ValueError, match="the state holds 2 rows, got a batch of 1"):
         state.append(*(x[:1] for x in tokens(3)))
     state.append(*tokens(3))
-    with pytest.raises(ValueError, match=r"widths \(4, 5\), got \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"\(3, 4, 5\), got \(3, 5, 4\)"):
         state.append(tokens(3)[1], tokens(3)[0])
 
 

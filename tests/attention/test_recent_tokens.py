@@ -58,7 +58,7 @@ def test_other_batches_and_widths_are_refused():
     with pytest.raises(ValueError, match="the state holds 2 rows, got a batch of 1"):
         state.append(*(x[:1] for x in tokens(3)))
     state.append(*tokens(3))
-    with pytest.raises(ValueError, match=r"widths \(4, 2\), got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"\(3, 4, 2\), got \(3, 2, 4\)"):
         state.append(tokens(3)[1], tokens(3)[0])
 
 
@@ -106,3 +106,16 @@ def test_the_kept_tokens_come_from_the_oldest_on_and_then_the_new_ones(earlier: 
         assert keys[row, 0, :, 0].tolist() == expected
         assert values[row, 1, :, 1].tolist() == [-each for each in expected]
         assert real[row].tolist() == [each > 0 for each in expected]
+
+
+@pytest.mark.parametrize("rows", [[0, 2], [-1, 0], [0]])
+def test_rows_that_a_pool_lacks_are_refused(rows: list[int]):
+    pool = RecentTokens(2, CAPACITY)
+    position = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="found an empty one"):
+        RecentTokens.rows_of(pool, torch.tensor([0, 1]), position)
+    pool.append(*tokens(3))
+    with pytest.raises(ValueError, match=r"expected (rows from 0 to 1|2 rows)"):
+        RecentTokens.rows_of(pool, torch.tensor(rows), position)
+    swapped = RecentTokens.rows_of(pool, torch.tensor([1, 0]), position)
+    assert torch.equal(swapped.clone().slots(*tokens(1))[0], pool.slots(*tokens(1))[0].flip(0))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polysketch.attention import MECHANISMS, Mechanism, build
+from polysketch.attention import MECHANISMS, Mechanism, build, option_names
 
 HEADS, HEAD_DIM, WIDTH, ROWS = 2, 8, 16, 2
 CAUSAL = sorted(name for name, kind in MECHANISMS.items() if kind.is_causal)
@@ -49,6 +49,89 @@ def test_refused_tokens_leave_a_state_as_it_is(name, wrong, count):
         extended(layer, [query, key, value if change is None else change(value)], state)
     new = tokens(3)
     assert torch.equal(extended(layer, new, state), extended(layer, new, untouched))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_values_of_a_wider_dtype_are_taken_whole_or_not_at_all(name, started, count):
+    layer = mechanism(name)
+    state = layer.init_state(ROWS)
+    if started:
+        extended(layer, tokens(9), state)
+    untouched = state.clone()
+    query, key, value = tokens(count)
+    try:
+        extended(layer, [query, key, value.double()], state)
+    except (TypeError, ValueError):
+        new = tokens(3)
+        assert torch.equal(extended(layer, new, state), extended(layer, new, untouched))
+    else:
+        assert state.position.tolist() == (untouched.position + count).tolist()
+
+
+GATED = {
+    "polysketch": {},
+    "polysketch-window": {},
+    "polysketch-paper": {"decay_gate": True},
+    "polarity": {"output_gate": True},
+}
+
+
+def test_these_are_the_mechanisms_that_may_read_the_layers_input():
+    assert sorted(GATED) == sorted(name for name in MECHANISMS if "hidden_size" in option_names(name))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", GATED)
+def test_the_layers_input_is_of_the_same_tokens(name, count):
+    """What would broadcast, too: one row for all, one token for all."""
+    torch.manual_seed(0)
+    options = GATED[name] | {"hidden_size": WIDTH}
+    layer = build(name, num_heads=HEADS, head_dim=HEAD_DIM, num_kv_heads=1, **options)
+    assert layer.reads_hidden
+    new = tokens(count)
+    for shape in ((1, count, WIDTH), (ROWS, count + 1, WIDTH), (ROWS, 1, WIDTH), (count, WIDTH)):
+        if shape == (ROWS, count, WIDTH):
+            continue
+        hidden = torch.ones(shape)
+        with pytest.raises(ValueError, match=r"hidden must be \(batch, length, width\)"):
+            layer(*new, causal=layer.is_causal, hidden=hidden)
+        if layer.is_causal:
+            state = layer.init_state(ROWS)
+            with pytest.raises(ValueError, match="hidden must be"):
+                layer.extend(*new, state, hidden=hidden)
+            assert not state.position.any()
+            with pytest.raises(ValueError, match="hidden must be"):
+                layer.forward_span(*new, layer.init_span(ROWS), hidden=hidden)
+
+
+OTHER_SIZES = {
+    "local": [{"local_chunk": 4}, {"local_chunk": 8}],
+    "sliding-window": [{"window": 4}, {"window": 8}],
+    "polysketch-heavy": [{"heavy_size": 4}, {"heavy_size": 8}],
+    "polysketch": [{"window": 4}, {"window": 8}],
+    "softmax": [{}, {"num_kv_heads": 2}],
+    "polynomial": [{}, {"num_kv_heads": 2}],
+    "sliding-window of more heads": [{}, {"num_kv_heads": 2}],
+}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_a_state_of_a_mechanism_of_other_sizes_is_refused(name, count):
+    own, other = (
+        build(name.split(" ")[0], **{"num_heads": HEADS, "head_dim": HEAD_DIM, "num_kv_heads": 1} | options)
+        for options in OTHER_SIZES[name]
+    )
+    state = own.init_state(ROWS)
+    extended(own, tokens(9), state)
+    untouched = state.clone()
+    new = [torch.randn(ROWS, heads, count, HEAD_DIM) for heads in (HEADS, other.num_kv_heads, other.num_kv_heads)]
+    with pytest.raises(ValueError, match=r"the state (holds|keeps|was made)"):
+        extended(other, new, state)
+    same = tokens(3)
+    assert torch.equal(extended(own, same, state), extended(own, same, untouched))
 
 
 @pytest.mark.parametrize("name", CAUSAL)

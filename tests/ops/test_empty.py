@@ -26,6 +26,9 @@ ATTENTION = {
     "sliding window": lambda x: ops.sliding_window_attention(x, x, x, window=4),
     "local": lambda x: ops.local_attention(x, x, x, chunk=4),
     "local, causal": lambda x: ops.local_attention(x, x, x, chunk=4, causal=True),
+    "hyper": lambda x: ops.hyper_attention(
+        x, x, x, hyperplanes=torch.randn(16, 3), causal=True, chunk_size=2, sample_size=2, min_length=2, backend="plain"
+    ),
     "nystrom": lambda x: ops.nystrom_attention(x, x, x, num_landmarks=2),
 } | {
     f"linear, {backend}, local {local}, causal {causal}": (

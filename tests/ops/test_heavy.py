@@ -222,6 +222,9 @@ def test_edges_are_those_of_chunks_from_the_first_real_token():
         ({"key_codes": torch.zeros(1)}, "key_codes must be whole numbers"),
         ({"before": torch.zeros(2, 39, dtype=torch.int64)}, r"before must be whole numbers \(2, 40\)"),
         ({"after": torch.zeros(2, 40)}, "after must be whole numbers"),
+        ({"before": torch.full((2, 40), 41)}, "before must be from 0 to 40"),
+        ({"before": torch.full((2, 40), -1)}, "before must be from 0 to 40"),
+        ({"before": torch.full((2, 40), 4), "after": torch.full((2, 40), 3)}, "after must be from before to 40"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):

@@ -138,6 +138,7 @@ BAD_TENSORS = {
     "multiple of key heads": changed(query=lambda x: x[:, :3]),
     "equal query and key lengths": changed(query=lambda x: x[:, :, :-1]),
     r"local.key must have shape": changed(local_key=lambda x: x[:, :, :-1]),
+    "log_decay must be at most 0, .* got 0.5": changed(log_decay=lambda x: x.abs().clamp(min=0.5)),
     "log_decay must have shape": changed(log_decay=lambda x: x[..., None]),
     "key_mask must be bool": changed(key_mask=lambda x: torch.ones(1, 40)),
     r"key_mask must be \(batch, key_length\) = \(1, 40\), got \(1, 39\)": changed(

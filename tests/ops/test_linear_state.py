@@ -246,11 +246,25 @@ def steps(case: Case, tensors, state):
         yield result, state.clone()
 
 
-def test_states_of_other_features_are_not_combined():
-    states = [
-        ops.LinearAttentionState.init(1, 1, features, 3, factors=factors) for features, factors in ((8, 2), (16, 1))
-    ]
-    with pytest.raises(ValueError, match="same power, factors and feature_dim"):
+OTHERS = {
+    "features": {"feature_dim": 16},
+    "factors": {"feature_dim": 16, "factors": 2},
+    "rows": {"batch_size": 2},
+    "heads": {"heads": 2},
+    "values": {"value_dim": 5},
+    "dtype": {"dtype": torch.float64},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_states_of_other_sizes_are_not_combined(other):
+    sizes = {"batch_size": 1, "heads": 1, "feature_dim": 8, "value_dim": 3, "dtype": torch.float32}
+    states = []
+    for each in (sizes, sizes | other):
+        shape = [each[name] for name in ("batch_size", "heads", "feature_dim", "value_dim")]
+        options = {name: value for name, value in each.items() if name in ("dtype", "factors")}
+        states.append(ops.LinearAttentionState.init(*shape, **options))
+    with pytest.raises(ValueError, match="same power, factors, feature_dim, shape of sums and dtype"):
         ops.combine(*states)
 
 

@@ -89,6 +89,17 @@ def test_a_key_beside_of_logit_minus_infinity_is_none():
     assert output[1, :, :5].eq(0).all()  # padding before the row's first token sees nothing
 
 
+def test_a_key_beside_in_float32_serves_attention_in_float64():
+    query, key, value = tensors()
+    logit = torch.randn(query.shape[:3], generator=torch.Generator().manual_seed(2))
+    other = torch.randn(2, 4, 37, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    narrow, wide = (
+        ops.sliding_window_attention(query, key, value, window=9, beside=ops.BesideKey(x, other))
+        for x in (logit, logit.double())
+    )
+    torch.testing.assert_close(narrow, wide, **TOLERANCE)
+
+
 def test_a_key_beside_of_another_shape_is_refused():
     query, key, value = tensors()
     with pytest.raises(ValueError, match=r"expected a logit and a value of .*\(2, 4, 37\)"):

@@ -1,20 +1,25 @@
 """What every attention mechanism is: a module from query, key and value to an output, with a state for decoding."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from polysketch.attention.abilities import mechanisms_that, mechanisms_that_cross
-from polysketch.attention.empty import extend_of_nothing, forward_of_nothing
+from polysketch.attention.empty import extend_of_nothing, forward_of_nothing, span_of_nothing
 from polysketch.attention.heads import Heads
-from polysketch.attention.masked import without_masked
 from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
 from polysketch.ops import PackedDocuments
 from polysketch.ops.arguments import check_at_least_one
 from polysketch.ops.blocks import check_at_boundary
+
+_OF_NOTHING: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "forward": forward_of_nothing,
+    "extend": extend_of_nothing,
+    "forward_span": span_of_nothing,
+}
 
 
 class Mechanism(Heads):
@@ -60,7 +65,7 @@ class Mechanism(Heads):
     def __init_subclass__(cls, **given: Any) -> None:
         """Let every mechanism, a user's too, give nothing for no rows or no tokens."""
         super().__init_subclass__(**given)
-        for name, around in (("forward", forward_of_nothing), ("extend", extend_of_nothing)):
+        for name, around in _OF_NOTHING.items():
             if name in cls.__dict__:
                 setattr(cls, name, around(cls.__dict__[name]))
 
@@ -250,7 +255,8 @@ class Mechanism(Heads):
         """The state before the first span of a sequence, of a size that does not depend on the sequence.
 
         Args:
-            batch_size, device, dtype, value_dim: as for `init_state`.
+            batch_size, value_dim: as for `init_state`.
+            device, dtype: the same, but that of the mechanism's tensors where None; without any, PyTorch's default.
 
         Raises:
             NotImplementedError: a mechanism that needs all tokens before a span, not a state of constant size.
@@ -304,20 +310,20 @@ class Mechanism(Heads):
             What is kept, with `.nbytes` and `.reorder(indices)`; nothing changes it.
 
         Raises:
-            ValueError: the mechanism needs queries and keys of the same tokens (`is_cross`).
+            ValueError: the mechanism needs queries and keys of the same tokens (`is_cross`), or shapes do not fit.
         """
         self.require_cross()
-        return KeptSource(without_masked(key, key_mask), without_masked(value, key_mask), key_mask)
+        return KeptSource(*self.real_source(key, value, key_mask), key_mask)
 
     @torch.no_grad()
     def ask_source(self, query: Tensor, source: Any) -> Tensor:
-        """The answers to (batch, num_heads, any length, head_dim) queries, in the dtype of the source's values.
+        """The answers to (batch, num_heads, any length, head_dim) queries, in their dtype.
 
         Args:
             query: of the sequence that asks.
             source: from `read_source`.
         """
-        return self(query, source.key, source.value, causal=False, key_mask=source.key_mask)
+        return self(query, source.key, source.value, causal=False, key_mask=source.key_mask).to(query.dtype)
 
     def require_cross(self) -> None:
         """Refuse what cannot attend to another sequence.

@@ -272,7 +272,7 @@ class BesideWindow(RedrawnFeatures):
                 return output, state
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, key_mask)  # refused before all else
         blocks = self._blocks_after(state, block_size)
-        self._check_state(query, value, state, hidden)
+        self._check_state(query, value, state)
         vectors = self._sketched(query, key, unrotated, key_mask)
         query_features, kept = self._features(vectors, value.dtype, key_mask, hidden)
         query, key = self.unit_scale(query, key, value.dtype)
@@ -342,7 +342,7 @@ class BesideWindow(RedrawnFeatures):
             query, key, value, state, hidden: as there.
             unrotated: as for `forward`.
         """
-        self.check_inputs(query, key, value)
+        self.check_inputs(query, key, value, hidden)
         far_logit, log_decay = self.far_logit(hidden), self._log_decay(hidden, None)
         vectors = self._sketched(query, key, unrotated, None)
         query_features, kept = self._features(vectors, in_range(value).dtype, None, hidden)
@@ -407,20 +407,18 @@ class BesideWindow(RedrawnFeatures):
             beside=beside,
         )
 
-    def _check_state(self, query: Tensor, value: Tensor, state: WindowState, hidden: Tensor | None) -> None:
+    def _check_state(self, query: Tensor, value: Tensor, state: WindowState) -> None:
         """Refuse here what would be refused after the window has moved."""
         expected = (state.far.batch_size, state.far.value_dim - self.sums_width, value.shape[2])
         found = (value.shape[0], value.shape[3], query.shape[2])
         if found != expected:
             raise ValueError(f"the state takes (batch size, value width, as many queries) {expected}, got {found}")
+        wide = state.far.pool.normalizer.dtype
+        if torch.promote_types(value.dtype, wide) != wide:
+            raise TypeError(f"the state's sums are {wide}, the tokens {value.dtype}: cast the tokens")
         of_map = self.feature_map
         sums = of_map.power, of_map.factors, expanded_size(of_map.feature_dim, of_map.power, of_map.factors)
         state.require_sizes(self.num_kv_heads, self.window, self.head_dim + self.kept_width, value.shape[3], sums)
-        if hidden is not None and hidden.shape[:2] != (value.shape[0], value.shape[2]):
-            raise ValueError(
-                f"hidden must be (batch, length, width) of the {value.shape[2]} new tokens of "
-                f"{value.shape[0]} rows, got {tuple(hidden.shape)}"
-            )
 
     def _move(
         self, recent: RecentTokens, kept: Tensor, value: Tensor, key_mask: Tensor | None

@@ -200,7 +200,7 @@ class ConvolvedAttention(LinearizedAttention):
     ) -> tuple[Tensor, SpanState]:
         """As `Mechanism.forward_span`."""
         self._expect_causal()
-        self.check_inputs(query, key, value)
+        self.check_inputs(query, key, value, hidden)
         wide, sums = widened(value), self.following(state)
         convolved, tail = self.convolution.extend(wide, state.tensors["tail"])
         operands, options = self._summands(query, key, wide, hidden)

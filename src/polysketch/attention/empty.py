@@ -59,6 +59,22 @@ def extend_of_nothing(extend: Callable[..., tuple[Tensor, Any]]) -> Callable[...
     return with_nothing
 
 
+def span_of_nothing(forward_span: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
+    """A mechanism's `forward_span`, which leaves the state as it is where the span has no token."""
+
+    @functools.wraps(forward_span)
+    def with_nothing(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, state: Any, *args: Any, **given: Any
+    ) -> tuple[Tensor, Any]:
+        output = None if _has_entries(query) else of_nothing(query, key, value)
+        if output is None or key.shape[2]:  # tokens of no rows are counted by the state
+            return forward_span(self, query, key, value, state, *args, **given)
+        self.check_inputs(query, key, value)
+        return output, state
+
+    return with_nothing
+
+
 def _has_entries(query: Any) -> bool:
     """Whether there is something for sure: the first thing that is asked in every call."""
     return not isinstance(query, torch.Tensor) or query.numel() > 0

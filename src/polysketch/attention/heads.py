@@ -30,6 +30,12 @@ class Heads(nn.Module):
         self.num_kv_heads = num_kv_heads
 
     @property
+    def own_tensor(self) -> Tensor:
+        """A floating tensor of the mechanism: states take its device and dtype. Without any, PyTorch's default."""
+        tensors = chain(self.parameters(), self.buffers())
+        return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+
+    @property
     def reads_hidden(self) -> bool:
         """Whether it needs `hidden`, the layer's input, beside query, key and value."""
         return False
@@ -42,20 +48,19 @@ class Heads(nn.Module):
         """
         return False
 
-    def check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def check_inputs(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None = None) -> None:
         """Refuse tensors of other heads or widths than the mechanism was built for, and mixed devices or dtypes.
+
+        Args:
+            query, key, value: as for `Mechanism.forward`.
+            hidden: the same, looked at where the mechanism reads it; one that is missing is refused by its reader.
 
         Raises:
             ValueError: naming the expected and the received shape, or the devices.
             TypeError: naming the dtypes.
         """
-        expected = {"query": (query, self.num_heads), "key": (key, self.num_kv_heads)}
-        for name, (tensor, heads) in expected.items():
-            if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != self.head_dim:
-                raise ValueError(
-                    f"{name} must be (batch, {heads}, length, {self.head_dim}), got {tuple(tensor.shape)};"
-                    " is the layout (batch, heads, length, head_dim)?"
-                )
+        self.check_query(query)
+        _check_heads("key", key, self.num_kv_heads, self.head_dim)
         if value.dim() != 4 or value.shape[1] != self.num_kv_heads:
             raise ValueError(f"value must be (batch, {self.num_kv_heads}, length, value_dim), got {tuple(value.shape)}")
         if value.shape[:3] != key.shape[:3] or query.shape[0] != key.shape[0]:
@@ -64,6 +69,15 @@ class Heads(nn.Module):
                 f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
             )
         self._check_kinds(query, key, value)
+        if hidden is not None and self.reads_hidden and hidden.shape[:-1] != query.shape[::2]:
+            raise ValueError(
+                f"hidden must be (batch, length, width) of the tokens of query, ({query.shape[0]}, {query.shape[2]}, "
+                f"width), got {tuple(hidden.shape)}"
+            )
+
+    def check_query(self, query: Tensor) -> None:
+        """Refuse a query of other heads or another width, as `check_inputs`."""
+        _check_heads("query", query, self.num_heads, self.head_dim)
 
     def real_inputs(
         self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, hidden: Tensor | None = None
@@ -82,7 +96,7 @@ class Heads(nn.Module):
         Raises:
             TypeError, ValueError: as `check_inputs`, and for a mask that does not fit the key.
         """
-        self.check_inputs(query, key, value)
+        self.check_inputs(query, key, value, hidden)
         if key_mask is None:
             return query, key, value, hidden
         check_key_mask(key_mask, key)
@@ -108,6 +122,16 @@ class Heads(nn.Module):
         require_as_many(query, key)
         return cleaned
 
+    def real_source(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Key and value as of `real_inputs`, of a sequence that no query has asked yet: `read_source` begins with this.
+
+        Raises:
+            TypeError, ValueError: as `real_inputs`.
+        """
+        nobody = key.new_zeros(key.shape[0], self.num_heads, 0, self.head_dim)
+        _, key, value, _ = self.real_inputs(nobody, key, value, key_mask)
+        return key, value
+
     def _check_kinds(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         # Older compilers of PyTorch do not trace next with a default.
         parameter = next(chain(self.parameters(), (query,)))
@@ -130,6 +154,14 @@ class Heads(nn.Module):
         """The sizes every mechanism has; subclasses append their options."""
         kv_heads = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return f"num_heads={self.num_heads}, head_dim={self.head_dim}{kv_heads}"
+
+
+def _check_heads(name: str, tensor: Tensor, heads: int, width: int) -> None:
+    if tensor.dim() != 4 or tensor.shape[1] != heads or tensor.shape[3] != width:
+        raise ValueError(
+            f"{name} must be (batch, {heads}, length, {width}), got {tuple(tensor.shape)};"
+            " is the layout (batch, heads, length, head_dim)?"
+        )
 
 
 def require_as_many(query: Tensor, key: Tensor) -> None:

@@ -88,12 +88,22 @@ class HeavyState:
         """Name -> tensor, those of `attention` left out."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "attention"}
 
-    def check(self, value: Tensor) -> None:
+    def check(self, value: Tensor, buckets: int, size: int) -> None:
         """Refuse values (batch, key_heads, length, value_dim + 1) of other rows or widths, before anything moves.
+
+        Args:
+            value: of the new tokens.
+            buckets, size: of the mechanism, which others must not have made the state for.
 
         Raises:
             ValueError: naming what was expected and what came.
         """
+        made_for, wanted = tuple(self.key.shape[1:4]), (value.shape[1], buckets, size)
+        if made_for != wanted:
+            raise ValueError(
+                f"the state was made by a mechanism of other sizes: expected (key heads, buckets, size) {wanted}, "
+                f"got {made_for}"
+            )
         expected, found = (len(self.key), self.value.shape[4] - 1), (len(value), value.shape[3] - 1)
         if found != expected:
             raise ValueError(f"the state takes (batch size, value width) {expected}, got {found}")

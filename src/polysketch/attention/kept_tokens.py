@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from polysketch.attention.base import Mechanism
 from polysketch.attention.heads import require_as_many
 from polysketch.attention.key_value_state import KeyValueRows, KeyValueState
-from polysketch.attention.masked import without_masked
 from polysketch.attention.recent_tokens import RecentTokens
 from polysketch.attention.source import KeptSource
 from polysketch.attention.span_state import SpanState
+from polysketch.ops.arguments import check_attention_tensors
 
 
 class KeptTokensAttention(Mechanism):
@@ -66,7 +66,7 @@ class KeptTokensAttention(Mechanism):
             key, value, key_mask: as there.
         """
         self.require_cross()
-        key, value = without_masked(key, key_mask), without_masked(value, key_mask)
+        key, value = self.real_source(key, value, key_mask)
         return KeptSource(self.prepare_key(key, value.dtype), value, key_mask)
 
     @torch.no_grad()
@@ -76,8 +76,10 @@ class KeptTokensAttention(Mechanism):
         Args:
             query, source: as there.
         """
-        query, (key, value) = self.prepare_query(query, source.value.dtype), (source.key, source.value)
-        return self.attend(query, key, value, causal=False, key_mask=source.key_mask)
+        self.check_query(query)
+        key, value = source.key, source.value
+        prepared = self.prepare_query(query, value.dtype)
+        return self.attend(prepared, key, value, causal=False, key_mask=source.key_mask).to(query.dtype)
 
 
 class AllTokensAttention(KeptTokensAttention):
@@ -174,6 +176,8 @@ class RecentTokensAttention(KeptTokensAttention):
         value_dim: int | None = None,
     ) -> SpanState:
         """As `Mechanism.init_span`: the last prepared keys and values, zeros where there are none yet."""
+        like = self.own_tensor
+        device, dtype = like.device if device is None else device, like.dtype if dtype is None else dtype
         widths = {"key": self.head_dim, "value": self.head_dim if value_dim is None else value_dim}
         shape = (batch_size, self.num_kv_heads, self.reach)
         zeros = {name: torch.zeros(*shape, width, device=device, dtype=dtype) for name, width in widths.items()}
@@ -223,8 +227,11 @@ class RecentTokensAttention(KeptTokensAttention):
     ) -> tuple[Tensor, RecentTokens]:
         """As `Mechanism.extend`; a new token costs one product with the keys and values that are kept."""
         query, key, value, _ = self.new_inputs(query, key, value, key_mask)
+        if state.capacity != self.reach:
+            raise ValueError(f"the state keeps {state.capacity} tokens, this mechanism reaches {self.reach}")
         blocks = self._blocks_after(state, block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
+        check_attention_tensors(query, key, value)  # before the state moves on
         if query.shape[2] == 1:
             state.append(key, value, key_mask)
             output = self.attend_to_kept(query, key, value, state)

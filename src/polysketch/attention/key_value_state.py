@@ -78,7 +78,7 @@ class KeyValueState:
             Views of all keys, of all values, and the (batch, length) mask or None when every token was real.
 
         Raises:
-            ValueError: the tokens do not fit the state's batch or the widths of the earlier ones.
+            ValueError: the tokens do not fit the state's batch, or the heads and widths of the earlier ones.
         """
         self._check(key, value)
         start, end = self.length, self.length + key.shape[2]
@@ -130,9 +130,9 @@ class KeyValueState:
             raise ValueError(f"the state holds {self.position.shape[0]} rows, got a batch of {key.shape[0]}")
         if self._key is None or self._value is None:
             return
-        expected, found = (self._key.shape[3], self._value.shape[3]), (key.shape[3], value.shape[3])
+        expected, found = ((x.shape[1], x.shape[3], y.shape[3]) for x, y in ((self._key, self._value), (key, value)))
         if found != expected:
-            raise ValueError(f"the state holds keys and values of widths {expected}, got {found}")
+            raise ValueError(f"the state holds (heads, width of keys, width of values) {expected}, got {found}")
 
     def _with_room(self, buffer: Tensor | None, new: Tensor, length: int, dtype: torch.dtype) -> Tensor:
         """`buffer`, or its content in a larger one, with room for `length` tokens like `new`; a first in `dtype`."""

@@ -1,6 +1,5 @@
 """What all attention over features is: a feature map, one op, and a state of constant size."""
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 from polysketch import ops
 from polysketch.attention import in_spans
 from polysketch.attention.base import Mechanism
-from polysketch.attention.masked import without_masked
 from polysketch.attention.redrawn import RedrawnFeatures
 from polysketch.attention.span_state import (
     SUMMED,
@@ -105,8 +103,7 @@ class LinearizedAttention(RedrawnFeatures):
             batch_size, device, dtype: as for `Mechanism.init_state`.
             value_dim: width of the values to come; head_dim when None.
         """
-        tensors = chain(self.parameters(), self.buffers())
-        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+        like = self.own_tensor
         return ops.LinearAttentionState.init(
             batch_size,
             self.num_kv_heads,
@@ -162,7 +159,7 @@ class LinearizedAttention(RedrawnFeatures):
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, SpanState]:
         """As `Mechanism.forward_span`."""
-        self.check_inputs(query, key, value)
+        self.check_inputs(query, key, value, hidden)
         wide, sums = self.wide(value), self.following(state)
         features, options = self.operands(query, key, wide.dtype, hidden)
         output = causal_linear_attention(*features, wide, sums, **options).output
@@ -184,7 +181,7 @@ class LinearizedAttention(RedrawnFeatures):
         self, query: Tensor, key: Tensor, value: Tensor, *, hidden: Tensor | None = None
     ) -> dict[str, Tensor]:
         """As `Mechanism.span_sums`."""
-        self.check_inputs(query, key, value)
+        self.check_inputs(query, key, value, hidden)
         wide = self.wide(value)
         (_, key_features), options = self.operands(query, key, wide.dtype, hidden)
         options = {name: options[name] for name in ("power", "factors", "log_decay") if name in options}
@@ -207,7 +204,8 @@ class LinearizedAttention(RedrawnFeatures):
             key, value, key_mask: as there.
         """
         self.require_cross()
-        key, wide = without_masked(key, key_mask), self.wide(without_masked(value, key_mask))
+        key, value = self.real_source(key, value, key_mask)
+        wide = self.wide(value)
         nobody = key.new_zeros(key.shape[0], self.num_heads, *key.shape[2:])
         (query_features, key_features), options = self.operands(nobody, key, wide.dtype, None)
         state = self.init_state(key.shape[0], key.device, value.dtype, value_dim=value.shape[3])
@@ -223,6 +221,7 @@ class LinearizedAttention(RedrawnFeatures):
         Args:
             query, source: as there.
         """
+        self.check_query(query)
         nothing = query.new_zeros(query.shape[0], self.num_kv_heads, *query.shape[2:])
         wide = source.sums.dtype
         (query_features, key_features), options = self.operands(query, nothing, wide, None)

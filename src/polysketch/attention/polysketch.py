@@ -145,7 +145,7 @@ class PolysketchAttention(BesideWindow):
         held = state.recent.held
         if held is None or not isinstance(self.feature_map, SketchProducts):
             return None
-        self._check_state(query, value, state, hidden)
+        self._check_state(query, value, state)
         given = self.far_logit.checked(hidden) if self.reads_hidden else query[:, 0, :, :0]
         token = one_token.Token(query, key, value, *self._sketched(query, key, unrotated, None), given)
         ring = one_token.Ring(*held, state.recent.position, state.recent.rows)

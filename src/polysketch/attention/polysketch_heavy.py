@@ -166,7 +166,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         """
         width = self.head_dim if value_dim is None else value_dim
         attention = super().init_state(batch_size, device, dtype, value_dim=width + 1)
-        return HeavyState.init(attention, 2 ** (self.hyperplanes.shape[1] - 1), self.heavy_size)
+        return HeavyState.init(attention, self._buckets, self.heavy_size)
 
     @torch.no_grad()
     def extend(  # type: ignore[override]
@@ -187,7 +187,7 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
         """
         query, key, value, _ = self.new_inputs(query, key, value, key_mask)
         wide = _with_ones(value)
-        state.check(wide)
+        state.check(wide, self._buckets, self.heavy_size)
         features, options = self._operands(query, key, wide.dtype)
         blocks = self._blocks_after(state, block_size)
         correction = self._corrected_(query, key, wide, features, options["local"], state, key_mask)
@@ -221,6 +221,10 @@ class PolysketchHeavyAttention(PolysketchPaperAttention):
     def extra_repr(self) -> str:
         """Sizes and options."""
         return f"{super().extra_repr()}, heavy_size={self.heavy_size}, hash_bits={self.hyperplanes.shape[1]}"
+
+    @property
+    def _buckets(self) -> int:
+        return 2 ** (self.hyperplanes.shape[1] - 1)
 
     def _operands(self, query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
         """Features, and the options of the op for sums instead of means."""

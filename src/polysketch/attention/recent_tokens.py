@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polysketch.attention.positions import advance_positions
+from polysketch.ops.arguments import check_rows
 
 
 class RecentTokens:
@@ -54,7 +55,13 @@ class RecentTokens:
             pool: of all rows. Its positions are not read, nor moved on.
             rows: (batch,) int64 on the buffers' device, none twice.
             position: (batch,) int64 in host memory, tokens that each of them has seen.
+
+        Raises:
+            ValueError: rows of another shape, dtype or device than that, or, in host memory, that the pool lacks.
         """
+        if pool._real is None:
+            raise ValueError("expected a pool whose buffers exist, which its first tokens make, found an empty one")
+        check_rows(rows, len(position), pool._real)
         some = pool._with(lambda tensor: tensor)
         some.rows, some.position = rows, position
         return some
@@ -96,16 +103,17 @@ class RecentTokens:
             of slots that hold a real token. Keys and values of masked tokens are zeros.
 
         Raises:
-            ValueError: the tokens do not fit the state's batch or the widths of the earlier ones.
+            ValueError: the tokens do not fit the state's batch, or the heads and widths of the earlier ones.
         """
         if key.shape[0] != self.position.shape[0]:
             raise ValueError(f"the state holds {self.position.shape[0]} rows, got a batch of {key.shape[0]}")
         if self._key is None or self._value is None or self._real is None:
             self._key, self._value = self._buffer(key), self._buffer(value)
             self._real = torch.zeros(key.shape[0], self.capacity, dtype=torch.bool, device=self._key.device)
-        expected, found = (self._key.shape[3], self._value.shape[3]), (key.shape[3], value.shape[3])
+        held = (self._key, self._value)
+        expected, found = ((x.shape[1], x.shape[3], y.shape[3]) for x, y in (held, (key, value)))
         if found != expected:
-            raise ValueError(f"the state holds keys and values of widths {expected}, got {found}")
+            raise ValueError(f"the state holds (heads, width of keys, width of values) {expected}, got {found}")
         return self._key, self._value, self._real
 
     def oldest(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

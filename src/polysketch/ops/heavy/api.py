@@ -1,5 +1,6 @@
 """`heavy_correction`: what exact weights of a few keys of the same bucket add to sketched ones."""
 
+import torch
 from torch import Tensor
 
 from polysketch.ops.arguments import check_at_least_one, check_attention_tensors
@@ -66,11 +67,21 @@ def heavy_correction(
     _expect("query_codes", query_codes, tuple(query.shape[:3]))
     _expect("key_codes", key_codes, tuple(key.shape[:3]))
     _expect("before", before, edges)
+    _expect_edges("before", before, 0, key.shape[2])
     if after is not None:
         _expect("after", after, edges)
+        _expect_edges("after", after, before, key.shape[2])
     return heavy_correction_operator(
         query, key, query_features, key_features, value, query_codes, key_codes, before, after, degree, size
     )
+
+
+def _expect_edges(name: str, edge: Tensor, least: Tensor | int, most: int) -> None:
+    if edge.device.type != "cpu" or torch.compiler.is_compiling():  # a device is not waited for
+        return
+    if bool(((edge < least) | (edge > most)).any()):
+        least_of_all = "0" if isinstance(least, int) else "before"
+        raise ValueError(f"{name} must be from {least_of_all} to {most}, the number of keys, got {edge.tolist()[:8]}")
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

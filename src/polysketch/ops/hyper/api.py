@@ -146,7 +146,7 @@ def hyper_attention(
                 f"heavy_mask with causal needs a min_length that is a multiple of chunk_size, so that no chunk belongs"
                 f" to two spans, got {min_length} and {chunk_size}"
             )
-    if key.shape[2] <= min_length:
+    if key.shape[2] <= min_length or not query.shape[0]:  # of no rows it is all the same
         return softmax_attention(query, key, value, causal=causal, key_mask=key_mask, scale=scale)
     scale = query.shape[3] ** -0.5 if scale is None else scale
     options = Options(hyperplanes, chunk_size, sample_size, sampling, seed, scale, heavy_mask, bounds)

@@ -58,6 +58,7 @@ def checked(
         _expect_causal(causal, "log_decay")
         _expect_shape("log_decay", log_decay, (*key.shape[:3],))
         _check_kinds({"value": value, "log_decay": log_decay}, same_dtype=False)
+        _check_decays(log_decay.detach(), key_mask)
         inputs = inputs._replace(log_decay=log_decay.clamp(min=FORGOTTEN))
     block = Diagonal.CAUSAL if block_size is None else block_size
     plan = Plan(power, factors, causal, float(offset), normalize, degree, chunk, block, return_state)
@@ -115,6 +116,19 @@ def _check_blocks(inputs: Inputs, plan: Plan, state: LinearAttentionState | Stat
         check_fitting_blocks(block, **{"local.chunk": plan.chunk})
     if state is not None:
         check_at_boundary(state.position, block)
+
+
+def _check_decays(log_decay: Tensor, key_mask: Tensor | None) -> None:
+    if log_decay.device.type != "cpu" or torch.compiler.is_compiling():  # a device is not waited for
+        return
+    grows = log_decay > 0
+    if key_mask is not None:
+        grows &= key_mask[:, None]
+    if bool(grows.any()):
+        raise ValueError(
+            f"log_decay must be at most 0, for sums decay and do not grow, got {float(log_decay[grows].max())}; "
+            "of a decay between 0 and 1 it is the logarithm"
+        )
 
 
 def _check_factors(factors: int, power: int, feature_dim: int) -> None:

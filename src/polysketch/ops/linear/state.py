@@ -355,10 +355,14 @@ def combine(earlier: LinearAttentionState, later: LinearAttentionState) -> Linea
             f"combine needs an earlier span that ends on a chunk boundary (multiples of {earlier.local_chunk} tokens); "
             f"got rows of {earlier.position.tolist()} tokens"
         )
-    kinds = [(state.power, state.factors, state.feature_dim) for state in (earlier, later)]
+    kinds = [
+        (state.power, state.factors, state.feature_dim, tuple(state.sums.shape), state.normalizer.dtype)
+        for state in (earlier, later)
+    ]
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"combine needs states of the same power, factors and feature_dim, got {kinds[0]} and {kinds[1]}"
+            "combine needs states of the same power, factors, feature_dim, shape of sums and dtype, got "
+            f"{kinds[0]} and {kinds[1]}"
         )
     decay = later.log_decay.exp()
     return replace(

@@ -24,7 +24,7 @@ def attend(inputs: Inputs, plan: Plan) -> Tensor:
         return _attend_in_blocks(inputs, plan)
     (head_dim, value_dim), limit = (query.shape[3], value.shape[3]), torch.finfo(computed_in(query)).max / 4
     # Without a key there: a weight of zero, and a gradient that is a number.
-    logit = beside_logit.clamp(-limit, limit).to(query.dtype)[..., None]
+    logit = beside_logit.to(query.dtype).clamp(-limit, limit)[..., None]
     more_key, more_value = (1 + (-(width + 1) % _MULTIPLE if query.is_cuda else 0) for width in (head_dim, value_dim))
     query = F.pad(torch.cat([query * plan.scale, logit], -1), (0, more_key - 1))
     key, value = F.pad(key, (0, more_key)), F.pad(value, (0, more_value))
