@@ -1,5 +1,7 @@
 """A needle is found by who copies, at any depth; by who sees one chunk, there alone; by who guesses, by chance."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -109,3 +111,26 @@ def test_a_tokenizer_that_cannot_tell_values_apart_is_refused():
     """All words being one unknown token."""
     with pytest.raises(ValueError, match="apart by one token"):
         make_needles(lambda text: [len(word) for word in text.split(" ")], num_values=8)
+
+
+def test_what_forward_estimates_is_asked_and_not_what_decoding_knows(haystack, needles):
+    """Decoding with `hyper` is softmax, and would find what the estimate misses."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        257,
+        num_layers=1,
+        hidden_size=64,
+        num_heads=1,
+        attention="hyper",
+        attention_options={"min_length": 16, "chunk_size": 8, "sample_size": 8},
+    )
+    model = TransformerLM(config)
+    exact = TransformerLM(dataclasses.replace(config, attention="softmax", attention_options={}))
+    exact.load_state_dict({name: x for name, x in model.state_dict().items() if "hyperplanes" not in name})
+    settings = {"lengths": [200], "depths": [0.5], "num_trials": 6}
+    found, spans, softmax = (
+        needle_retrieval(each, haystack, needles, span=span, **settings).margin.item()
+        for each, span in ((model, 2048), (model, 37), (exact, 2048))
+    )
+    assert found == spans
+    assert abs(found - softmax) > 1e-4

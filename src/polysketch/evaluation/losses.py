@@ -1,15 +1,15 @@
 """The loss at every position of a context, in memory that does not grow with the context."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polysketch.attention import Mechanism
 from polysketch.data.tokens import Tokens
+from polysketch.evaluation.reading import hidden_in_spans
 from polysketch.evaluation.windows import window_batches
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
@@ -99,23 +99,6 @@ def added_up(
 
 def _window_losses(model: TransformerLM, inputs: Tensor, targets: Tensor, span: int) -> np.ndarray:
     """Return the losses (batch, length) in float64 of one batch of windows, read span by span, or at once."""
-    span = min(span, inputs.shape[1])  # of any size, also one that no tensor could have
-    read = _read_at_once if estimates_forward(model) else _read_by_spans
-    parts = zip(read(model, inputs, span), targets.split(span, dim=1), strict=True)
+    span = min(span, targets.shape[1])
+    parts = zip(hidden_in_spans(model, inputs, span), targets.split(span, dim=1), strict=True)
     return np.concatenate([model.token_losses(*each).cpu().double().numpy() for each in parts], axis=1)
-
-
-def estimates_forward(model: nn.Module) -> bool:
-    """Whether reading a text at once gives other outputs than reading it part by part (`Mechanism`)."""
-    return any(isinstance(part, Mechanism) and part.estimates_forward for part in model.modules())
-
-
-def _read_at_once(model: TransformerLM, inputs: Tensor, span: int) -> Iterator[Tensor]:
-    yield from model.hidden_states(inputs).split(span, dim=1)
-
-
-def _read_by_spans(model: TransformerLM, inputs: Tensor, span: int) -> Iterator[Tensor]:
-    state = model.init_state(len(inputs), device=inputs.device)
-    for part in inputs.split(span, dim=1):
-        hidden, state = model.extend_hidden(part, state)
-        yield hidden

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polysketch.data.tokens import Tokens
+from polysketch.evaluation.reading import hidden_in_spans
 from polysketch.models import TransformerLM
 from polysketch.models.modes import evaluation_mode
 
@@ -107,7 +108,8 @@ def needle_retrieval(
     after the last 64 tokens of text alone: what a model says of a word in any text does not count.
 
     Contexts are read `span` tokens at a time with the model's state carried along: memory grows with the length only
-    where the state does. Cost: num_trials times the sum of lengths times the number of depths, in tokens.
+    where the state does. Where the mechanism estimates, as `hyper` does, a context is read at once. Cost: num_trials
+    times the sum of lengths times the number of depths, in tokens.
 
     Args:
         model: a language model; its training mode is restored.
@@ -200,10 +202,9 @@ def _scores(
 
 def _next_token(model: TransformerLM, ids: Tensor, span: int) -> Tensor:
     """Log-probabilities (batch, vocabulary) of what follows, read span by span."""
-    state = model.init_state(len(ids), device=ids.device)
-    for part in ids.split(min(span, ids.shape[1]), dim=1):
-        hidden, state = model.extend_hidden(part, state)
-    return model.logits(hidden[:, -1:])[:, 0].float().log_softmax(-1)
+    for hidden in hidden_in_spans(model, ids, span):
+        last = hidden[:, -1:]
+    return model.logits(last)[:, 0].float().log_softmax(-1)
 
 
 def _judge(gains: np.ndarray, hidden: np.ndarray) -> tuple[float, float]:
