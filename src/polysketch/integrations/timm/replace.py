@@ -16,8 +16,8 @@ def replace_attention(
     """Put a mechanism in the place of softmax in a vision transformer of timm, in some layers or in all.
 
     Projections, norms and gates stay the model's own, with their weights and names. The mechanism is told the grid of
-    the patches and how many tokens stand before them. Weights that it has are new. A layer that was replaced before is
-    replaced again.
+    the patches and how many tokens stand before them, as they are at the call: after the model's `set_input_size`,
+    replace again. Weights that it has are new. A layer that was replaced before is replaced again.
 
     Args:
         model: a model of timm whose layers are `timm.layers.Attention`, such as `VisionTransformer`; changed in place.
