@@ -69,7 +69,7 @@ class Heads(nn.Module):
                 f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
             )
         self._check_kinds(query, key, value)
-        if hidden is not None and self.reads_hidden and hidden.shape[:-1] != query.shape[::2]:
+        if hidden is not None and hidden.shape[:-1] != query.shape[::2] and self.reads_hidden:
             raise ValueError(
                 f"hidden must be (batch, length, width) of the tokens of query, ({query.shape[0]}, {query.shape[2]}, "
                 f"width), got {tuple(hidden.shape)}"

@@ -231,7 +231,8 @@ class RecentTokensAttention(KeptTokensAttention):
             raise ValueError(f"the state keeps {state.capacity} tokens, this mechanism reaches {self.reach}")
         blocks = self._blocks_after(state, block_size)
         query, key = self.prepare_query(query, value.dtype), self.prepare_key(key, value.dtype)
-        check_attention_tensors(query, key, value)  # before the state moves on
+        if value.dtype != query.dtype:  # refused, if so, before the state moves on
+            check_attention_tensors(query, key, value)
         if query.shape[2] == 1:
             state.append(key, value, key_mask)
             output = self.attend_to_kept(query, key, value, state)

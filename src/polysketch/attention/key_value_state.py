@@ -130,7 +130,8 @@ class KeyValueState:
             raise ValueError(f"the state holds {self.position.shape[0]} rows, got a batch of {key.shape[0]}")
         if self._key is None or self._value is None:
             return
-        expected, found = ((x.shape[1], x.shape[3], y.shape[3]) for x, y in ((self._key, self._value), (key, value)))
+        expected = (self._key.shape[1], self._key.shape[3], self._value.shape[3])
+        found = (key.shape[1], key.shape[3], value.shape[3])
         if found != expected:
             raise ValueError(f"the state holds (heads, width of keys, width of values) {expected}, got {found}")
 

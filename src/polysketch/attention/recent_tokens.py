@@ -110,8 +110,8 @@ class RecentTokens:
         if self._key is None or self._value is None or self._real is None:
             self._key, self._value = self._buffer(key), self._buffer(value)
             self._real = torch.zeros(key.shape[0], self.capacity, dtype=torch.bool, device=self._key.device)
-        held = (self._key, self._value)
-        expected, found = ((x.shape[1], x.shape[3], y.shape[3]) for x, y in (held, (key, value)))
+        expected = (self._key.shape[1], self._key.shape[3], self._value.shape[3])
+        found = (key.shape[1], key.shape[3], value.shape[3])
         if found != expected:
             raise ValueError(f"the state holds (heads, width of keys, width of values) {expected}, got {found}")
         return self._key, self._value, self._real
