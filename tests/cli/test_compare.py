@@ -132,3 +132,16 @@ def test_a_configuration_that_does_not_say_what_a_run_is_is_refused(make_run, ca
         json.dump(config | entry, file)
     assert main(["compare", "one"]) == 1
     assert f"expected {message} in one/config.json" in capsys.readouterr().err
+
+
+def test_shares_of_hidden_tokens_are_told_where_some_are_hidden(make_run, capsys):
+    make_run("few", [(10, 2.5)], training={"objective": "masked", "mask_share": 0.15})
+    make_run("many", [(10, 2.25)], training={"objective": "masked", "mask_share": 0.5})
+    make_run("none", [(10, 2.25)], training={"mask_share": 0.5})
+    make_run("old", [(10, 2.25)])
+    assert main(["compare", "few", "many"]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == "note: losses are of other --mask-share: 0.15 in few, 0.5 in many"
+    )
+    assert main(["compare", "none", "old"]) == 0
+    assert "note" not in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """``polysketch prepare`` makes a folder and says what is in it."""
 
+import io
 import json
 import shlex
 
@@ -97,3 +98,17 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(*arguments)
     assert caught.value.code == 2
+
+
+def test_names_that_are_no_text_are_told_by_their_bytes(tmp_path, monkeypatch):
+    """Standard output is strict in most locales."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for number in range(100):
+        (folder / f"{number}.txt").write_text(f"the text of document {number}\n" * 5)
+    (folder / "z\udce9.txt").write_text("the text of document 7\n" * 5)
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdout", out)
+    assert run(parse(folder, "--out", tmp_path / "out", "--no-progress", *SHARES)) == 0
+    out.flush()
+    assert rb"z\udce9.txt" in out.buffer.getvalue()

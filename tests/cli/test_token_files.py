@@ -15,6 +15,7 @@ RHYTHM = ["--steps", "2", "--log-every", "1", "--eval-every", "2", "--eval-token
 KIND = ["--attention", "softmax"]
 TEXT = "Näive façade, 10 € — 日本語. The quick brown fox jumps over the lazy dog.\n"
 END = 256
+WHOLE = ["--validation-share", "0", "--test-share", "0"]
 
 
 def ids(repeats: int) -> list[int]:
@@ -85,6 +86,17 @@ def test_ids_alone_train_and_evaluate(tmp_path, capsys):
     assert found["num_tokens"] > 100
     assert main(["generate", str(tmp_path / "run"), "--prompt", "a", "--device", "cpu"]) != 0
     assert "the model was trained on token ids alone" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_from_another_folder_with_its_own_copy_of_the_tokenizer(tmp_path, monkeypatch, capsys):
+    shards = write_shards(tmp_path / "shards")
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT * 40, encoding="utf-8")
+    assert main(["prepare", "text.txt", "--tokenizer", "bpe:300", "--out", "mine", "--no-progress", *WHOLE]) == 0
+    assert train(shards, tmp_path / "run", "--tokenizer", "mine") == 0
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--extend", "--steps", "3"]) == 0
+    assert losses(tmp_path / "run")[-1] > 0
 
 
 def test_a_run_goes_on_with_the_same_files_elsewhere_and_with_no_others(tmp_path, capsys):

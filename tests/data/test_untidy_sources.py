@@ -116,6 +116,35 @@ def test_damaged_lines_are_left_out_and_counted_where_asked(tmp_path, monkeypatc
     assert [reason.rpartition("a.jsonl:")[2].split(",")[0].split(":")[0] for reason in corpus.damages] == list("23456")
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_rows_behind_a_line_that_is_too_long_are_read(tmp_path, monkeypatch, end):
+    monkeypatch.setattr("polysketch.data.corpus.readers.LONGEST_LINE", 20)
+    (tmp_path / "a.csv").write_bytes(end.join([b"text", b"a", b"x" * 300, b"b", b'"two', b'lines"', b"c", b""]))
+    with pytest.raises(ValueError, match=r"lines of at most 20 letters, found a longer one at .*a.csv:3"):
+        read(tmp_path / "a.csv")
+    corpus = Corpus([str(tmp_path / "a.csv")], ReadOptions(damaged="skip"), SplitRule())
+    texts = [document.text for document in corpus.documents()]
+    assert [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts] == ["a", "b", "two\nlines", "c"]
+    assert corpus.skipped == {"damaged": 1}
+    (tmp_path / "b.csv").write_bytes(end.join([b"text", b"x" * 300, b"b,c", b"d", b""]))
+    corpus = Corpus([str(tmp_path / "b.csv")], ReadOptions(damaged="skip"), SplitRule())
+    assert [document.text for document in corpus.documents()] == ["d"]
+    assert [int(reason.split("b.csv:")[1].split(",")[0]) for reason in corpus.damages] == [2, 3]
+
+
+def test_a_damaged_page_is_told_with_its_file(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    texts = [f"{number} {number * number} words of a text" for number in range(2000)]
+    parquet.write_table(arrow.table({"text": texts}), path, compression="snappy", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[1000:1060] = b"\xff" * 60
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"expected a Parquet file, found a damaged one: .*a.parquet"):
+        read(path)
+
+
 def test_damaged_rows_of_tables_are_left_out_where_asked(tmp_path):
     (tmp_path / "a.csv").write_text('text,note\na,b\nc\n"d"e,f\ng,h\n')
     assert read(tmp_path / "a.csv", damaged="skip") == ["a", "g"]

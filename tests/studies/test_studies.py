@@ -1,5 +1,6 @@
 """Studies: every table of the papers is listed, a run leaves one record, and what is there is kept."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -14,6 +15,8 @@ from polysketch.cli import main
 from polysketch.data.tokenization import BytesTokenizer
 from polysketch.models import ModelConfig, TransformerLM, preset
 from polysketch.storage import disk
+from polysketch.studies import study as study_module
+from polysketch.studies import task_study
 from polysketch.studies.catalogue import ENTRIES, STUDIES, study_called
 from polysketch.studies.listing import listed
 from polysketch.studies.task_study import Shorter, TaskSettings, state_bytes
@@ -228,6 +231,11 @@ def test_a_run_that_was_stopped_is_not_taken_for_one_with_other_settings(folder:
         (["reversal", "--set", "training=3"], "expected dict[str, typing.Any], found 3"),
         (["reversal", "--set", "test_rows=0"], "test_rows must be at least 1"),
         (["forms", "--set", "stretches=0"], "stretches must be at least 1"),
+        (["books", "--set", "contexts=[]"], "contexts: expected at least one, found none"),
+        (["books", "--set", "contexts=[0]"], "contexts: 0 must be at least 1"),
+        (["carried-state", "--set", "edges=[]"], "edges: expected two positions or more"),
+        (["carried-state", "--set", "edges=[0,8,8]"], "edges: expected two positions or more, from 0 on and rising"),
+        (["carried-state", "--set", "timed_steps=3"], "timed_steps: expected at least 4, found 3"),
         ([], "the name of a study, or --list"),
     ],
 )
@@ -237,6 +245,39 @@ def test_bad_input_is_told_in_one_line(arguments, message: str, folder: Path, ca
     assert message in told
     assert told.count("\n") == 1
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("state_at=[8]", "state_at: expected none where nothing is decoded"), ("lengths=[0]", "length")],
+)
+def test_what_could_not_be_measured_is_refused_before_training(setting, message, folder: Path, capsys, monkeypatch):
+    monkeypatch.setattr(task_study, "train", None)
+    assert main(["study", "reversal", "--only", "linear", "--set", setting]) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert not list(folder.glob("runs/studies/*/results/*.json"))
+
+
+def test_tables_are_written_by_one_process_at_a_time(folder: Path, capsys, monkeypatch):
+    """Each of those that share a study out shows all records."""
+    command = ["study", "reversal", "--only", "linear", "--threads", "1"]
+    assert main(command) == 0
+    held, places = [], []
+
+    @contextlib.contextmanager
+    def held_alone(place):
+        places.append(place)
+        held.append(True)
+        yield
+        held.pop()
+
+    show = study_module.show
+    monkeypatch.setattr(study_module, "one_at_a_time", held_alone)
+    monkeypatch.setattr(study_module, "show", lambda *given: (held[0], show(*given))[1])
+    assert main(command) == 0
+    assert [place.name for place in places] == ["reversal-smoke"]
 
 
 FROM_FILES = {

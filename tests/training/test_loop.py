@@ -129,6 +129,18 @@ def test_a_loss_that_is_not_finite_says_what_to_do_about_it(make_loop):
         loop.run(StopRequests(), math.inf)
 
 
+def test_weights_that_are_not_finite_are_not_saved(make_loop):
+    """They come of a finite gradient where the rate is huge; earlier checkpoints stay."""
+    loop, task, folder = make_loop("run")
+    loop.save()
+    loop.step += 1
+    with torch.no_grad():
+        task.model.weight.fill_(math.inf)
+    with pytest.raises(RuntimeError, match=r"step 1: expected finite weights, .* safe up to step-00000000.* try less"):
+        loop.save()
+    assert [path.name for path in list_checkpoints(folder.checkpoints)] == ["step-00000000"]
+
+
 def test_the_options_of_every_run_are_classified():
     assert all(isinstance(field.metadata["on_resume"], OnResume) for field in RunOptions.__dataclass_fields__.values())
 

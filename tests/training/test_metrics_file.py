@@ -151,3 +151,13 @@ def test_every_line_of_another_run_counts_though_none_is_left(of_two_runs):
 def test_lines_that_do_not_say_their_run_are_this_ones(tmp_path):
     MetricsFile(tmp_path / "metrics.jsonl").append({"kind": "train", "step": 1, "loss": 2.5})
     assert MetricsFile(tmp_path / "metrics.jsonl", "a" * 32).read() == [{"kind": "train", "step": 1, "loss": 2.5}]
+
+
+def test_a_torn_last_line_is_what_a_kill_leaves_and_no_damage(metrics):
+    whole = metrics.path.read_bytes()
+    for end in range(1, 40):
+        metrics.path.write_bytes(whole[:-end])
+        assert metrics.damaged() == []
+    lines = whole.splitlines(keepends=True)
+    metrics.path.write_bytes(lines[0][:-9] + b"\n" + lines[1])
+    assert metrics.damaged() == [1]

@@ -201,6 +201,25 @@ def test_resuming_an_empty_folder_starts_a_new_run(make_config, left_alone, asse
     assert_same_outcome(config.out, left_alone())
 
 
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(make_config, left_alone):
+    """Its metrics, which tell what it learned, would be lost."""
+    config = make_config(resume=True)
+    shutil.copytree(left_alone(), config.out)
+    shutil.rmtree(config.out / "checkpoints")
+    before = (config.out / "metrics.jsonl").read_bytes()
+    with pytest.raises(FileNotFoundError, match=r"found none, though the run has made 6 steps"):
+        train(config, progress=False)
+    assert (config.out / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("changes", [{"extend": True}, {"checkpoint": "step-00000002"}, {"checkpoint": "best"}])
+def test_a_mistyped_folder_is_no_run_to_go_on_with(make_config, changes):
+    config = make_config(resume=True, **changes)
+    with pytest.raises(FileNotFoundError, match=r"go on with a run: expected one in .*, found none"):
+        train(config, progress=False)
+    assert not (config.out / "config.json").exists()
+
+
 def test_a_named_earlier_checkpoint_gives_the_same_end_and_deletes_nothing(
     make_config, left_alone, assert_same_outcome
 ):

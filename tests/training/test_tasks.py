@@ -240,6 +240,8 @@ def test_another_task_of_other_answers_is_refused_in_one_line(make_learning, cap
         (["--data", str(other)], "expected a task that asks 'each' with 11 ids"),
         (["--recall"], "--recall: expected a run that learned text"),
         (["--context", "64"], "--context: expected a run that learned text"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--without-prefix"], "--without-prefix: expected a run that learned text"),
         (["--data", str(tmp_path)], "expected a folder with task.json"),
     ):

@@ -167,13 +167,18 @@ def run(flags: PrepareFlags) -> int:
             workers=flags.workers,
             ray=flags.ray,
             progress=flags.progress,
-            say=print,
+            say=_say,
         )
     for line in summary_lines(data, time.perf_counter() - started):
         print(line)
     if flags.json:
         print(json.dumps({"out": str(data.folder), **data.description.to_dict()}))
     return 0
+
+
+def _say(text: str) -> None:
+    """Print a line that may name a file whose name is not text in any encoding."""
+    print(text.encode(errors="backslashreplace").decode())
 
 
 def summary_lines(data: PreparedData, seconds: float) -> list[str]:

@@ -15,12 +15,14 @@ _OF_ONE_COMMAND = ("resume", "checkpoint", "extend", "max_minutes", "json")
 
 
 def value_of(flag: str, arguments: Sequence[str]) -> str | None:
-    """What is given after a flag on a command line, as `--flag VALUE` or `--flag=VALUE`; None without it."""
+    """What is given after a flag on a command line, as `--flag VALUE` or `--flag=VALUE`; None without it.
+
+    Underscores stand for hyphens, as they do for the parser.
+    """
     for place, argument in enumerate(arguments):
-        if argument == flag:
-            return arguments[place + 1] if place + 1 < len(arguments) else None
-        if argument.startswith(f"{flag}="):
-            return argument.partition("=")[2]
+        name, equals, value = argument.partition("=")
+        if name.startswith("--") and name.replace("_", "-") == flag:
+            return value if equals else next(iter(arguments[place + 1 : place + 2]), None)
     return None
 
 

@@ -108,11 +108,12 @@ def _options_in(folder: str | None) -> dict[str, Any] | None:
     """The options of a run as flags have them; None where there is no run."""
     from polysketch.training.run_folder import RunFolder
 
-    try:
-        config = RunFolder(Path(folder)).read_config() if folder else None
-    except (OSError, ValueError):
+    if not folder:
         return None
-    if config is None:
+    run = RunFolder(Path(folder))
+    try:
+        config = run.read_config()
+    except (OSError, ValueError):
         return None
     options = dict(config["training"])
     if isinstance(options.get("attention"), list):
@@ -120,6 +121,9 @@ def _options_in(folder: str | None) -> dict[str, Any] | None:
     options["attention_options"] = ()  # not always possible as texts: `configuration` takes them from the run
     if "data" in options and not Path(options["data"]).exists():  # given from another folder
         options["data"] = config["data"]["folder"]
+    tokenizer = options.get("tokenizer")
+    if tokenizer not in (None, "bytes") and not Path(tokenizer).exists():
+        options["tokenizer"] = str(run.tokenizer)
     return options
 
 

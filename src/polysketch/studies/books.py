@@ -17,6 +17,7 @@ import numpy as np
 from polysketch import attention, models
 from polysketch.data import PreparedData
 from polysketch.evaluation import Evaluation, evaluate, loss_at_chunk_starts
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.studies import kept
 from polysketch.studies.equal_time import steps_in
 from polysketch.studies.presentation import Line, number, plot_lines, plot_seeds
@@ -75,6 +76,13 @@ class BooksSettings:
     minutes: float | None = None
     validation_tokens: int = 65_536
     test_tokens: int | None = 262_144
+
+    def __post_init__(self) -> None:
+        if not self.contexts:
+            raise ValueError("contexts: expected at least one, found none")
+        check_at_least_one(**{f"contexts: {context}": context for context in self.contexts})
+        counts = ("tokens_per_step", "nearby", "steps", "validation_tokens")
+        check_at_least_one(**{name: getattr(self, name) for name in counts})
 
 
 _CONTEXTS = BooksSettings(

@@ -17,6 +17,7 @@ import torch
 from polysketch.data import PreparedData
 from polysketch.evaluation import evaluate
 from polysketch.models import TransformerLM
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.studies.presentation import Line, number, plot_lines
 from polysketch.studies.study import Record, Study, Verdict
 from polysketch.studies.texts import books
@@ -62,6 +63,15 @@ class CarriedSettings:
     edges: tuple[int, ...] = (0, 128, 1024, 4096)
     documents: int = 16
     timed_steps: int = 25
+
+    def __post_init__(self) -> None:
+        counts = ("books_per_split", "cut_text", "layers", "context", "batch_size", "steps", "documents")
+        check_at_least_one(**{name: getattr(self, name) for name in counts})
+        edges = tuple(self.edges)
+        if len(edges) < 2 or edges[0] < 0 or any(later <= earlier for earlier, later in pairwise(edges)):
+            raise ValueError(f"edges: expected two positions or more, from 0 on and rising, found {edges}")
+        if self.timed_steps < _WARM_UP + 1:
+            raise ValueError(f"timed_steps: expected at least {_WARM_UP + 1}, found {self.timed_steps}")
 
 
 class CarriedStudy(Study):

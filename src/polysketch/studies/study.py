@@ -13,6 +13,7 @@ from typing import Any
 from polysketch.benchmarking.workbench import save
 from polysketch.storage import disk
 from polysketch.studies import kept
+from polysketch.studies.in_turn import one_at_a_time
 from polysketch.studies.presentation import markdown_table
 from polysketch.studies.summaries import SUMMARY_FILE, state_of
 
@@ -173,7 +174,8 @@ def run_study(
             make = partial(_made, study, row, seed, settings, places.runs / f"{run}-{kept.digest(told)}")
             made = kept.kept_or_made(file, told, make)
             say(f"{run}: {study.judge([made]).ours}")
-    return show(name, study, size, places.results)
+    with one_at_a_time(places.runs):  # other processes may be at other runs of the study
+        return show(name, study, size, places.results)
 
 
 def _made(study: Study, row: str, seed: int, settings: Any, folder: Path) -> dict[str, Any]:

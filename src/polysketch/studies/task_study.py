@@ -209,6 +209,7 @@ class TaskStudy(Study):
     def make(self, row: str, seed: int, settings: TaskSettings, folder: Path) -> dict[str, Any]:
         """Train, and measure."""
         task = open_task(_written(self.task_of(settings, seed), folder / "task"))
+        _check_measurable(task, settings)
         steps, seconds, curve = 0, 0.0, []
         for config in self.trainings(row, seed, settings, folder, task):
             trained, evaluated = _run(config)
@@ -304,6 +305,19 @@ def _on_shorter(
 def _eval_tokens(settings: TaskSettings, task: Task) -> int:
     rows = settings.validation_rows
     return TrainingConfig.eval_tokens if rows is None else rows * task.longest
+
+
+def _check_measurable(task: Task, settings: TaskSettings) -> None:
+    """Refuse before training what could not be measured after it.
+
+    Raises:
+        ValueError: rows of a length that the task has not, or a state where nothing is decoded.
+    """
+    for length in settings.lengths:
+        next(iter(at(task, length).held_out("test", 1, 1)))
+    if settings.state_at and task.asks != "next":
+        raise ValueError(f"state_at: expected none where nothing is decoded token by token, found {settings.state_at}")
+    check_at_least_one(**{f"state_at: {tokens}": tokens for tokens in settings.state_at})
 
 
 def at(task: Task, length: int) -> Task:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polysketch.data import DocumentLanes, DocumentRows, TrainingWindows
 from polysketch.distributed.processes import Processes
+from polysketch.distributed.shares import local
 from polysketch.storage.folders import DISK_FULL
 from polysketch.tasks import TaskRows
 from polysketch.training.best import BestEvaluation, best_of
@@ -192,6 +193,15 @@ class Loop:
             f"{gradient.norm}; the run is safe up to {safe}. Often the learning rate is too high: {self._task.advice}"
         )
 
+    def _require_finite_weights(self) -> None:
+        if all(bool(local(tensor).isfinite().all()) for tensor in self._task.tensors().values()):
+            return
+        safe = checkpoint_name(self._saver.saved_step or 0)
+        raise RuntimeError(
+            f"step {self.step}: expected finite weights, found NaN or infinity; the run is safe up to {safe}. Often "
+            f"the learning rate is too high: {self._task.advice}"
+        )
+
     def _log(self, gradient: Gradient, rate: float) -> None:
         speed = self._speed()
         self._logged = (self.tokens, self.seconds)
@@ -292,6 +302,7 @@ class Loop:
         if self.step in (self._saver.saved_step, self._saver.step):
             return
         self._finish_saving()
+        self._processes.together(self._require_finite_weights)  # before older checkpoints go
         self._saver.begin(self.checkpoint(), before=self._reporter.sync)
 
     def _finish_saving(self) -> None:

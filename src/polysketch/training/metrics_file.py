@@ -76,9 +76,9 @@ class MetricsFile:
         return damaged
 
     def damaged(self) -> list[int]:
-        """The numbers, from 1, of the lines that are torn or damaged, or of another run."""
+        """The numbers, from 1, of the lines that are damaged, or of another run; a kill may leave a torn last one."""
         content = self._content()
-        said = enumerate(map(_values, content.splitlines()), 1)
+        said = enumerate(map(_values, content.split(b"\n")[:-1]), 1)
         return [number for number, values in said if values is None or not self._is_own(values)]
 
     def _is_own(self, values: Mapping[str, Any]) -> bool:

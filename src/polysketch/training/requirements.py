@@ -159,6 +159,10 @@ def starting_checkpoint(config: TrainingConfig) -> Path | None:
     run = RunFolder(config.out)
     if not run.has_run():
         run.require_free()
+        if config.extend or config.checkpoint != "latest":
+            raise FileNotFoundError(
+                f"--extend and --checkpoint go on with a run: expected one in {run.path}, found none"
+            )
         return None
     if not config.resume:
         raise ValueError(
@@ -166,8 +170,23 @@ def starting_checkpoint(config: TrainingConfig) -> Path | None:
         )
     run.read_config()
     if not list_checkpoints(run.checkpoints) and config.checkpoint == "latest":
+        _require_no_step(run)
         return None  # killed before the first checkpoint was complete
     return find_checkpoint(run.checkpoints, config.checkpoint)
+
+
+def _require_no_step(run: RunFolder) -> None:
+    """Refuse to begin a run again that had checkpoints: its metrics tell of steps, before which the first is written.
+
+    Raises:
+        FileNotFoundError: with the last step.
+    """
+    last = max((line["step"] for line in run.open_metrics().read()), default=0)
+    if last:
+        raise FileNotFoundError(
+            f"expected checkpoints in {run.checkpoints}, found none, though the run has made {last:,} steps: put them "
+            "back, or give another --out to start a new run"
+        )
 
 
 def require_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from polysketch.cli.evaluate.flags import EvaluateFlags
 from polysketch.evaluation import measure_answers
+from polysketch.ops.arguments import check_at_least_one
 from polysketch.training.environment import resolve_device
 from polysketch.training.learned import learned_task, task_options
 from polysketch.training.loading import RunDescription, load_answering_model
@@ -23,6 +24,9 @@ def measure_task(flags: EvaluateFlags) -> dict[str, Any]:
         ValueError: a task of other sizes of vocabulary, answers or pictures than the model's, of other classes, or
             without the split.
     """
+    check_at_least_one(**{"--batch-size": flags.batch_size})
+    if flags.max_tokens is not None:
+        check_at_least_one(**{"--max-tokens": flags.max_tokens})
     model, sizes, run = load_answering_model(
         flags.run, device=resolve_device(flags.device), checkpoint=flags.checkpoint
     )

@@ -117,26 +117,48 @@ def _read_table(file: BinaryIO, origin: str, options: ReadOptions, between: str)
     csv.field_size_limit(LONGEST_LINE)
     encoding = "utf-8-sig" if _is_utf8(options.encoding) else options.encoding
     # What is not in the encoding becomes lone surrogates, for the rule on such documents to find it.
-    with io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="") as lines:
-        rows = csv.reader(_bounded_lines(lines, origin), delimiter=between, strict=True)
+    with io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="") as text:
+        lines = _BoundedLines(text, origin)
+        rows = csv.reader(lines, delimiter=between, strict=True)
         names = _next_row(rows, f"{origin}:1") or []
         if options.text_field not in names:
             text_of_row(dict.fromkeys(names), options, origin)
         table = _Table(rows, names, options.text_field)
-        place = f"{origin}:{rows.line_num + 1}"
+        place = f"{origin}:{lines.number + 1}"
         while (contents := _unless_damaged(options, table.next_text, place)) is not None:
             yield place, contents
-            place = f"{origin}:{rows.line_num + 1}"
+            place = f"{origin}:{lines.number + 1}"
 
 
-def _bounded_lines(lines: io.TextIOWrapper, origin: str) -> Iterator[str]:
-    """The lines of a table; a field may go on over several."""
-    for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), ""), start=1):
+class _BoundedLines:
+    """The lines of a table; a field may go on over several.
+
+    After one that is too long, those behind it are still given: a generator would be at its end.
+
+    Attributes:
+        number: of the last line, from 1.
+    """
+
+    def __init__(self, lines: io.TextIOWrapper, origin: str) -> None:
+        self._lines, self._origin = lines, origin
+        self.number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._lines.readline(LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
         if len(line) > LONGEST_LINE:
+            while line and not line.endswith(("\n", "\r")):
+                line = self._lines.readline(LONGEST_LINE)
             raise ValueError(
-                f"expected lines of at most {LONGEST_LINE:,} letters, found a longer one at {origin}:{number}"
+                f"expected lines of at most {LONGEST_LINE:,} letters, found a longer one at "
+                f"{self._origin}:{self.number}"
             )
-        yield line
+        return line
 
 
 class _Table:
@@ -181,7 +203,9 @@ def read_parquet(file: BinaryIO, origin: str, options: ReadOptions) -> Iterator[
             yield place, _unless_damaged(options, text_of_row, row, options, place)
     except UnicodeDecodeError as error:
         raise ValueError(f"expected texts in UTF-8 in {origin}, found other bytes: {error}") from error
-    except require("pyarrow").ArrowInvalid as error:
+    except (require("pyarrow").ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of what stands in the file
         raise ValueError(f"expected a Parquet file, found a damaged one: {origin}: {error}") from error
 
 

@@ -119,7 +119,8 @@ def _check_blocks(inputs: Inputs, plan: Plan, state: LinearAttentionState | Stat
 
 
 def _check_decays(log_decay: Tensor, key_mask: Tensor | None) -> None:
-    if log_decay.device.type != "cpu" or torch.compiler.is_compiling():  # a device is not waited for
+    # A device is not waited for, nor is a single token of decoding looked at.
+    if log_decay.device.type != "cpu" or log_decay.shape[2] == 1 or torch.compiler.is_compiling():
         return
     grows = log_decay > 0
     if key_mask is not None:
