@@ -133,13 +133,21 @@ def test_the_other_prompts_do_not_matter(model):
     [
         ({"num_beams": 0}, "num_beams of at least 1, found 0"),
         ({"num_beams": 2_000_000_000}, "num_beams of at most .*, found 2000000000"),
-        ({"length_penalty": float("nan")}, "finite length_penalty, found nan"),
+        ({"length_penalty": float("nan")}, "length_penalty from -20 to 20, found nan"),
+        ({"length_penalty": -5000.0}, "length_penalty from -20 to 20, found -5000"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"prompts": [[]]}, "at least one token in prompt 0"),
     ],
 )
 def test_bad_settings_are_named(model, settings, named):
     with pytest.raises(ValueError, match=named):
+        beam_search(model, **{"prompts": PROMPTS, "max_new_tokens": 3, **settings})
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": 2.5}, {"span": True}, {"early_stopping": "never"}])
+def test_settings_of_another_kind_are_named(model, settings):
+    """A length that no count of tokens meets would never end."""
+    with pytest.raises(TypeError, match=f"{next(iter(settings))}: expected"):
         beam_search(model, **{"prompts": PROMPTS, "max_new_tokens": 3, **settings})
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polysketch.generation import Sampler, draw, keep_top_k, keep_top_p, penalize_repetition, tokens_seen
+from polysketch.generation.randomness import PromptUniforms
 
 PROBABILITIES = torch.tensor([[0.05, 0.4, 0.25, 0.3], [0.7, 0.1, 0.1, 0.1]], dtype=torch.float64)
 LOGITS = PROBABILITIES.log() + 3.0
@@ -139,6 +140,20 @@ def test_a_temperature_next_to_zero_is_greedy():
     uniforms = torch.full((len(LOGITS),), 0.5, dtype=torch.float64)
     chosen = Sampler(temperature=5e-324).choose(LOGITS, uniforms)
     assert torch.equal(chosen, Sampler(temperature=0).choose(LOGITS, uniforms))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_leads_no_logit_out_of_the_range_of_half_precision(temperature):
+    logits = torch.tensor([[700.0, 3.0, 1.0]], dtype=torch.float16)
+    sampler = Sampler(temperature=temperature, repetition_penalty=0.01)
+    seen = torch.tensor([[True, False, False]])
+    assert sampler.choose(logits, torch.tensor([0.5], dtype=torch.float64), seen).tolist() == [0]
+
+
+def test_uniforms_are_drawn_on_the_cpu_whatever_the_default_device():
+    expected = PromptUniforms([1, 2], 3).next()
+    with torch.device("meta"):
+        assert torch.equal(PromptUniforms([1, 2], 3).next(), expected)
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 20.0])

@@ -153,6 +153,16 @@ def test_a_chat_that_is_none_is_refused(messages, message):
         asked_chat({"messages": messages}, "small", LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("tool_calls", [{"id": "a"}]), ("name", "Ann"), ("tool_call_id", "a"), ("audio", {"id": "a"})]
+)
+def test_what_a_message_holds_and_no_template_reads_is_refused_by_its_name(name, value):
+    message = {"role": "user", "content": "Hi", "refusal": None}
+    with pytest.raises(ApiError, match=f"messages.{name} is not served here"):
+        asked_chat({"messages": [{**message, name: value}]}, "small", LIMITS)
+    assert asked_chat({"messages": [{**message, name: None}]}, "small", LIMITS).prompts
+
+
 @pytest.mark.parametrize("changes", [{"new_tokens": 0}, {"prompt_tokens": 0}, {"body_bytes": 0}, {"queue": -1}])
 def test_limits_that_admit_nothing_are_refused(changes):
     with pytest.raises(ValueError, match="expected"):

@@ -75,14 +75,14 @@ def beam_search(
         prompts: token ids, at least one in every prompt.
         max_new_tokens: at least 1.
         num_beams: candidates kept for every prompt, from 1 to 65,536; 1 is greedy.
-        length_penalty: above 0 favours long continuations, below 0 short ones; see `Beam.score`.
+        length_penalty: above 0 favours long continuations, below 0 short ones, from -20 to 20; see `Beam.score`.
         early_stopping: end a prompt as soon as `num_beams` candidates have ended. Default: when no running candidate
-            has a better score than the worst that has ended.
+            has a better score than the worst that has ended. The third rule of transformers, "never", is not there.
         stop: a token id that ends a continuation, or several. Default: none.
         span: prompt tokens read at a time.
 
     Raises:
-        TypeError: `stop` holds what is no token id.
+        TypeError: `stop` holds what is no token id, a count is no whole number, or `early_stopping` no bool.
         ValueError: no prompt, an empty prompt, an id outside the vocabulary, a setting out of range, or logits that are
             not finite.
     """
@@ -112,6 +112,7 @@ def beam_search(
 
 
 _MOST_BEAMS = 2**16  # each has a state, and is a row of every step
+_LARGEST_PENALTY = 20  # a power of the length that is a number in float64, however long the text
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,11 @@ class _Rules:
             raise ValueError(f"expected num_beams of at least 1, found {self.num_beams}")
         if self.num_beams > _MOST_BEAMS:
             raise ValueError(f"expected num_beams of at most {_MOST_BEAMS:,}, found {self.num_beams}")
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"expected a finite length_penalty, found {self.length_penalty}")
+        if not -_LARGEST_PENALTY <= self.length_penalty <= _LARGEST_PENALTY:
+            bounds = f"from -{_LARGEST_PENALTY} to {_LARGEST_PENALTY}"
+            raise ValueError(f"expected a length_penalty {bounds}, found {self.length_penalty}")
+        if not isinstance(self.early_stopping, bool):
+            raise TypeError(f"early_stopping: expected True or False, found {self.early_stopping!r}")
 
     @property
     def num_candidates(self) -> int:

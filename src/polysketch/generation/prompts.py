@@ -3,6 +3,7 @@
 import operator
 import time
 from collections.abc import Collection, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ __all__ = ["as_ids", "finished_at", "next_logits", "prefill", "require_stop", "r
 
 def require_usable(prompts: Sequence[Sequence[int]], vocab_size: int, max_new_tokens: int, span: int) -> None:
     """Refuse prompts the model cannot read and counts that are not positive."""
+    for name, count in (("max_new_tokens", max_new_tokens), ("span", span)):
+        if isinstance(count, bool) or not isinstance(count, Integral):
+            raise TypeError(f"{name}: expected a whole number, found {count!r}")
     if max_new_tokens < 1 or span < 1:
         raise ValueError(f"expected max_new_tokens and span of at least 1, found {max_new_tokens} and {span}")
     if len(prompts) == 0:

@@ -39,11 +39,11 @@ class PromptUniforms:
 
     def next(self) -> Tensor:
         """Return the next number: float64 (1,) in [0, 1)."""
-        return torch.rand(1, dtype=torch.float64, generator=self._generator)
+        return torch.rand(1, dtype=torch.float64, generator=self._generator, device="cpu")
 
     @cached_property
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(_mix(self._seed, self._sample, tuple(self._prompt)))
+        return torch.Generator("cpu").manual_seed(_mix(self._seed, self._sample, tuple(self._prompt)))
 
 
 class RowUniforms:

@@ -173,7 +173,7 @@ class Sampler:
         if self.looks_back:
             if seen is None:
                 raise ValueError("expected `seen`, which repetition_penalty needs, found None")
-            logits = penalize_repetition(logits, seen, self.repetition_penalty)
+            logits = penalize_repetition(logits.double(), seen, self.repetition_penalty)  # beyond the range of float16
         if self.temperature == 0:
             return logits.argmax(dim=-1)
         # Differences to the largest: a temperature next to 0 then gives 0 and -inf, never inf - inf.

@@ -158,10 +158,17 @@ def _prompts(prompt: Any) -> list[Any]:
     raise _wrong("prompt", "a text, token ids, or a list of either", prompt)
 
 
+_UNREAD_OF_MESSAGES = ("name", "tool_calls", "tool_call_id", "function_call", "audio")
+"""Fields of a message that would change the answer, where they are not null or empty, and are not served."""
+
+
 def _message(message: Any) -> dict[str, str]:
     """Role and text of a message; a text in several parts is joined."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise _wrong("messages", "messages with a role and a content", message)
+    for name in (name for name in _UNREAD_OF_MESSAGES if message.get(name)):
+        told = f"messages.{name}"
+        raise ApiError(400, f"{told} is not served here: leave it out", param=told, code="unsupported_parameter")
     content = message.get("content")
     if isinstance(content, list):
         parts = [_text_of(part) for part in content]

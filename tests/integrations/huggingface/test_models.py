@@ -346,6 +346,32 @@ class TestCache:
         torch.testing.assert_close(second.logits, model(ids).logits[:, 30:].detach())
         assert second.past_key_values.get_seq_length() == 50
 
+    def test_keeps_nothing_in_the_callers_memory(self, counting_model):
+        """A buffer of ids and of the mask is used again for the next tokens."""
+        model = counting_model("polysketch-paper")
+        ids = counting(2, 60, torch.Generator().manual_seed(2))
+        expected = model(ids).logits[:, 30:].detach()
+        buffer, mask = ids[:, :30].clone(), torch.ones(2, 30, dtype=torch.bool)
+        mask[0, 0] = False
+        with_hole = model(ids, attention_mask=torch.cat([mask, torch.ones_like(mask)], 1)).logits[:, 30:].detach()
+        for given, wanted in ((None, expected), (mask, with_hole)):
+            buffer.copy_(ids[:, :30])
+            cache = model(buffer, attention_mask=given).past_key_values
+            buffer.copy_(ids[:, 30:])
+            if given is not None:
+                given.fill_(True)
+            torch.testing.assert_close(model(buffer, past_key_values=cache).logits, wanted)
+
+    @pytest.mark.parametrize("wrong", [VOCABULARY, -1])
+    def test_a_refused_call_leaves_what_was_put_off(self, counting_model, wrong):
+        model = counting_model("polysketch-paper")
+        ids = counting(2, 50, torch.Generator().manual_seed(2))
+        cache = model(ids[:, :30]).past_key_values
+        with pytest.raises(ValueError, match="ids must lie in"):
+            model(torch.full((2, 3), wrong), past_key_values=cache)
+        found = model(ids[:, 30:], past_key_values=cache)
+        torch.testing.assert_close(found.logits, model(ids).logits[:, 30:].detach())
+
     @pytest.mark.parametrize("kind", MOST)
     def test_rows_are_repeated_selected_and_reordered(self, counting_model, kind):
         """Each goes on as the row it came from."""

@@ -56,6 +56,16 @@ def test_a_trainer_that_was_stopped_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(resumed[name], tensor), name
 
 
+def test_labels_are_shifted_where_they_are_smoothed(tmp_path):
+    """Trainer does so for the models that it knows by name."""
+    model, ids = fresh("polysketch-paper"), counting(2, LENGTH, torch.Generator().manual_seed(2))
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, report_to="none", use_cpu=True)
+    found = Trainer(model, arguments).compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    losses = -model(ids).logits[:, :-1].log_softmax(-1)
+    expected = 0.9 * losses.gather(-1, ids[:, 1:, None]).mean() + 0.1 * losses.mean()
+    torch.testing.assert_close(found, expected)
+
+
 def test_accumulated_steps_weigh_every_token_alike(tmp_path):
     """Batches of unequal padding in two parts give what they give in one: Trainer passes the number of labels."""
     whole = train(fresh("softmax"), tmp_path / "a", optim="sgd")

@@ -21,6 +21,7 @@ from transformers import (  # noqa: E402 - after the word about the extra
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 from polysketch.integrations.huggingface.cache import PolysketchCache  # noqa: E402
 from polysketch.integrations.huggingface.causal_lm import PolysketchForCausalLM  # noqa: E402
@@ -92,3 +93,5 @@ for _config, _classes in _KNOWN.items():
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
     for _auto, _class in _classes.items():
         _auto.register(_config, _class, exist_ok=True)
+# By the names in this table transformers' Trainer knows whose labels it must shift where it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolysketchConfig.model_type] = PolysketchForCausalLM.__name__

@@ -13,7 +13,8 @@ from polysketch.models.former import FORMAT, check_format, model_of_format
 class PolysketchConfig(PreTrainedConfig):
     """One configuration for every mechanism: its fields are those of `polysketch.models.ModelConfig`.
 
-    Sizes left as None are filled in, and everything is checked, as there. Defaults are those of the preset "tiny".
+    Sizes left as None are filled in, and everything is checked, as there. Sizes are by default those of the preset
+    "tiny"; its gates of heads and its windows in every second layer come by `from_preset`.
 
     Args:
         vocab_size, num_layers, hidden_size, num_heads, head_dim, num_kv_heads, attention, attention_options,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polysketch.integrations.huggingface.padding import refuse_right_padding
 from polysketch.models import ModelState, TransformerLM
+from polysketch.models.tokens import check_ids
 
 _ROLLBACK = 128
 """Tokens of a long row that can be taken back: more than a draft of assisted decoding has."""
@@ -44,6 +45,10 @@ class TokenRows:
     def rows(self, indices: Tensor) -> "TokenRows":
         """The rows `indices`, repeats allowed."""
         return self._map(lambda x: x.index_select(0, indices.to(x.device)))
+
+    def copied(self) -> "TokenRows":
+        """The same in memory of their own."""
+        return self._map(torch.clone)
 
     def followed_by(self, other: "TokenRows") -> "TokenRows":
         """These tokens and then those of `other`."""
@@ -92,7 +97,7 @@ class RewindableState:
     def put_off(self, new: TokenRows) -> None:
         """Read these tokens later."""
         self._check_batch(new)
-        self.pending = self._after_pending(new)
+        self.pending = self._after_pending(new).copied()  # a caller may use its memory again
 
     def read(self, model: TransformerLM, new: TokenRows) -> Tensor:
         """Read tokens now, after pending ones.
@@ -108,6 +113,7 @@ class RewindableState:
             ValueError: another batch than before, or padding after a row's first token.
         """
         self._check_batch(new)
+        check_ids(new.ids, model.config.vocab_size, new.ids.device)  # refused tokens leave all as it is
         self.state = model.init_state(new.ids.shape[0]) if self.state is None else self.state
         replayed, tokens = self.pending.length if self.pending else 0, self._after_pending(new)
         if tokens.mask is not None:
@@ -119,7 +125,7 @@ class RewindableState:
             self.snapshot, self.recorded = self.state.clone(), None
         late = tokens.part(early, tokens.length)
         if self.recording:
-            self.recorded = late if self.recorded is None else self.recorded.followed_by(late)
+            self.recorded = late.copied() if self.recorded is None else self.recorded.followed_by(late)
         return torch.cat([*hidden, _extend(model, late, self.state)], 1)[:, -new.length :]
 
     def take_back(self, tokens: int) -> None:
