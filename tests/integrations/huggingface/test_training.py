@@ -66,6 +66,18 @@ def test_labels_are_shifted_where_they_are_smoothed(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
+def test_a_cache_that_is_asked_for_in_training_takes_no_gradient_away():
+    model, ids = fresh("polysketch-paper").train(), counting(2, LENGTH, torch.Generator().manual_seed(2))
+    found = []
+    for use_cache in (False, True):
+        model.zero_grad()
+        output = model(ids, labels=ids, use_cache=use_cache)
+        output.loss.backward()
+        found.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
+    assert output.past_key_values.get_seq_length() == LENGTH
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_accumulated_steps_weigh_every_token_alike(tmp_path):
     """Batches of unequal padding in two parts give what they give in one: Trainer passes the number of labels."""
     whole = train(fresh("softmax"), tmp_path / "a", optim="sgd")

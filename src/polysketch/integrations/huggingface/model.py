@@ -52,8 +52,8 @@ class PolysketchModel(PolysketchPreTrainedModel):
     ) -> BaseModelOutputWithPast | tuple:
         """Hidden states of new tokens.
 
-        Without a cache to go on from, and unless `use_cache=True`, the whole sequence is computed at once, as in
-        training, with gradients where they are on. Otherwise tokens are read into a state, without gradients.
+        Without a cache to go on from, and unless `use_cache=True` in evaluation mode, the whole sequence is computed at
+        once, with gradients where they are on. Otherwise tokens are read into a state, without gradients.
 
         Args:
             input_ids: (batch, new) int64: of the new tokens alone where a cache is given.
@@ -90,7 +90,7 @@ class PolysketchModel(PolysketchPreTrainedModel):
         with between.watch(self.transformer.blocks, wanted=wanted):
             if documents is not None:
                 hidden, cache = self._packed(input_ids, documents, past_key_values, use_cache), None
-            elif past or use_cache:
+            elif past or (use_cache and not self.training):  # a state passes no gradient
                 cache = past_key_values or PolysketchCache()
                 hidden = cache.extend_hidden(self.transformer, input_ids, mask)
             else:
