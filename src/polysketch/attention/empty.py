@@ -44,33 +44,27 @@ def forward_of_nothing(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def extend_of_nothing(extend: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
-    """A mechanism's `extend`, which leaves the state as it is where no token is new."""
-
-    @functools.wraps(extend)
-    def with_nothing(
-        self: Any, query: Tensor, key: Tensor, value: Tensor, state: Any, *args: Any, **given: Any
-    ) -> tuple[Tensor, Any]:
-        output = None if _has_entries(query) else of_nothing(query, key, value)
-        if output is None or query.shape[2]:  # tokens of no rows are counted by the state
-            return extend(self, query, key, value, state, *args, **given)
-        self.check_inputs(query, key, value)
-        return output.detach(), state
-
-    return with_nothing
+    """A mechanism's `extend`, which leaves the state as it is where no token is new; no gradient."""
+    return _moved_by_tokens(extend, torch.Tensor.detach)
 
 
 def span_of_nothing(forward_span: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
     """A mechanism's `forward_span`, which leaves the state as it is where the span has no token."""
+    return _moved_by_tokens(forward_span, lambda output: output)
 
-    @functools.wraps(forward_span)
+
+def _moved_by_tokens(
+    move: Callable[..., tuple[Tensor, Any]], finish: Callable[[Tensor], Tensor]
+) -> Callable[..., tuple[Tensor, Any]]:
+    @functools.wraps(move)
     def with_nothing(
         self: Any, query: Tensor, key: Tensor, value: Tensor, state: Any, *args: Any, **given: Any
     ) -> tuple[Tensor, Any]:
         output = None if _has_entries(query) else of_nothing(query, key, value)
         if output is None or key.shape[2]:  # tokens of no rows are counted by the state
-            return forward_span(self, query, key, value, state, *args, **given)
+            return move(self, query, key, value, state, *args, **given)
         self.check_inputs(query, key, value)
-        return output, state
+        return finish(output), state
 
     return with_nothing
 
