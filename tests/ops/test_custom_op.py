@@ -1,5 +1,7 @@
 """Operators without a forward-mode derivative say so: none takes a tensor with a tangent for a constant."""
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -71,6 +73,11 @@ def test_a_tangent_that_comes_in_by_the_gradient_is_refused():
         weight = forward_ad.make_dual(normal(3, seed=2), factor)
         with refused:
             torch.autograd.grad((scaled(x, [factor]) * weight).sum(), x)
+
+
+def test_no_other_test_imports_this_module():
+    """It would be loaded twice, and PyTorch frees the first operators of a name when others of that name are made."""
+    assert "ops.test_custom_op" not in sys.modules
 
 
 def test_without_tangents_nothing_changes_in_forward_mode_or_compiled():
