@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
 from polysketch.evaluation import evaluate
 from polysketch.integrations.language_model import HuggingFaceLM
@@ -49,3 +49,14 @@ def test_logits_that_are_scaled_are_refused():
 def test_a_model_without_an_output_layer_is_refused(llama):
     with pytest.raises(TypeError, match="LlamaModel, without an output layer"):
         HuggingFaceLM(llama.model)
+
+
+def test_a_state_of_another_kind_is_refused(ids):
+    """Without a state such a model is read as any other."""
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2)
+    model = MambaForCausalLM(config).eval()
+    mamba = HuggingFaceLM(model)
+    torch.testing.assert_close(mamba.loss(ids), model(ids, labels=ids).loss)
+    with pytest.raises(TypeError, match="past_key_values, found MambaForCausalLM, whose state is of another kind"):
+        mamba.init_state(2)

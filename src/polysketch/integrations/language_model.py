@@ -1,5 +1,6 @@
 """A causal language model of transformers, in the interface of our own: for evaluation, training and conversion."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,16 @@ class HuggingFaceLM(nn.Module):
         return mean_token_loss(self.hidden_states(ids[:, :-1]), *self._output_weights(), ids[:, 1:])
 
     def init_state(self, batch_size: int, *, device: torch.device | str | None = None) -> Any:
-        """The cache before the first token; it takes its batch and device from the first tokens."""
+        """The cache before the first token; it takes its batch and device from the first tokens.
+
+        Raises:
+            TypeError: a model without a cache of keys and values, such as Mamba or RWKV.
+        """
+        if "past_key_values" not in inspect.signature(self.model.base_model.forward).parameters:
+            raise TypeError(
+                f"expected a model that reads on from past_key_values, found {type(self.model).__name__}, whose state "
+                "is of another kind: use it without a state"
+            )
         return _empty_cache(self.model)
 
     def _require_positions(self, tokens: int) -> None:

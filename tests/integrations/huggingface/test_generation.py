@@ -95,6 +95,29 @@ def test_several_turns_go_on_from_one_cache(model, whole):
     torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=0, atol=2e-5)
 
 
+def test_a_prompt_read_in_parts_may_begin_with_a_part_of_padding(model):
+    """And a row of padding alone is refused all the same."""
+    ids, mask = prompts(5, 47)
+    assert_same(generate(model, ids, mask, prefill_chunk_size=7), generate(model, ids, mask))
+    with pytest.raises(ValueError, match="padding alone in row 0"):
+        generate(model, ids, mask * torch.tensor([[0], [1]]), prefill_chunk_size=7)
+
+
+def test_a_cache_filled_in_inference_mode_goes_on_outside_of_it(model):
+    """And in it again."""
+    ids, mask = prompts(*LENGTHS)
+    expected = generate(model, ids, mask)
+    with torch.inference_mode():
+        first = generate(model, ids, mask, max_new_tokens=9)
+    cache, tokens = first.past_key_values, first.sequences.clone()
+    grown = torch.cat([mask, torch.ones(len(LENGTHS), 9, dtype=mask.dtype)], 1)
+    tokens = generate(model, tokens, grown, past_key_values=cache, max_new_tokens=5).sequences
+    grown = torch.cat([grown, torch.ones(len(LENGTHS), 5, dtype=mask.dtype)], 1)
+    with torch.inference_mode():
+        last = generate(model, tokens, grown, past_key_values=cache, max_new_tokens=NEW - 14)
+    assert torch.equal(last.sequences, expected.sequences)
+
+
 @pytest.mark.parametrize(
     "kind", ["polysketch-paper", *(pytest.param(x, marks=pytest.mark.full) for x in ("softmax", *OTHERS))]
 )

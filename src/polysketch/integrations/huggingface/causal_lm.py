@@ -99,12 +99,11 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
         """What `generate` gives the next call; refuses rows that end in padding.
 
         Raises:
-            ValueError: padding on the right, from where generation would go on, or a row of padding alone.
+            ValueError: padding on the right, from where generation would go on.
         """
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             refuse_right_padding(mask.bool())
-            refuse_empty_rows(mask.bool())
         return super().prepare_inputs_for_generation(input_ids, *args, **for_the_model(kwargs))
 
     def _loss(
@@ -124,7 +123,16 @@ class PolysketchForCausalLM(PolysketchPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> bool:
-        """Give `generate` a cache of our own."""
+        """Give `generate` a cache of our own; refuses rows of padding alone.
+
+        Here and not in every call: the first part of a prompt that is read in parts may be padding alone.
+
+        Raises:
+            ValueError: a row of padding alone, or a kind of cache that is not ours.
+        """
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and mask.dim() == 2:
+            refuse_empty_rows(mask.bool())
         if not give_cache(PolysketchCache, generation_config, model_kwargs):
             return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         return True
