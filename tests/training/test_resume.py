@@ -15,6 +15,7 @@ from polysketch.models import TransformerLM
 from polysketch.training import load_model, train
 from polysketch.training.checkpoint import list_checkpoints
 from polysketch.training.run_folder import RunFolder
+from polysketch.training.start import find_start, make_plan
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +263,20 @@ def test_more_steps_need_extend_and_then_the_schedule_is_that_of_the_longer_run(
     assert train(longer, progress=False).step == 8  # the run now has eight steps
     with pytest.raises(ValueError, match=r"--steps was 8 and is now 4"):
         train(dataclasses.replace(config, resume=True, extend=True), progress=False)
+
+
+def test_a_longer_warmup_of_many_more_steps_is_told(make_config):
+    """Step 4 is before the end of a tenth of 50 steps, and behind that of 40; a given warm-up is no surprise."""
+    config = make_config(steps=4)
+    train(config, progress=False)
+    for changes, told in (({"steps": 50}, True), ({"steps": 40}, False), ({"steps": 50, "warmup": 5}, False)):
+        lines: list[str] = []
+        longer = dataclasses.replace(config, resume=True, extend=True, **changes)
+        find_start(RunFolder(config.out), make_plan(longer), lines.append)
+        assert [line for line in lines if "rises once more" in line] == [
+            "note: the warm-up is a tenth of the steps, was 0 and is now 5: the learning rate rises once more until "
+            "then; --warmup 0 leaves it at its peak"
+        ] * told
 
 
 def test_a_wsd_run_made_longer_before_its_decay_ends_as_one_that_was_long_from_the_start(

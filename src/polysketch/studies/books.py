@@ -376,12 +376,12 @@ def _row(one: Record, columns: Sequence[tuple[str, str]], longest: str) -> list[
     figures = [found.get(context, {}).get("evaluations", {}).get(name, {}) for context, name in columns]
     last = found.get(longest, {"evaluations": {}, "training": {"validation": [{}]}})
     whole = last["evaluations"].get(longest, {})
-    tokens = mean(each["training"]["tokens"] for each in found.values())
+    tokens = dict.fromkeys(number(each["training"]["tokens"] / 1e6, 2) for each in found.values())
     return [
         one["row"],
         str(one["seed"]),
         number(one["parameters"] / 1e6, 2),
-        number(tokens / 1e6, 2),
+        "/".join(tokens),  # as many at every context, but for equal time
         *(number(each.get("perplexity"), 2) for each in figures),
         number(whole.get("bits_per_byte"), 4),
         number(whole.get("chunk_starts", {}).get("penalty"), 3),

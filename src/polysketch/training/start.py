@@ -169,7 +169,10 @@ def find_start(run: RunFolder, plan: Plan, say: Say) -> Path | None:
     run.require_own()
     start = starting_checkpoint(plan.config)
     if run.has_run():
-        _check_unchanged(run.read_config(), plan, say)
+        saved = run.read_config()
+        _check_unchanged(saved, plan, say)
+        if start is not None:
+            _tell_of_warmup(saved["resolved"]["warmup"], plan.config, checkpoint_step(start), say)
     return start
 
 
@@ -188,6 +191,15 @@ def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
         raise ValueError("the preset or the defaults of the mechanism changed since the run started: start a new run")
     for note in notes:
         say(f"note: {note}")
+
+
+def _tell_of_warmup(before: int, config: TrainingConfig, step: int, say: Say) -> None:
+    """Many more steps have a longer warm-up by default: the rate falls back where it had been at its peak."""
+    if before < config.warmup_steps and step < config.warmup_steps and config.warmup is None:
+        say(
+            f"note: the warm-up is a tenth of the steps, was {before} and is now {config.warmup_steps}: the learning "
+            f"rate rises once more until then; --warmup {before} leaves it at its peak"
+        )
 
 
 def _check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
