@@ -134,6 +134,16 @@ def test_a_configuration_that_does_not_say_what_a_run_is_is_refused(make_run, ca
     assert f"expected {message} in one/config.json" in capsys.readouterr().err
 
 
+def test_seeds_are_told_where_they_choose_the_hidden_tokens_of_validation(make_run, capsys):
+    for seed in (0, 1):
+        make_run(f"masked{seed}", [(10, 2.5)], training={"objective": "masked", "mask_share": 0.15, "seed": seed})
+        make_run(f"text{seed}", [(10, 2.5)], training={"seed": seed})
+    assert main(["compare", "masked0", "masked1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "note: losses are of other --seed: 0 in masked0, 1 in masked1"
+    assert main(["compare", "text0", "text1"]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
 def test_shares_of_hidden_tokens_are_told_where_some_are_hidden(make_run, capsys):
     make_run("few", [(10, 2.5)], training={"objective": "masked", "mask_share": 0.15})
     make_run("many", [(10, 2.25)], training={"objective": "masked", "mask_share": 0.5})

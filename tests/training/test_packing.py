@@ -339,3 +339,18 @@ def test_a_validation_split_in_which_nothing_can_be_predicted_is_refused(make_pa
         train(config, progress=False)
     assert not RunFolder(config.out).has_run()
     train(dataclasses.replace(config, eval_every=0), progress=False)
+
+
+@pytest.mark.parametrize("changes", [{}, {"validation": "windows", "pack": "windows"}])
+def test_a_validation_split_of_one_token_is_refused(make_packed, tmp_path, changes):
+    folder = shutil.copytree(make_packed().data, tmp_path / "short")
+    file, about = folder / "validation.bin", folder / "description.json"
+    file.write_bytes(file.read_bytes()[:2])
+    described = json.loads(about.read_text())
+    del described["sha256"]  # the description's own
+    described["splits"]["validation"] |= {"tokens": 1, "sha256": sha256_of(file)}
+    about.write_text(json.dumps(described))
+    config = make_packed(data=folder, **changes)
+    with pytest.raises(ValueError, match=r"--data: expected at least 2 validation tokens in .*, found 1: prepare more"):
+        train(config, progress=False)
+    assert not RunFolder(config.out).has_run()

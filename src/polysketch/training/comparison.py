@@ -12,7 +12,7 @@ from polysketch.progress import format_seconds
 from polysketch.training.options import PACKED_BEFORE, flag
 from polysketch.training.run_folder import RunFolder
 
-_MEASURED = {"context": None, "eval_tokens": None, "validation": PACKED_BEFORE, "mask_share": None}
+_MEASURED = {"context": None, "eval_tokens": None, "validation": PACKED_BEFORE, "mask_share": None, "seed": None}
 """Options that decide what a validation loss means, with what runs have that do not say."""
 
 
@@ -75,9 +75,9 @@ def compared(folder: Path) -> ComparedRun:
 
 
 def _measured(training: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_MEASURED` names; a share of hidden tokens where some are hidden."""
+    """What `_MEASURED` names; a share of hidden tokens and the seed that chooses them where some are hidden."""
     options = {name: training.get(name, before) for name, before in _MEASURED.items()}
-    return options if training.get("objective") == "masked" else {**options, "mask_share": None}
+    return options if training.get("objective") == "masked" else {**options, "mask_share": None, "seed": None}
 
 
 def _said(line: Mapping[str, Any]) -> set[str]:

@@ -143,10 +143,17 @@ class TextGoal(Goal):
         self.data.copy_tokenizer(run.tokenizer)
 
     def _check_validation(self) -> None:
-        """Refuse a validation split in which no document predicts anything, before a step is made."""
-        if self.config.validation == "windows" or not self.config.eval_every:
+        """Refuse a validation split in which nothing is predicted, before a step is made."""
+        if not self.config.eval_every:
             return
         tokens = stretch(self.data.split("validation").tokens, 0, self.config.eval_tokens + 1)
+        if len(tokens) < 2:
+            raise ValueError(
+                f"--data: expected at least 2 validation tokens in {self.config.data}, found {len(tokens)}: prepare "
+                "more text, or train without evaluation by --eval-every 0"
+            )
+        if self.config.validation == "windows":
+            return
         if not WholeDocuments(tokens, self.data.description.end_of_text).num_tokens:
             raise ValueError(
                 f"--eval-tokens: expected a document of at least 2 tokens among the first {len(tokens)} of the "
