@@ -123,6 +123,15 @@ def test_what_cannot_be_is_told_in_one_line_and_writes_nothing(arguments, messag
     assert not out.exists()
 
 
+def test_few_classes_are_named(tmp_path: Path, capsys):
+    """And many are counted."""
+    for classes, told in ((("bad", "good"), "one of 2 classes (bad, good)\n"), ("abcdefgh", "one of 8 classes\n")):
+        table = tmp_path / f"{len(classes)}.tsv"
+        table.write_text("".join(f"{name}\ta text\n" for name in classes) * 6)
+        assert main(["task", "texts", "--train", str(table), "--out", str(tmp_path / f"{len(classes)}")]) == 0
+        assert capsys.readouterr().out.splitlines()[0].endswith(told.strip())
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path: Path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["task", "reversal", "--out", str(tmp_path)]) == 1

@@ -92,6 +92,26 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     assert equal(found, expected)
 
 
+def test_folders_hold_classes_and_text_files_alone(tmp_path: Path):
+    """Not reviews without a class, what editors leave behind, or a class without a text."""
+    for name in ("neg", "pos", "unsup", ".ipynb_checkpoints"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0_3.txt").write_text(name)
+    for name in ("0_3.txt~", "1_3.txt.swp", "notes.md"):
+        (tmp_path / "pos" / name).write_text("a draft")
+    (tmp_path / "neg" / "1_2.txt.gz").write_bytes(gzip.compress(b"worse"))
+    task = classified_texts({"train": [tmp_path]}, BytesTokenizer().encode, 257)
+    assert task.class_names == ("neg", "pos")
+    assert [bytes(task.row("train", i).ids.astype("u1")) for i in range(task.num_rows("train"))] == [
+        b"neg",
+        b"worse",
+        b"pos",
+    ]
+    (tmp_path / "void").mkdir()
+    with pytest.raises(ValueError, match=r"void: expected text files \(.txt\) of a class, found none"):
+        classified_texts({"train": [tmp_path]}, BytesTokenizer().encode, 257)
+
+
 @pytest.mark.parametrize(
     ("labels", "names"), [((10, 9, 0, -1), ("-1", "0", "9", "10")), (("10", "9", "x"), ("10", "9", "x"))]
 )
@@ -112,7 +132,7 @@ def test_symbols_have_an_id_each_and_parentheses_none(tmp_path: Path):
     assert task.vocab_size == 7
     other = tmp_path / "other.tsv"
     other.write_text("0\t( ( [SM 3 ) ] )\n")
-    with pytest.raises(ValueError, match="found '\\[SM'"):
+    with pytest.raises(ValueError, match=r"other.tsv:1: .*found '\[SM'"):
         classified_texts({"train": [file], "test": [other]}, None)
 
 

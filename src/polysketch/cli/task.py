@@ -119,6 +119,7 @@ def run(flags: TaskFlags) -> int:
 
 _READ = ("train", "validation", "test", "seed")
 _OF_TEXT = ("texts", "pairs", "words", "sequences")
+_NAMES_LISTED = 6
 _TAKEN: dict[str, tuple[str, ...]] = {
     "texts": (*_READ, "tokenizer", "max_tokens", "text_field", "class_field"),
     "pairs": (*_READ, "tokenizer", "max_tokens"),
@@ -144,13 +145,17 @@ def _asks(task: Any) -> str:
         "next": "the next token, at some places",
         "each": "a token at each place",
         "labels": f"one of {task.num_classes} labels for each word",
-        "class": f"one of {task.num_classes} classes",
+        "class": f"one of {task.num_classes} classes{_listed(getattr(task, 'class_names', ()))}",
         "pair": f"one of {task.num_classes} classes for two documents",
         "picture": f"one of {task.num_classes} classes of a picture in patches",
         "written": "a sequence",
         "recovered": "the row, out of one vector",
     }
     return asked[task.asks]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f" ({', '.join(names)})" if 0 < len(names) <= _NAMES_LISTED else ""
 
 
 def _list_sizes(name: str) -> int:

@@ -26,6 +26,8 @@ class Labelled(NamedTuple):
 
 _LEFT_OUT = ("(", ")")
 # The parentheses around every entry in the files of ListOps say nothing new.
+_WITHOUT_CLASS = "unsup"
+# The folder of the Large Movie Review Dataset with reviews that nobody has classified.
 
 
 def classified_texts(
@@ -44,8 +46,8 @@ def classified_texts(
         sources: by split, "train" at least, files and folders: JSON Lines of objects with the two fields; tables of two
             columns apart by a tab, a class and then a text, or in the order that a first line tells: of "label" or
             "class" and "text", "sentence" or "review", or of "Source" and "Target", as Long Range Arena has them; or a
-            folder with a folder of text files for each class, as the Large Movie Review Dataset. Each file may be
-            compressed (.gz).
+            folder with a folder of text files for each class, as the Large Movie Review Dataset; its `unsup`, of
+            reviews without a class, is left out. Each file may be compressed (.gz).
         encode: a tokenizer's. None: texts are symbols apart by spaces, and get ids from 1 on in the order of the
             alphabet; parentheses are left out.
         vocab_size: number of ids of `encode`.
@@ -106,7 +108,10 @@ def _rows(
         if row.name not in names:
             raise ValueError(f"{row.place}: expected a class of training, {', '.join(names)}, found {row.name!r}")
         for text in row.texts:
-            ids.append(np.asarray(encode(text)[:most], dtype=np.int64))
+            try:
+                ids.append(np.asarray(encode(text)[:most], dtype=np.int64))
+            except ValueError as error:
+                raise ValueError(f"{row.place}: {error}") from error
             if not len(ids[-1]):
                 raise ValueError(f"{row.place}: expected a text of at least one token, found {text!r}")
     return ClassifiedRows.of(ids, [names.index(row.name) for row in rows])
@@ -168,11 +173,15 @@ def _of_pairs(path: Path) -> Iterator[Labelled]:
 
 
 def _of_folder(path: Path) -> Iterator[Labelled]:
-    classes = sorted(child for child in path.iterdir() if child.is_dir())
+    classes = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    classes = [child for child in classes if child.name != _WITHOUT_CLASS]
     if len(classes) < 2:
         raise ValueError(f"{path}: expected a folder for each of at least two classes, found {len(classes)}")
     for folder in classes:
-        for file in sorted(folder.glob("*.txt*")):
+        files = sorted(file for file in folder.iterdir() if layout_of(file) == ".txt" and file.is_file())
+        if not files:
+            raise ValueError(f"{folder}: expected text files (.txt) of a class, found none")
+        for file in files:
             yield Labelled((read_bytes(file).decode("utf-8-sig", errors="replace"),), folder.name, str(file))
 
 

@@ -24,6 +24,8 @@ from transformers import (
     MoshiForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    WhisperConfig,
+    WhisperForAudioClassification,
 )
 
 import polysketch
@@ -255,3 +257,11 @@ def test_a_model_loaded_by_the_registered_name_alone_is_refused(folder):
     model.set_attn_implementation("polysketch")
     with pytest.raises(ValueError, match=r"polysketch\.replace_attention"):
         model(text())
+
+
+def test_an_encoder_that_is_called_an_encoder_and_decoder_is_refused_by_what_it_lacks():
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    config = WhisperConfig(vocab_size=9, d_model=8, num_mel_bins=8, max_source_positions=20, **sizes, **ids)
+    with pytest.raises(ValueError, match="or has no decoder though its configuration says is_encoder_decoder"):
+        replace_attention(WhisperForAudioClassification(config), "softmax")

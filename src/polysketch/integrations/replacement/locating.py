@@ -117,8 +117,9 @@ def _layers_of_part(model: Any, part: Part) -> list[nn.Module]:
         found = [module for module in found if bool(module.is_causal) == (part == "decoder")]
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no attention of the known form in its {part}, so that it cannot be replaced"
-            " here. T5, BART and Whisper, and models built like them, can"
+            f"{type(model).__name__} has no attention of the known form in its {part}, or has no {part} though its"
+            " configuration says is_encoder_decoder, so that it cannot be replaced here. T5, BART and Whisper, and"
+            " models built like them, can"
         )
     return found
 
