@@ -144,7 +144,10 @@ WRONG_PLACES = [
     ("study", "expected the name of a study"),
     ("task nope --out new", "expected a task of selective-copying"),
     ("prepare absent.txt --out new", "expected a file or folder to read, found nothing at absent.txt"),
-    ("train --data absent --out new", "expected a prepared folder, found nothing at absent: run polysketch prepare"),
+    (
+        "train --data absent --out new",
+        "expected a prepared folder, found nothing at absent: run polysketch prepare, or polysketch task for a task",
+    ),
     ("train --data full --out new", "expected description.json in full, found none"),
     ("train --data data --out new --context 99999", "--context 99999: expected at least 100000 training tokens"),
     ("train --data data --out full --context 64", "full: expected an empty folder or a run folder, found 'thesis.txt'"),

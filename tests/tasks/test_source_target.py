@@ -57,7 +57,15 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     for number, content in enumerate((lines, headed, f"\ufeff{headed}", lines.replace("\n", "\r\n"))):
         (tmp_path / f"{number}.tsv").write_text(content, "utf-8", newline="")
         found.append(read(tmp_path / f"{number}.tsv"))
-    assert [texts(task) for task in found] == [[(one.encode(), two.encode()) for one, two in EXAMPLES]] * 5
+    (tmp_path / "a.csv").write_text("source,target\n" + "".join(f'"{one}",{two}\n' for one, two in EXAMPLES))
+    found.append(read(tmp_path / "a.csv"))
+    assert [texts(task) for task in found] == [[(one.encode(), two.encode()) for one, two in EXAMPLES]] * 6
+
+
+def test_cells_of_a_table_by_commas_may_hold_commas_quotes_and_lines(tmp_path: Path):
+    file = tmp_path / "a.csv"
+    file.write_text('target,source\n"one, ""two""",a\nb,"two\nlines"\n')
+    assert texts(read(file)) == [(b"a", b'one, "two"'), (b"two\nlines", b"b")]
 
 
 def test_symbols_have_an_id_each_parentheses_too(tmp_path: Path):
@@ -91,7 +99,10 @@ def test_they_come_back_from_their_folder(tmp_path: Path):
         ("a.jsonl", '{"source": "a", "target": 1}', r"a\.jsonl:1: expected two texts, found str and int"),
         ("a.tsv", "a\tb\na\tb\tc\n", r"a\.tsv:2: expected two columns apart by a tab, found 3"),
         ("a.tsv", "a\tb\na\t\n", r"a\.tsv:2: expected a text of at least one token"),
-        ("a.csv", "a,b\n", "expected a .jsonl or .tsv file"),
+        ("a.xls", "a,b\n", "expected a .jsonl, .tsv or .csv file"),
+        ("a.csv", "a,b\n", "a.csv:1: expected columns named 'source' and 'target', found 'a', 'b'"),
+        ("a.csv", "source,target\none,two\none\n", "a.csv:3: expected 2 columns in a row"),
+        ("a.csv", 'source,target\none,two\n"one\n', "a.csv:3: unexpected end of data"),
         ("a.tsv", "a\tlonger than that\n", r"a\.tsv:1: expected at most 9 tokens, .* found 16"),
         ("a.tsv", "longer than that\tb\n", r"a\.tsv:1: expected at most 9 tokens, .* found 16"),
     ],

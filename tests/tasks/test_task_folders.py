@@ -1,6 +1,7 @@
 """Tasks as folders, and rows out of local files."""
 
 import codecs
+import csv
 import gzip
 import json
 import struct
@@ -73,6 +74,13 @@ def test_layouts_of_one_content_give_the_same_rows(tmp_path: Path):
     named = json_lines(tmp_path / "named.jsonl.gz", TEXTS, text="review", label="sentiment")
     encode = BytesTokenizer().encode
     found = classified_texts({"train": [named]}, encode, 257, text_field="review", class_field="sentiment")
+    assert equal(found.rows("train", np.arange(5)), expected)
+    commas = tmp_path / "named.csv"
+    with commas.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(
+            [("id", "sentiment", "review"), *((0, b, a) for a, b in TEXTS)]
+        )
+    found = classified_texts({"train": [commas]}, encode, 257, text_field="review", class_field="sentiment")
     assert equal(found.rows("train", np.arange(5)), expected)
     table, swapped = tmp_path / "plain.tsv", tmp_path / "lra.tsv"
     table.write_text("".join(f"{label}\t{text}\n" for text, label in TEXTS))
@@ -217,7 +225,10 @@ def test_what_a_model_is_given(tmp_path: Path):
         ("a.jsonl", "{}\n", "expected an object with 'text' and 'label'"),
         ("a.jsonl", '{"text": "x", "label": null}\n', "expected a text and a class"),
         ("a.tsv", "1\t2\t3\n", "expected two columns"),
-        ("a.csv", "x", "expected a .jsonl or .tsv file"),
+        ("a.xls", "x", "expected a .jsonl, .tsv or .csv file"),
+        ("a.csv", "x", "a.csv:1: expected columns named 'text' and 'label', found 'x'"),
+        ("a.csv", "text,label\ngood,1\ngood\n", "a.csv:3: expected 2 columns in a row"),
+        ("a.csv", 'text,label\ngood,1\n"good\n', "a.csv:3: unexpected end of data"),
         ("a.tsv", "1\tgood\n", "at least two classes"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "", "label": 2}\n', "a.jsonl:2: .* at least one token"),
     ],

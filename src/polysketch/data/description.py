@@ -273,7 +273,8 @@ class DataDescription:
         """
         if not path.parent.is_dir():
             raise FileNotFoundError(
-                f"expected a prepared folder, found nothing at {path.parent}: run polysketch prepare"
+                f"expected a prepared folder, found nothing at {path.parent}: run polysketch prepare, or "
+                "polysketch task for a task"
             )
         if not path.exists():
             raise FileNotFoundError(

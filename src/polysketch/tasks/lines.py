@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -49,6 +51,27 @@ def two_fields(path: Path, first: str, second: str) -> Iterator[tuple[str, Any, 
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{place}: expected an object with {first!r} and {second!r}") from error
         yield place, *found
+
+
+def two_named_columns(path: Path, first: str, second: str) -> Iterator[tuple[str, str, str]]:
+    """Of a table of values apart by commas, with a heading (RFC 4180): as `two_fields`; a row's place is its last line.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a heading without both names, a row of other columns, a cell of over 131,072 characters.
+    """
+    text = "\n".join(line for _, line in placed_lines(path))
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if not {first, second} <= {*(reader.fieldnames or ())}:
+            found = ", ".join(map(repr, reader.fieldnames or ())) or "nothing"
+            raise ValueError(f"{path}:1: expected columns named {first!r} and {second!r}, found {found}")
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"{path}:{reader.line_num}: expected {len(reader.fieldnames or ())} columns in a row")
+            yield f"{path}:{reader.line_num}", row[first], row[second]
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.reader.line_num}: {error}") from error
 
 
 def columns(path: Path, count: int, expected: str) -> Iterator[tuple[str, list[str]]]:

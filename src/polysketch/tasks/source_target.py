@@ -10,7 +10,7 @@ import numpy as np
 
 from polysketch.tasks.answered import AnsweredRows, SequenceAnswers
 from polysketch.tasks.batch import BEGINNING
-from polysketch.tasks.lines import columns, layout_of, two_fields
+from polysketch.tasks.lines import columns, layout_of, two_fields, two_named_columns
 from polysketch.tasks.symbols import symbol_encoding
 
 
@@ -36,15 +36,15 @@ def sequences_to_write(
     """Sources, each with the target that is to be written.
 
     Args:
-        sources: by split, "train" at least, files: JSON Lines of objects with the two fields, which are texts; or
-            tables of two columns apart by a tab, a source and then a target, perhaps under a line that says "source"
-            and "target". Each file may be compressed (.gz).
+        sources: by split, "train" at least, files: JSON Lines of objects with the two fields, which are texts;
+            .csv tables whose heading has both; or tables of two columns apart by a tab, a source and then a target,
+            perhaps under a line that says "source" and "target". Each file may be compressed (.gz).
         encode: a tokenizer's. None: sources and targets are symbols apart by spaces, and get ids from 1 on in the order
             of the alphabet.
         vocab_size: number of ids of `encode`.
         end: the token behind every target, by which a model tells that it has written all.
         max_tokens: sources and targets with more are refused, for what is cut off would not be learned.
-        source_field, target_field: of JSON Lines.
+        source_field, target_field: of JSON Lines and .csv tables.
         alphabet: what the ids of `encode` stand for, for instance the tokenizer's sha256.
 
     Raises:
@@ -85,7 +85,10 @@ def _examples(path: Path, source_field: str, target_field: str) -> Iterator[Exam
         return _of_json_lines(path, source_field, target_field)
     if layout_of(path) in (".tsv", ".tab"):
         return _of_table(path)
-    raise ValueError(f"expected a .jsonl or .tsv file, found {path}")
+    if layout_of(path) == ".csv":
+        rows = two_named_columns(path, source_field, target_field)
+        return (Example(source, target, place) for place, source, target in rows)
+    raise ValueError(f"expected a .jsonl, .tsv or .csv file, found {path}")
 
 
 def _of_json_lines(path: Path, source_field: str, target_field: str) -> Iterator[Example]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from polysketch.data.compressed import read_bytes
 from polysketch.tasks.base import Split
-from polysketch.tasks.lines import columns, layout_of, ordered_names, two_fields
+from polysketch.tasks.lines import columns, layout_of, ordered_names, two_fields, two_named_columns
 from polysketch.tasks.stored import Classification, ClassifiedRows
 from polysketch.tasks.stored_task import StoredTask
 from polysketch.tasks.symbols import symbol_encoding
@@ -43,16 +43,16 @@ def classified_texts(
     """Texts with their classes.
 
     Args:
-        sources: by split, "train" at least, files and folders: JSON Lines of objects with the two fields; tables of two
-            columns apart by a tab, a class and then a text, or in the order that a first line tells: of "label" or
-            "class" and "text", "sentence" or "review", or of "Source" and "Target", as Long Range Arena has them; or a
-            folder with a folder of text files for each class, as the Large Movie Review Dataset; its `unsup`, of
-            reviews without a class, is left out. Each file may be compressed (.gz).
+        sources: by split, "train" at least, files and folders: JSON Lines of objects with the two fields; .csv tables
+            whose heading has both; tables of two columns apart by a tab, a class and then a text, or in the order that
+            a first line tells: of "label" or "class" and "text", "sentence" or "review", or of "Source" and "Target",
+            as Long Range Arena has them; or a folder with a folder of text files for each class, as the Large Movie
+            Review Dataset; its `unsup`, of reviews without a class, is left out. Each file may be compressed (.gz).
         encode: a tokenizer's. None: texts are symbols apart by spaces, and get ids from 1 on in the order of the
             alphabet; parentheses are left out.
         vocab_size: number of ids of `encode`.
         max_tokens: longer rows are cut.
-        text_field, class_field: of JSON Lines.
+        text_field, class_field: of JSON Lines and .csv tables.
         alphabet: what the ids of `encode` stand for, for instance the tokenizer's sha256.
 
     Raises:
@@ -131,7 +131,10 @@ def labelled_texts(path: Path, text_field: str = "text", class_field: str = "lab
         return _of_json_lines(path, text_field, class_field)
     if layout_of(path) in (".tsv", ".tab"):
         return _of_table(path)
-    raise ValueError(f"expected a .jsonl or .tsv file or a folder of classes, found {path}")
+    if layout_of(path) == ".csv":
+        rows = two_named_columns(path, text_field, class_field)
+        return (Labelled((text,), name.strip(), place) for place, text, name in rows)
+    raise ValueError(f"expected a .jsonl, .tsv or .csv file or a folder of classes, found {path}")
 
 
 def _of_json_lines(path: Path, text_field: str, class_field: str) -> Iterator[Labelled]:

@@ -53,8 +53,14 @@ class RunDescription:
 
     @cached_property
     def tokenizer(self) -> TokenizerLike:
-        """The tokenizer of the training data, from the copy in the run folder."""
+        """The tokenizer of the training data, from the copy in the run folder.
+
+        Raises:
+            ValueError: the run learned a task whose rows are ids and no text.
+        """
         run = RunFolder(self.folder)
+        if (task := task_of_run(run.read_config())) is not None and not run.tokenizer.exists():
+            raise ValueError(f"{self.folder}: the task {task!r} is of ids and no text: it has no tokenizer")
         require_own_tokenizer(run)
         return load_tokenizer(run.tokenizer)
 

@@ -234,5 +234,5 @@ def require_text(run_dir: str | Path, config: Mapping[str, Any]) -> None:
     if task is not None:
         raise ValueError(
             f"{run_dir}: expected a run that learned text, found one that learned the task {task!r}: polysketch "
-            "evaluate measures it"
+            "evaluate measures it, polysketch.training.load_answering_model gives its model"
         )
