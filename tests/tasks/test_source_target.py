@@ -66,6 +66,8 @@ def test_cells_of_a_table_by_commas_may_hold_commas_quotes_and_lines(tmp_path: P
     file = tmp_path / "a.csv"
     file.write_text('target,source\n"one, ""two""",a\nb,"two\nlines"\n')
     assert texts(read(file)) == [(b"a", b'one, "two"'), (b"two\nlines", b"b")]
+    file.write_text("source,target\n" + "long" * 50_000 + ",b\n")
+    assert texts(read(file)) == [(b"long" * 50_000, b"b")]
 
 
 def test_symbols_have_an_id_each_parentheses_too(tmp_path: Path):
@@ -101,8 +103,8 @@ def test_they_come_back_from_their_folder(tmp_path: Path):
         ("a.tsv", "a\tb\na\t\n", r"a\.tsv:2: expected a text of at least one token"),
         ("a.xls", "a,b\n", "expected a .jsonl, .tsv or .csv file"),
         ("a.csv", "a,b\n", "a.csv:1: expected columns named 'source' and 'target', found 'a', 'b'"),
-        ("a.csv", "source,target\none,two\none\n", "a.csv:3: expected 2 columns in a row"),
-        ("a.csv", 'source,target\none,two\n"one\n', "a.csv:3: unexpected end of data"),
+        ("a.csv", "source,target\none,two\none\n", "a.csv:3: expected 2 columns, found 1"),
+        ("a.csv", 'source,target\none,two\n"one\n', "a.csv:3: expected a table whose quotes are closed"),
         ("a.tsv", "a\tlonger than that\n", r"a\.tsv:1: expected at most 9 tokens, .* found 16"),
         ("a.tsv", "longer than that\tb\n", r"a\.tsv:1: expected at most 9 tokens, .* found 16"),
     ],

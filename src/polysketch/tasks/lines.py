@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polysketch.data.compressed import plain_name, read_bytes
+from polysketch.data.corpus.readers import LONGEST_LINE
 from polysketch.storage.outside import decoded
 
 
@@ -58,20 +59,24 @@ def two_named_columns(path: Path, first: str, second: str) -> Iterator[tuple[str
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a heading without both names, a row of other columns, a cell of over 131,072 characters.
+        ValueError: a heading without both names, a row of other columns, quotes that are not closed, a cell of over
+            64 million characters.
     """
+    csv.field_size_limit(LONGEST_LINE)  # the module's own limit is shorter than long documents
     text = "\n".join(line for _, line in placed_lines(path))
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        if not {first, second} <= {*(reader.fieldnames or ())}:
-            found = ", ".join(map(repr, reader.fieldnames or ())) or "nothing"
+        names = next(rows, [])
+        if not {first, second} <= {*names}:
+            found = ", ".join(map(repr, names)) or "nothing"
             raise ValueError(f"{path}:1: expected columns named {first!r} and {second!r}, found {found}")
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(f"{path}:{reader.line_num}: expected {len(reader.fieldnames or ())} columns in a row")
-            yield f"{path}:{reader.line_num}", row[first], row[second]
+        for row in filter(None, rows):  # without blank lines
+            place = f"{path}:{rows.line_num}"
+            if len(row) != len(names):
+                raise ValueError(f"{place}: expected {len(names)} columns, found {len(row)}: is a comma out of quotes?")
+            yield place, row[names.index(first)], row[names.index(second)]
     except csv.Error as error:
-        raise ValueError(f"{path}:{reader.reader.line_num}: {error}") from error
+        raise ValueError(f"{path}:{rows.line_num}: expected a table whose quotes are closed: {error}") from error
 
 
 def columns(path: Path, count: int, expected: str) -> Iterator[tuple[str, list[str]]]:

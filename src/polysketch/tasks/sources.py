@@ -176,8 +176,8 @@ def _of_pairs(path: Path) -> Iterator[Labelled]:
 
 
 def _of_folder(path: Path) -> Iterator[Labelled]:
-    classes = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-    classes = [child for child in classes if child.name != _WITHOUT_CLASS]
+    folders = (child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    classes = sorted(folder for folder in folders if folder.name != _WITHOUT_CLASS)
     if len(classes) < 2:
         raise ValueError(f"{path}: expected a folder for each of at least two classes, found {len(classes)}")
     for folder in classes:

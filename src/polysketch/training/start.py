@@ -195,7 +195,7 @@ def _check_unchanged(saved: dict[str, Any], plan: Plan, say: Say) -> None:
 
 def _tell_of_warmup(before: int, config: TrainingConfig, step: int, say: Say) -> None:
     """Many more steps have a longer warm-up by default: the rate falls back where it had been at its peak."""
-    if before < config.warmup_steps and step < config.warmup_steps and config.warmup is None:
+    if config.warmup is None and before <= step < config.warmup_steps:
         say(
             f"note: the warm-up is a tenth of the steps, was {before} and is now {config.warmup_steps}: the learning "
             f"rate rises once more until then; --warmup {before} leaves it at its peak"

@@ -118,6 +118,19 @@ def test_a_cache_filled_in_inference_mode_goes_on_outside_of_it(model):
     assert torch.equal(last.sequences, expected.sequences)
 
 
+def test_tokens_recorded_in_inference_mode_are_taken_back_outside_of_it(model):
+    ids, _ = prompts(47)
+    cache = PolysketchCache()
+    cache.activate_past_recording()
+    with torch.inference_mode():
+        model(ids[:, :40], past_key_values=cache, use_cache=True)
+        model(ids[:, 40:43], past_key_values=cache, use_cache=True)
+    model(ids[:, 43:45], past_key_values=cache, use_cache=True)
+    cache.crop(-4)
+    found = model(ids[:, 41:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(found, model(ids).logits[:, 41:], rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     "kind", ["polysketch-paper", *(pytest.param(x, marks=pytest.mark.full) for x in ("softmax", *OTHERS))]
 )

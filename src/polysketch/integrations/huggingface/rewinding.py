@@ -72,7 +72,7 @@ class RewindableState:
         snapshot: while recording, a clone of the state before `recorded`.
         recorded: tokens read since then.
         recording: whether to keep those two.
-        in_inference: whether `state` was last changed under `torch.inference_mode`.
+        in_inference: whether the states were last changed under `torch.inference_mode`.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,8 @@ class RewindableState:
         """
         self._check_batch(new)
         check_ids(new.ids, model.config.vocab_size, new.ids.device)  # refused tokens leave all as it is
-        self.state = model.init_state(new.ids.shape[0]) if self.state is None else self._changeable(self.state)
+        self._leave_inference()
+        self.state = model.init_state(new.ids.shape[0]) if self.state is None else self.state
         replayed, tokens = self.pending.length if self.pending else 0, self._after_pending(new)
         if tokens.mask is not None:
             refuse_right_padding(tokens.mask, self.state.position > 0)
@@ -162,10 +163,13 @@ class RewindableState:
             None if rows is None else rows.rows(indices) for rows in (self.pending, self.recorded)
         )
 
-    def _changeable(self, state: ModelState) -> ModelState:
-        """Tensors made under `torch.inference_mode` may be changed in it alone: outside of it a copy is."""
+    def _leave_inference(self) -> None:
+        """Tensors made under `torch.inference_mode` may be changed in it alone: outside of it copies are."""
         was, self.in_inference = self.in_inference, torch.is_inference_mode_enabled()
-        return state.clone() if was and not self.in_inference else state
+        if was and not self.in_inference:
+            self.state, self.snapshot = (
+                None if state is None else state.clone() for state in (self.state, self.snapshot)
+            )
 
     def _read_first(self, total: int, replayed: int) -> int:
         """How many of `total` tokens to read before a snapshot: a long replay, and a long prompt but for its end."""
